@@ -1,0 +1,81 @@
+"""What every checkpoint format is read into: hyperparameters, and tensors that are read one at a time.
+
+Tensors carry Hugging Face's names and layout whatever the file: `[out, in]` matrices, and q and k
+projections whose RoPE pairs are halves (see `reference.rope`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from reference.config import Config
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be used; the message is one line that names the file and what is wrong with it."""
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file: what is known without reading it, and how to read it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype  # as `read` returns it
+    read: Callable[[], np.ndarray]  # may be a read-only view of the file
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model in a file or directory, opened and checked but not read."""
+
+    path: str
+    format: str  # "llama2c-v0", "llama2c-v1", "llama2c-v2", "safetensors"
+    config: Config
+    tensors: Mapping[str, Tensor]
+    bos: int | None  # the id that begins a text, where the checkpoint says
+    stops: frozenset[int]  # ids that end a generated text
+    release: Callable[[], None] = field(default=lambda: None, repr=False)  # drop file pages read so far from memory
+
+
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor that a checkpoint of this configuration holds, in the order of use."""
+    dim, ffn = config.dim, config.ffn
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, dim)}
+
+    def linear(name: str, rows: int, cols: int, bias: bool):
+        shapes[f"{name}.weight"] = (rows, cols)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}"
+        shapes[f"{prefix}.input_layernorm.weight"] = (dim,)
+        linear(f"{prefix}.self_attn.q_proj", q, dim, config.qkv_bias)
+        linear(f"{prefix}.self_attn.k_proj", kv, dim, config.qkv_bias)
+        linear(f"{prefix}.self_attn.v_proj", kv, dim, config.qkv_bias)
+        if config.qk_norm:
+            shapes[f"{prefix}.self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
+        linear(f"{prefix}.self_attn.o_proj", dim, q, config.o_bias)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (dim,)
+        if config.experts:
+            linear(f"{prefix}.block_sparse_moe.gate", config.experts, dim, False)
+        for expert in range(config.experts):
+            name = f"{prefix}.block_sparse_moe.experts.{expert}"
+            linear(f"{name}.w1", ffn, dim, False)
+            linear(f"{name}.w3", ffn, dim, False)
+            linear(f"{name}.w2", dim, ffn, False)
+        if not config.experts:
+            linear(f"{prefix}.mlp.gate_proj", ffn, dim, config.ffn_bias)
+            linear(f"{prefix}.mlp.up_proj", ffn, dim, config.ffn_bias)
+            linear(f"{prefix}.mlp.down_proj", dim, ffn, config.ffn_bias)
+    shapes["model.norm.weight"] = (dim,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab, dim)
+    return shapes
