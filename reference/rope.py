@@ -103,21 +103,21 @@ def _turn(a: np.ndarray, b: np.ndarray, positions: np.ndarray, frequencies: np.n
     return a * cos - b * sin, b * cos + a * sin
 
 
-def interleaved_to_halves(rows: Shaped[np.ndarray, "rows *rest"], *, heads: int) -> Shaped[np.ndarray, "rows *rest"]:
+def interleaved_to_halves(rows: Shaped[np.ndarray, "rows ..."], *, heads: int) -> Shaped[np.ndarray, "rows ..."]:
     """Reorder the rows of a q or k projection (or its bias) made for interleaved pairs, for use with halves.
 
     >>> interleaved_to_halves(np.array([0, 1, 2, 3]), heads=1)
     array([0, 2, 1, 3])
     """
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [heads, pairs, 2, *rest]
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [heads, pairs, 2, ...]
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def halves_to_interleaved(rows: Shaped[np.ndarray, "rows *rest"], *, heads: int) -> Shaped[np.ndarray, "rows *rest"]:
+def halves_to_interleaved(rows: Shaped[np.ndarray, "rows ..."], *, heads: int) -> Shaped[np.ndarray, "rows ..."]:
     """The inverse of `interleaved_to_halves`.
 
     >>> halves_to_interleaved(np.array([0, 2, 1, 3]), heads=1)
     array([0, 1, 2, 3])
     """
-    pairs = rows.reshape(heads, 2, -1, *rows.shape[1:])  # [heads, 2, pairs, *rest]
+    pairs = rows.reshape(heads, 2, -1, *rows.shape[1:])  # [heads, 2, pairs, ...]
     return pairs.swapaxes(1, 2).reshape(rows.shape)

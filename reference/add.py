@@ -1,0 +1,21 @@
+"""The residual connection (He et al., 2015, https://arxiv.org/abs/1512.03385).
+
+    x <- x + f(x)
+
+Each half of a block adds to the stream and never replaces it, so that information, and gradients,
+pass through all layers unchanged.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+
+def add(x: Float[np.ndarray, "*batch dim"], y: Float[np.ndarray, "*batch dim"]) -> Float[np.ndarray, "*batch dim"]:
+    """x + y, in float64.
+
+    >>> add(np.float32([1.0]), np.float32([1e-10]))
+    array([1.])
+    >>> add(np.float32([1.0]), np.float32([1e-10])) == 1
+    array([False])
+    """
+    return x.astype(np.float64) + y.astype(np.float64)

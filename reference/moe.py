@@ -1,0 +1,56 @@
+r"""A mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538), as Mixtral routes it.
+
+    p = softmax(W_r x)        T = the n most probable experts        y = sum_{e in T} p_e / (sum_{t in T} p_t) f_e(x)
+
+Each f_e is a SwiGLU feed-forward layer of its own. The softmax runs over all experts and the chosen
+weights are then renormalised to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
+softmax over the chosen ones. Every expert must be stored, but only n are read for a token.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from reference.linear import linear
+from reference.softmax import softmax
+from reference.swiglu import swiglu
+
+
+def route(
+    x: Float[np.ndarray, "tokens dim"],
+    router: Float[np.ndarray, "experts dim"],
+    *,
+    experts_per_token: int,
+) -> tuple[Int[np.ndarray, "tokens chosen"], Float[np.ndarray, "tokens chosen"]]:
+    """The experts of each token, most probable first (the lower index on ties), and their weights.
+
+    >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2)
+    (array([[1, 2]]), array([[0.66666667, 0.33333333]]))
+    """
+    p = softmax(linear(x, router))
+    chosen = np.argsort(-p, axis=-1, kind="stable")[:, :experts_per_token]
+    weights = np.take_along_axis(p, chosen, axis=-1)
+    return chosen, weights / weights.sum(axis=-1, keepdims=True)
+
+
+def moe(
+    x: Float[np.ndarray, "tokens dim"],
+    router: Float[np.ndarray, "experts dim"],
+    gate: Float[np.ndarray, "experts ffn dim"],
+    up: Float[np.ndarray, "experts ffn dim"],
+    down: Float[np.ndarray, "experts dim ffn"],
+    *,
+    experts_per_token: int,
+) -> Float[np.ndarray, "tokens dim"]:
+    """Send each token through its experts and add up what they say, in float64.
+
+    >>> one = np.ones((2, 1, 1))
+    >>> moe(np.array([[2.0]]), np.array([[0.0], [9.0]]), one, one, one, experts_per_token=1).round(4)
+    array([[3.5232]])
+    """
+    y = np.zeros(x.shape, np.float64)
+    chosen, weights = route(x, router, experts_per_token=experts_per_token)
+    for expert in range(len(router)):
+        token, rank = np.nonzero(chosen == expert)
+        hidden = swiglu(linear(x[token], gate[expert]), linear(x[token], up[expert]))
+        y[token] += weights[token, rank, None] * linear(hidden, down[expert])
+    return y

@@ -1,0 +1,123 @@
+r"""From logits to a token: filters that shape a distribution, and the draw.
+
+Everything up to the draw is a function to a distribution over the vocabulary, so it can be tested
+without randomness. `distribution` applies the filters in this order:
+
+    repetition penalty   logit <- logit / r if logit > 0, else logit r, for tokens seen before
+                         (Keskar et al., 2019, https://arxiv.org/abs/1909.05858)
+    temperature          p = softmax(logits / T); T = 0 is greedy: all of it on the largest logit
+    top-k                keep a token if fewer than k are more probable
+                         (Fan et al., 2018, https://arxiv.org/abs/1805.04833)
+    top-p                keep a token if those more probable than it hold less than top_p together
+                         (Holtzman et al., 2019, https://arxiv.org/abs/1904.09751)
+    min-p                keep a token if it has at least min_p of the largest probability
+                         (Nguyen et al., 2024, https://arxiv.org/abs/2407.01082)
+
+each followed by a renormalisation. Tokens of equal probability are kept or dropped together, so no
+filter depends on the order of a sort. The draw turns one uniform number u into a token by the
+inverse of the cumulative distribution, in the order of the vocabulary: the same u and the same
+distribution give the same token, whoever computed them.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from reference.softmax import softmax
+
+
+def penalise(
+    logits: Float[np.ndarray, " vocab"], seen: Bool[np.ndarray, " vocab"], *, penalty: float
+) -> Float[np.ndarray, " vocab"]:
+    """Make tokens that were `seen` less likely; a penalty of 1 changes nothing.
+
+    >>> penalise(np.array([2.0, -2.0, 2.0]), np.array([True, True, False]), penalty=2.0)
+    array([ 1., -4.,  2.])
+    """
+    logits = logits.astype(np.float64)
+    return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def temper(logits: Float[np.ndarray, " vocab"], *, temperature: float) -> Float[np.ndarray, " vocab"]:
+    """The distribution at a temperature; at 0, one on the largest logit, the lowest index on ties.
+
+    >>> temper(np.log([1.0, 3.0, 4.0]), temperature=1.0)
+    array([0.125, 0.375, 0.5  ])
+    >>> temper(np.array([1.0, 7.0, 7.0]), temperature=0.0)
+    array([0., 1., 0.])
+    """
+    logits = logits.astype(np.float64)
+    if temperature == 0:
+        return np.eye(len(logits))[np.argmax(logits)]
+    below = logits - np.max(logits)  # shifted first: a small temperature must not overflow
+    with np.errstate(over="ignore"):
+        return softmax(below / temperature)
+
+
+def keep_top_k(p: Float[np.ndarray, " vocab"], *, k: int) -> Float[np.ndarray, " vocab"]:
+    """The `k` most probable tokens, more where the last of them tie; 0 keeps all.
+
+    >>> keep_top_k(np.array([0.5, 0.125, 0.25, 0.125]), k=2).round(4)
+    array([0.6667, 0.    , 0.3333, 0.    ])
+    """
+    if k == 0 or k >= len(p):
+        return p
+    return _keep(p, p >= np.sort(p)[-k])
+
+
+def keep_top_p(p: Float[np.ndarray, " vocab"], *, top_p: float) -> Float[np.ndarray, " vocab"]:
+    """The most probable tokens that together reach `top_p`; 1 keeps all.
+
+    >>> keep_top_p(np.array([0.5, 0.125, 0.25, 0.125]), top_p=0.6).round(4)
+    array([0.6667, 0.    , 0.3333, 0.    ])
+    """
+    if top_p >= 1:
+        return p
+    order = np.argsort(p)[::-1]
+    before = np.cumsum(p[order]) - p[order]  # mass of the tokens ahead in the order
+    rank = np.searchsorted(-p[order], -p)  # the first place in the order that holds this probability
+    return _keep(p, before[rank] < top_p)
+
+
+def keep_min_p(p: Float[np.ndarray, " vocab"], *, min_p: float) -> Float[np.ndarray, " vocab"]:
+    """Tokens with at least `min_p` of the largest probability; 0 keeps all.
+
+    >>> keep_min_p(np.array([0.5, 0.125, 0.25, 0.125]), min_p=0.5).round(4)
+    array([0.6667, 0.    , 0.3333, 0.    ])
+    """
+    return _keep(p, p >= min_p * np.max(p))
+
+
+def distribution(
+    logits: Float[np.ndarray, " vocab"],
+    seen: Bool[np.ndarray, " vocab"],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+) -> Float[np.ndarray, " vocab"]:
+    """The distribution that the next token is drawn from: every filter, in the order above.
+
+    >>> distribution(np.log([1.0, 3.0, 4.0]), np.array([False, False, True]),
+    ...              temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+    array([0.        , 0.42857143, 0.57142857])
+    """
+    p = temper(penalise(logits, seen, penalty=repetition_penalty), temperature=temperature)
+    return keep_min_p(keep_top_p(keep_top_k(p, k=top_k), top_p=top_p), min_p=min_p)
+
+
+def draw(p: Float[np.ndarray, " vocab"], u: float) -> int:
+    """The token at which the cumulative distribution first exceeds `u`, a number in [0, 1).
+
+    >>> p = np.array([0.0, 0.25, 0.75])
+    >>> draw(p, 0.0), draw(p, 0.2), draw(p, 0.25)
+    (1, 1, 2)
+    """
+    cumulative = np.cumsum(p)
+    return int(np.argmax(cumulative > u * cumulative[-1]))
+
+
+def _keep(p: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    p = np.where(kept, p, 0)
+    return p / p.sum()

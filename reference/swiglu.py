@@ -1,0 +1,23 @@
+r"""SwiGLU, the feed-forward layer's nonlinearity (Shazeer, 2020, https://arxiv.org/abs/2002.05202).
+
+    y_i = silu(a_i) b_i        silu(a) = a / (1 + exp(-a))
+
+with a = W_gate x and b = W_up x: one half of the hidden layer decides how much of the other passes.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+
+def swiglu(
+    gate: Float[np.ndarray, "*batch ffn"],
+    up: Float[np.ndarray, "*batch ffn"],
+) -> Float[np.ndarray, "*batch ffn"]:
+    """silu(gate) * up, in float64.
+
+    >>> swiglu(np.array([0.0, np.log(3.0), -1e4]), np.array([5.0, 4.0, 1.0])).round(4)
+    array([ 0.    ,  3.2958, -0.    ])
+    """
+    gate = gate.astype(np.float64)
+    sigmoid = np.exp(-np.logaddexp(0, -gate))  # 1 / (1 + exp(-gate)), which overflows for large negative gates
+    return gate * sigmoid * up.astype(np.float64)
