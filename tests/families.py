@@ -1,0 +1,473 @@
+"""Tiny models of every family that is read, as the hub spells them, and random checkpoints of them.
+
+Each configuration is a whole `config.json`: half in the spelling that most of the hub still carries (`rope_theta`,
+`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in that of transformers 5 (`rope_parameters`,
+`dtype`). Widths and contexts are shrunk; what makes a family what it is stays. Imports nothing of this repository, so
+that an interpreter which has transformers can write the same files: see `tests.goldens.make_logits`.
+"""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what a .safetensors file calls them
+
+# Real values of eps are 1e-5 and 1e-6. A tied embedding is too large for a golden to see those, so tied families
+# carry 1e-3; the others have embeddings so small that the real ones show.
+FAMILIES: dict[str, dict] = {
+    "llama-2": {  # its config.json names no theta: 10000 is the default
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 88,
+        "max_position_embeddings": 128,
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "transformers_version": "4.31.0.dev0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "llama-3": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 44,
+        "eos_token_id": 45,
+        "hidden_act": "silu",
+        "hidden_size": 48,
+        "initializer_range": 0.02,
+        "intermediate_size": 112,
+        "max_position_embeddings": 128,
+        "model_type": "llama",
+        "num_attention_heads": 6,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.0.dev0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    # Six pairs of wavelengths 6, 56, 500, ...: below 96 / 4 the first is kept, above 96 / 1 the third and on are
+    # stretched, and the second is blended.
+    "llama-3.1": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 44,
+        "eos_token_id": [45, 46, 47],
+        "hidden_act": "silu",
+        "hidden_size": 48,
+        "initializer_range": 0.02,
+        "intermediate_size": 112,
+        "max_position_embeddings": 768,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 96,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.43.0.dev0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    # Eight pairs of wavelengths 6, 32, 167, ...: kept, blended and stretched, as above.
+    "llama-3.2": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 44,
+        "dtype": "bfloat16",
+        "eos_token_id": [45, 46, 47],
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "hidden_size": 48,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 2048,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 3,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "pad_token_id": None,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 0.001,
+        "rope_parameters": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 500000.0,
+            "rope_type": "llama3",
+        },
+        "tie_word_embeddings": True,
+        "transformers_version": "5.0.0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "llama-linear": {  # Llama 2 stretched by position interpolation; no num_key_value_heads: as many as heads
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"factor": 4.0, "type": "linear"},
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "transformers_version": "4.31.0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "tinyllama": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 88,
+        "max_position_embeddings": 64,
+        "model_type": "llama",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.35.0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "smollm2": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "hidden_act": "silu",
+        "hidden_size": 36,
+        "initializer_range": 0.041666666666666664,
+        "intermediate_size": 96,
+        "is_llama_config": True,
+        "max_position_embeddings": 512,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 9,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 3,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 0.001,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "rope_theta": 100000,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.1",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "mistral": {
+        "architectures": ["MistralForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 80,
+        "max_position_embeddings": 512,
+        "model_type": "mistral",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "sliding_window": 7,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.34.0.dev0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "qwen2": {  # sliding_window is there, as on the hub, but use_sliding_window says that it is not used
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 46,
+        "eos_token_id": 46,
+        "hidden_act": "silu",
+        "hidden_size": 40,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "max_window_layers": 1,
+        "model_type": "qwen2",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 0.001,
+        "rope_theta": 1000000.0,
+        "sliding_window": 5,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.1",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 48,
+    },
+    "qwen2-window": {  # the first max_window_layers layers see everything, those after them the window
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 46,
+        "eos_token_id": [47, 46],
+        "hidden_act": "silu",
+        "hidden_size": 40,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "max_window_layers": 2,
+        "model_type": "qwen2",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.37.2",
+        "use_cache": True,
+        "use_sliding_window": True,
+        "vocab_size": 48,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 46,
+        "dtype": "bfloat16",
+        "eos_token_id": 47,
+        "head_dim": 12,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "layer_types": ["full_attention", "full_attention"],
+        "max_position_embeddings": 512,
+        "max_window_layers": 2,
+        "model_type": "qwen3",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "pad_token_id": None,
+        "rms_norm_eps": 0.001,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "transformers_version": "5.0.0",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 48,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "dtype": "bfloat16",
+        "eos_token_id": 2,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 48,
+        "max_position_embeddings": 512,
+        "model_type": "mixtral",
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "output_router_logits": False,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        "router_aux_loss_coef": 0.02,
+        "router_jitter_noise": 0.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "transformers_version": "5.0.0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+    "llama-bias": {  # every switch that LlamaConfig has; its q and o projections are not square
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "dtype": "float32",
+        "eos_token_id": 2,
+        "head_dim": 10,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 72,
+        "max_position_embeddings": 256,
+        "mlp_bias": True,
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "pad_token_id": None,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "tie_word_embeddings": False,
+        "transformers_version": "5.0.0",
+        "use_cache": True,
+        "vocab_size": 48,
+    },
+}
+
+
+def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor that the hub's files hold for `config`."""
+    dim, ffn = config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or dim // heads
+    q, kv = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
+    qwen2, qwen3 = config["model_type"] == "qwen2", config["model_type"] == "qwen3"
+    attention_bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], dim)}
+
+    def linear(name: str, rows: int, cols: int, bias: bool = False):
+        shapes[f"{name}.weight"] = (rows, cols)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes[f"{prefix}.input_layernorm.weight"] = (dim,)
+        linear(f"{prefix}.self_attn.q_proj", q, dim, attention_bias or qwen2)
+        linear(f"{prefix}.self_attn.k_proj", kv, dim, attention_bias or qwen2)
+        linear(f"{prefix}.self_attn.v_proj", kv, dim, attention_bias or qwen2)
+        if qwen3:
+            shapes[f"{prefix}.self_attn.q_norm.weight"] = (head_dim,)
+            shapes[f"{prefix}.self_attn.k_norm.weight"] = (head_dim,)
+        linear(f"{prefix}.self_attn.o_proj", dim, q, attention_bias)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (dim,)
+        if config["model_type"] == "mixtral":
+            linear(f"{prefix}.block_sparse_moe.gate", config["num_local_experts"], dim)
+            for expert in range(config["num_local_experts"]):
+                linear(f"{prefix}.block_sparse_moe.experts.{expert}.w1", ffn, dim)
+                linear(f"{prefix}.block_sparse_moe.experts.{expert}.w2", dim, ffn)
+                linear(f"{prefix}.block_sparse_moe.experts.{expert}.w3", ffn, dim)
+        else:
+            linear(f"{prefix}.mlp.gate_proj", ffn, dim, mlp_bias)
+            linear(f"{prefix}.mlp.up_proj", ffn, dim, mlp_bias)
+            linear(f"{prefix}.mlp.down_proj", dim, ffn, mlp_bias)
+    shapes["model.norm.weight"] = (dim,)
+    if not config["tie_word_embeddings"]:
+        linear("lm_head", config["vocab_size"], dim)
+    return shapes
+
+
+def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """Weights that make every part of the model matter: peaked attention, uneven norms, large biases and logits."""
+    # RandomState's streams never change again, so the goldens can be made anew; default_rng's may.
+    random = np.random.RandomState(seed)
+    tensors = {}
+    for name, shape in tensor_shapes(config).items():
+        noise = random.standard_normal(shape)
+        if name.endswith("norm.weight"):
+            values = 1 + 0.25 * noise
+        elif name.endswith(".bias"):
+            values = 0.5 * noise
+        elif name == "model.embed_tokens.weight":
+            values = (0.5 if config["tie_word_embeddings"] else 0.03) * noise  # 0.03: so small that eps shows
+        else:
+            gain = 2.0 if name == "lm_head.weight" else 1.5  # how much larger the outputs are than the inputs
+            values = gain / np.sqrt(shape[1]) * noise
+        tensors[name] = values.astype(DTYPES[dtype])
+    return tensors
+
+
+def write_checkpoint(directory: Path, config: dict, *, seed: int = 0, dtype: str = "float32", shards: int = 1) -> None:
+    """Write config.json and random weights as the hub stores them: in one file, or in `shards` files with an index.
+
+    config.json says `dtype`, under whichever key `config` has for it; otherwise it is `config` itself.
+    """
+    directory = Path(directory)
+    stated = {key: dtype for key in ("dtype", "torch_dtype") if key in config}
+    (directory / "config.json").write_text(json.dumps({**config, **stated}, indent=2) + "\n")
+
+    tensors = random_tensors(config, seed=seed, dtype=dtype)
+    if shards == 1:
+        write_safetensors(directory / "model.safetensors", tensors)
+        return
+    weight_map = {}
+    for shard, names in enumerate(np.array_split(list(tensors), shards), start=1):
+        file = f"model-{shard:05}-of-{shards:05}.safetensors"
+        write_safetensors(directory / file, {str(name): tensors[str(name)] for name in names})
+        weight_map |= {str(name): file for name in names}
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Write a .safetensors file: the header's length in 8 bytes, a JSON header, then the tensors' bytes end to end.
+
+    By hand, since the library's own NumPy front end had no bfloat16 before 0.8, which changed how it takes raw bytes.
+    """
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": CODES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors begin at a multiple of 8
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.tobytes())

@@ -1,0 +1,210 @@
+"""Write chat.json: what Hugging Face transformers renders for four chat templates, written for these tests.
+
+    python -m tests.goldens.make_chat
+
+from the root of the repository, in an environment of its own (Python 3.11):
+
+    pip install transformers tokenizers jinja2
+
+transformers renders in a sandboxed environment with `trim_blocks`, `lstrip_blocks`, `break` and `continue`, a block
+`generation` that renders what it holds, a `tojson` that keeps `<`, `&` and non-ASCII letters, and the functions
+`raise_exception` and `strftime_now`; `tools` is always defined, and none when not given (so is `documents`, which no
+template here reads). Leave out any one of these and a case changes; none depends on the day it is rendered.
+"""
+
+import json
+import platform
+from pathlib import Path
+
+COMMAND = "python -m tests.goldens.make_chat"
+
+# As ChatML is written: blocks that trim by hand, on both sides.
+CHATML = """\
+{%- if tools %}
+    {{- '<|begin|>system\\n' }}
+    {{- 'Tools:' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '<|end|>\\n' }}
+{%- elif messages[0]['role'] != 'system' %}
+    {{- '<|begin|>system\\nBe brief.<|end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|begin|>assistant\\n' }}{% generation %}{{ message.content }}<|end|>
+{% endgeneration %}
+    {%- else %}
+        {{- '<|begin|>' + message.role + '\\n' + message.content + '<|end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|begin|>assistant\\n' }}
+{%- endif %}
+"""
+
+# On one line, with the special tokens as variables, and an exception where roles do not alternate.
+INST = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
+    "{% else %}{% set system = false %}{% set turns = messages %}{% endif %}"
+    "{% for message in turns %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate: turn ' ~ loop.index ~ ' is ' ~ message['role'] | upper ~ '!') }}"
+    "{% endif %}"
+    "{% if loop.index0 == 0 and system is not false %}"
+    "{% set content = '<<S>>\\n' + system.strip() + '\\n<</S>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[I] ' + content | trim + ' [/I]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' ~ content.strip() ~ ' ' ~ eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+
+# Indented text between the blocks, so that trim_blocks and lstrip_blocks show; state kept in a namespace.
+HEADERS = """\
+{% set state = namespace(users=0, calls=[]) %}
+{% for message in messages %}
+    {% set header = '<|head|>' + message['role'] + '<|/head|>\\n\\n' %}
+    {% if loop.first %}
+{{ bos_token }}{% endif %}
+    {# a comment, which leaves nothing behind #}
+    {% if message['role'] == 'user' %}
+        {% set state.users = state.users + 1 %}
+    {% endif %}
+    {% if message.tool_calls is defined %}
+{{ header }}{{ message.tool_calls | tojson }}
+{{ message.tool_calls[0] | tojson(indent=2) }}<|eot|>
+        {% set state.calls = state.calls + [message.tool_calls | length] %}
+    {% else %}
+{{ header + message['content'] | trim }}<|eot|>
+    {%- endif +%}
+    {% if loop.last and add_generation_prompt -%}
+        <|head|>assistant<|/head|>
+        {{- '\\n\\n' }}
+    {%- endif %}
+{% endfor %}
+({{ state.users }} from the user{{ ', ' ~ state.calls | join('+') ~ ' calls' if state.calls }})
+"""
+
+# Macros, a date from outside or from a clock that may not exist, and a loop left early.
+# `%%` stands in for a date: strftime makes `%` of it on any day.
+MACROS = """\
+{%- macro turn(role, text, end=eos_token) -%}
+    [{{ role }}]{{ caller() if caller else text }}{{ end }}
+{%- endmacro -%}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("today (%%)") %}
+    {%- else %}
+        {%- set date_string = "no clock" %}
+    {%- endif %}
+{%- endif %}
+{{- bos_token }}Date: {{ date_string }}
+Tools: {{ 'none' if tools is none else tools | map(attribute='name') | join(', ') }}
+{% for message in messages %}
+    {%- if message.content is not string %}
+        {%- for part in message.content if part.type == 'text' %}
+            {{- turn(message.role, part.text | replace('\\n', ' / ')) }}
+        {%- endfor %}
+        {%- continue %}
+    {%- endif %}
+    {%- if message.content.startswith('STOP') %}
+        {%- break %}
+    {%- endif %}
+    {%- if message.role == 'assistant' and '</think>' in message.content %}
+        {{- turn('assistant', message.content.split('</think>')[-1].lstrip('\\n'), end='') }}
+    {%- else %}
+        {%- call turn(message['role'] | title, '') %}
+ "{{ message.content }}" {% endcall %}
+    {%- endif %}
+{% endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'assistant' %}{{ turn('assistant', '', end='') }}{% endif %}
+"""
+
+HELLO = [{"role": "user", "content": "Hello, world!"}]
+DIALOGUE = [
+    {"role": "system", "content": "  You are a <b>careful</b> & helpful reader.\n"},
+    {"role": "user", "content": '\n What does "naïve" mean? It\'s French, 日本語 no. \t'},
+    {"role": "assistant", "content": " Innocent.\n\nOr simple. "},
+    {"role": "user", "content": "{{ bos_token }} {% if %} stays as it is \\n"},
+]
+LONG = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "<think>\neasy\n</think>\n\n2"},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "4 🦙"},
+    {"role": "user", "content": "Thanks"},
+]
+TOOL = {"type": "function", "name": "weather", "description": "The weather in <place> & around, e.g. Zürich"}
+CALL = [
+    {"role": "user", "content": "Is it raining in Zürich?"},
+    {"role": "assistant", "tool_calls": [{"name": "weather", "arguments": {"place": "Zürich <ZH>", "days": [1, 2.5]}}]},
+    {"role": "tool", "content": '{"rain": true}'},
+]
+PARTS = [
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "two\nlines"}, {"type": "image"}, {"type": "text", "text": "and more"}],
+    },
+    {"role": "user", "content": "seen"},
+    {"role": "user", "content": "STOP here"},
+    {"role": "user", "content": "unseen"},
+]
+ASTRAY = [*LONG[:2], {"role": "assistant", "content": "I go on."}]
+
+CASES: list[tuple[str, str, list[dict], dict]] = [  # name of the template, template, messages, other variables
+    ("chatml", CHATML, HELLO, {}),
+    ("chatml", CHATML, DIALOGUE, {}),
+    ("chatml", CHATML, LONG, {"tools": [TOOL]}),
+    ("inst", INST, HELLO, {}),
+    ("inst", INST, DIALOGUE, {}),
+    ("inst", INST, LONG, {}),
+    ("inst", INST, ASTRAY, {}),
+    ("headers", HEADERS, HELLO, {}),
+    ("headers", HEADERS, DIALOGUE, {}),
+    ("headers", HEADERS, CALL, {}),
+    ("macros", MACROS, LONG, {}),
+    ("macros", MACROS, DIALOGUE, {"date_string": "26 Jul 2024"}),
+    ("macros", MACROS, PARTS, {"tools": [TOOL]}),
+]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def render(template: str, messages: list[dict], variables: dict) -> dict[str, str]:
+    """What transformers makes of it: `rendered`, or the message of the exception that the template raised."""
+    # Imported here, since pytest imports every module for its doctests and need not have these.
+    from jinja2.exceptions import TemplateError
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
+    try:
+        rendered = tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
+        )
+    except TemplateError as error:
+        return {"error": str(error)}
+    return {"rendered": rendered}
+
+
+def main() -> None:
+    import jinja2
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    made = {
+        "command": COMMAND,
+        "python": platform.python_version(),
+        "transformers": transformers.__version__,
+        "jinja2": jinja2.__version__,
+    }
+    templates = {name: template for name, template, _, _ in CASES}
+    cases = [
+        {"template": name, "messages": messages, "variables": variables, **render(template, messages, variables)}
+        for name, template, messages, variables in CASES
+    ]
+    chat = {"made": made, "special": SPECIAL, "add_generation_prompt": True, "templates": templates, "cases": cases}
+    (Path(__file__).parent / "chat.json").write_text(json.dumps(chat, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
