@@ -1,0 +1,218 @@
+"""Hugging Face's `tokenizer.json`: byte-level BPE (Llama 3, Qwen, SmolLM2) or SentencePiece's (Llama 2, Mistral)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from model.checkpoints.checkpoint import CheckpointError
+from model.tokenizers.tokenizer import UNKNOWN, check_text
+
+
+@dataclass(frozen=True)
+class HuggingFaceTokenizer:
+    """See `model.tokenizers.tokenizer.Tokenizer`."""
+
+    vocab: int
+    bos: int | None
+    special: Mapping[str, int]
+    dummy_prefix: bool
+    _added: Mapping[int, bytes] = field(repr=False)  # tokens beside the BPE vocabulary; control tokens are b""
+    _characters: Mapping[str, int] | None = field(repr=False)  # byte-level: the byte that each character stands for
+    _tokenizer: Tokenizer = field(repr=False)  # without the space in front, which `encode` adds
+
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        check_text(text)
+        if text and start and self.dummy_prefix:
+            text = " " + text
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def bytes_of(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token]
+        piece = self.piece(token)
+        if self._characters is None:
+            byte = is_byte(piece)
+            return bytes([int(piece[3:5], 16)]) if byte else piece.replace("▁", " ").encode()
+        if all(character in self._characters for character in piece):
+            return bytes(self._characters[character] for character in piece)
+        return piece.encode()  # a piece that is not spelled in bytes, as the library's own decoder has it
+
+    def piece(self, token: int) -> str:
+        return (self._tokenizer.id_to_token(token) or "") if 0 <= token < self.vocab else ""
+
+
+def is_byte(piece: str) -> bool:
+    """Whether `piece` is one of "<0x00>" to "<0xFF>".
+
+    >>> is_byte("<0x41>"), is_byte("<0x4>")
+    (True, False)
+    """
+    digits = piece[3:5]
+    return len(piece) == 6 and piece[:3] == "<0x" and piece[5] == ">" and all(d in "0123456789ABCDEF" for d in digits)
+
+
+def byte_characters() -> dict[str, int]:
+    """GPT-2's printable characters for the 256 bytes: itself where it is printable, else the next from U+0100.
+
+    >>> characters = byte_characters()
+    >>> characters["a"], characters["Ġ"], characters["Ċ"]
+    (97, 32, 10)
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
+    """A tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` beside `path` may name its BOS."""
+    spec = parse_json(data, path=path)
+    _build(data.decode(), path)  # checks the whole structure
+    byte_level, dummy_prefix = _kind(spec, path)
+    tokenizer = _build(json.dumps(_without_prefix(spec)) if dummy_prefix else data.decode(), path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # the names of control tokens in a text are text
+
+    unknown = spec["model"].get("unk_token")
+    added, special = {}, {}
+    for token, entry in tokenizer.get_added_tokens_decoder().items():
+        added[token] = entry.content.encode()
+        if entry.content == unknown:
+            added[token] = UNKNOWN.encode()
+        elif entry.special:
+            added[token] = b""
+            special[entry.content] = token
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise CheckpointError(f"{path}: the vocabulary is empty")
+    return HuggingFaceTokenizer(
+        vocab=max(ids) + 1,
+        bos=_bos(tokenizer, path),
+        special=special,
+        dummy_prefix=dummy_prefix,
+        _added=added,
+        _characters=byte_characters() if byte_level else None,
+        _tokenizer=tokenizer,
+    )
+
+
+def parse_json(data: bytes, *, path: str) -> dict[str, Any]:
+    """The object in a JSON file, refused where it says a thing twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise CheckpointError(f"{path}: {twice!r} is there twice")
+        return values
+
+    try:
+        spec = json.loads(data.decode(), object_pairs_hook=unique)
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8") from None
+    except RecursionError:
+        raise CheckpointError(f"{path}: nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not valid JSON, or cut short: {error}") from None
+    if not isinstance(spec, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return spec
+
+
+def _build(text: str, path: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        message = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path}: not a usable tokenizer.json: {message}") from None
+
+
+def _steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A normalizer, pre-tokenizer or decoder as a list of its parts."""
+    if component is None:
+        return []
+    if component["type"] != "Sequence":
+        return [component]
+    parts = next(value for key, value in component.items() if key != "type")
+    return [step for part in parts for step in _steps(part)]
+
+
+def _kind(spec: dict[str, Any], path: str) -> tuple[bool, bool]:
+    """Whether the tokenizer is byte-level (else it is SentencePiece's), and whether it puts a space in front."""
+    decoder, before = _steps(spec.get("decoder")), _steps(spec.get("pre_tokenizer"))
+    types = [step["type"] for step in decoder]
+    if spec["model"].get("type", "BPE") != "BPE":
+        raise CheckpointError(f"{path}: a {spec['model']['type']} model is not supported, only BPE is")
+    if types == ["ByteLevel"]:
+        prefixes = [step["add_prefix_space"] for step in before if step["type"] == "ByteLevel"]
+        if not prefixes or any(prefixes):
+            raise CheckpointError(
+                f"{path}: a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported"
+            )
+        return True, False
+    spaces = [step for step in decoder if step["type"] == "Replace" and step["content"] == " "]
+    if "Metaspace" in types or any(step["pattern"] == {"String": "▁"} for step in spaces):
+        return False, any(_adds_space(step) for step in (*_steps(spec.get("normalizer")), *before))
+    found = " and ".join(types) or "no decoder"
+    raise CheckpointError(f"{path}: neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
+
+
+def _adds_space(step: dict[str, Any]) -> bool:
+    match step:
+        case {"type": "Prepend", "prepend": "▁"}:
+            return True
+        case {"type": "Metaspace", "prepend_scheme": scheme}:
+            return scheme != "never"
+        case {"type": "Metaspace"}:
+            return step.get("add_prefix_space", True)
+    return False
+
+
+def _without_prefix(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same tokenizer without the space in front.
+
+    `encode` adds it instead: a text may continue another, and Metaspace (unlike SentencePiece) would leave it
+    out before a text that begins with a space, which then could not be told from the text without.
+    """
+
+    def change(component: dict[str, Any] | None) -> dict[str, Any] | None:
+        if component is None:
+            return None
+        if component["type"] == "Sequence":
+            key = next(key for key in component if key != "type")
+            return component | {key: [part for part in map(change, component[key]) if part is not None]}
+        if not _adds_space(component):
+            return component
+        if component["type"] == "Prepend":
+            return None
+        return {key: value for key, value in component.items() if key != "add_prefix_space"} | {
+            "prepend_scheme": "never"
+        }
+
+    return spec | {key: change(spec.get(key)) for key in ("normalizer", "pre_tokenizer")}
+
+
+def _bos(tokenizer: Tokenizer, path: str) -> int | None:
+    """What the file's template puts before a text, else what tokenizer_config.json says."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    if whole[: len(plain)] != plain:
+        return whole[0]
+    config_path = Path(path).parent / "tokenizer_config.json"
+    if not config_path.is_file():
+        return None
+    config = parse_json(config_path.read_bytes(), path=str(config_path))
+    name = config.get("bos_token")
+    if isinstance(name, dict):
+        name = name.get("content")
+    if config.get("add_bos_token") is not True or name is None:
+        return None
+    token = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    if token is None:
+        raise CheckpointError(f"{config_path}: the vocabulary has no bos_token {name!r}")
+    return token

@@ -1,0 +1,93 @@
+"""llama2.c's `tokenizer.bin` (https://github.com/karpathy/llama2.c): the pieces and scores of a SentencePiece model.
+
+    u32 length of the longest piece, then for each piece:  f32 score, u32 length, the piece in UTF-8
+
+A space is written " " instead of "▁". The first pieces are <unk>, BOS and EOS (spelled "\\n<s>\\n" and "\\n</s>\\n"),
+then the 256 bytes. Nothing says how many pieces there are: a file that was cut between two of them looks whole.
+"""
+
+import math
+import struct
+from typing import NamedTuple
+
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+
+from model.checkpoints.checkpoint import CheckpointError
+from model.tokenizers.sentencepiece_model import SentencePieceTokenizer, from_proto
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece.Type in sentencepiece_model.proto
+BPE = 2  # TrainerSpec.ModelType
+FIRST_BYTE = 3  # the id of <0x00>
+FIRST_PIECE = FIRST_BYTE + 256
+
+
+class Piece(NamedTuple):
+    text: str
+    score: float
+
+
+def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
+    """A tokenizer from the bytes of a `tokenizer.bin`; `path` is for messages.
+
+    It becomes a SentencePiece model in memory, so that one implementation serves both files.
+    """
+    pieces = _parse(data, path)
+    if len(pieces) <= FIRST_PIECE:
+        raise CheckpointError(
+            f"{path}: {len(pieces)} pieces are too few for a llama2.c tokenizer, the file is cut short"
+        )
+    seen: dict[str, int] = {}
+    proto = ModelProto()
+    for i, (text, score) in enumerate(pieces):
+        kind = NORMAL
+        if i < FIRST_BYTE:
+            text, kind = text.strip("\n"), UNKNOWN if i == 0 else CONTROL
+        elif i < FIRST_PIECE:
+            kind = BYTE
+            if text != f"<0x{i - FIRST_BYTE:02X}>":
+                raise CheckpointError(f"{path}: not a llama2.c tokenizer: piece {i} is {text!r} where a byte is due")
+        else:
+            text = text.replace(" ", "▁")
+        if not text:
+            raise CheckpointError(f"{path}: piece {i} is empty")
+        if text in seen:
+            raise CheckpointError(f"{path}: pieces {seen[text]} and {i} are both {text!r}")
+        seen[text] = i
+        proto.pieces.add(piece=text, score=score, type=kind)
+
+    unknown, bos, eos = (piece.piece for piece in proto.pieces[:FIRST_BYTE])
+    proto.trainer_spec.MergeFrom(
+        type(proto.trainer_spec)(
+            model_type=BPE, vocab_size=len(pieces), byte_fallback=True, unk_piece=unknown, bos_piece=bos, eos_piece=eos
+        )
+    )
+    # llama2.c puts a space in front of a text, and changes nothing else.
+    proto.normalizer_spec.add_dummy_prefix = True
+    proto.normalizer_spec.remove_extra_whitespaces = False
+    return from_proto(proto, path=path)
+
+
+def _parse(data: bytes, path: str) -> list[Piece]:
+    """The records, every length checked against the bytes that are left."""
+    longest = int.from_bytes(data[:4], "little")
+    pieces: list[Piece] = []
+    at = 4
+    while at < len(data):
+        i = len(pieces)
+        if len(data) - at < 8:
+            raise CheckpointError(f"{path}: the file ends within piece {i}")
+        score, length = struct.unpack_from("<fI", data, at)
+        at += 8
+        if length > longest:
+            raise CheckpointError(f"{path}: piece {i} has {length} bytes where the longest is said to have {longest}")
+        if length > len(data) - at:
+            raise CheckpointError(f"{path}: the file ends within piece {i}")
+        if not math.isfinite(score):
+            raise CheckpointError(f"{path}: the score of piece {i} is {score}")
+        try:
+            text = data[at : at + length].decode()
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{path}: piece {i} is not UTF-8: {data[at : at + length]!r}") from None
+        pieces.append(Piece(text, score))
+        at += length
+    return pieces

@@ -1,0 +1,70 @@
+"""Open a tokenizer of any kind, told by what is in the file."""
+
+import re
+from pathlib import Path
+
+from model.checkpoints.checkpoint import CheckpointError
+from model.tokenizers.tokenizer import Tokenizer
+
+NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
+LARGEST = 256 * 2**20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a file, or the first of tokenizer.json, tokenizer.model and tokenizer.bin in a directory.
+
+    Raises CheckpointError, one line that names the file and what is wrong with it.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            path = _in_directory(path)
+        data = _read(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return _recognise(data, str(path))
+
+
+def _in_directory(folder: Path) -> Path:
+    for name in NAMES:
+        if (folder / name).exists():
+            return folder / name
+    raise CheckpointError(f"{folder}: no tokenizer here: looked for {', '.join(NAMES)}")
+
+
+def _read(path: Path) -> bytes:
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or directory")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")
+    if (size := path.stat().st_size) > LARGEST:
+        raise CheckpointError(f"{path}: {size:,} bytes are too many for a tokenizer")
+    return path.read_bytes()
+
+
+def _recognise(data: bytes, path: str) -> Tokenizer:
+    # The libraries take a tenth of a second each to import, so only the one that is needed is.
+    head = data[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not data:
+        raise CheckpointError(f"{path}: the file is empty")
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
+    if head[:1] == b"<":
+        raise CheckpointError(f"{path}: a web page, not a tokenizer; the download may have gone wrong")
+    if head[:1] == b"{":
+        from model.tokenizers.huggingface import read_huggingface
+
+        return read_huggingface(data, path=path)
+    if re.match(rb"[A-Za-z0-9+/]+=* +\d", data):
+        from model.tokenizers.tiktoken_ranks import read_tiktoken
+
+        return read_tiktoken(data, path=path)
+    if data[2:4] == b"\0\0":  # the high half of a length below 65,536; SentencePiece has text there
+        from model.tokenizers.llama2c import read_llama2c
+
+        return read_llama2c(data, path=path)
+    from model.tokenizers.sentencepiece_model import read_sentencepiece
+
+    return read_sentencepiece(data, path=path)

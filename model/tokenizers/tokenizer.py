@@ -1,0 +1,95 @@
+"""What every tokenizer does, whatever file it came from, and how ids become text again."""
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+UNKNOWN = " ⁇ "  # what is printed for characters that a vocabulary without bytes could not spell, as SentencePiece does
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids, and an id to the bytes it stands for."""
+
+    @property
+    def vocab(self) -> int:
+        """Ids are 0 to vocab - 1."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The id that begins a text, where the model's convention has one."""
+        ...
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Control tokens by their names, such as "<s>" or "<|eot_id|>". No text spells them."""
+        ...
+
+    @property
+    def dummy_prefix(self) -> bool:
+        """A text is encoded with a space in front, so that its first word is like any other."""
+        ...
+
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        """The ids of plain text: names of control tokens in it are just characters, and BOS is not added.
+
+        `start=False` when it continues other text, and so gets no space in front.
+        Raises ValueError where `text` is not valid Unicode.
+        """
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """What `token` adds to the text. A control token adds nothing; nor does an id that the vocabulary lacks,
+        since models may have more rows than their tokenizer has ids."""
+        ...
+
+    def piece(self, token: int) -> str:
+        """`token` as the vocabulary spells it."""
+        ...
+
+
+class Decoder:
+    """Ids in, one at a time; text out, as soon as its characters are whole.
+
+    The space that `encode` put in front is taken away when `start`: that is, when the ids begin a text
+    (control tokens before it, such as BOS, are not text) and do not continue one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, start: bool = True):
+        self._tokenizer = tokenizer
+        self._space_in_front = start and tokenizer.dummy_prefix
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> str:
+        """The text that `token` completes; "" while a character still lacks bytes."""
+        spelling = self._tokenizer.bytes_of(token)
+        if spelling and self._space_in_front:
+            spelling = spelling.removeprefix(b" ")
+            self._space_in_front = False
+        return self._utf8.decode(spelling)
+
+    def finish(self) -> str:
+        """U+FFFD if the ids ended within a character."""
+        return self._utf8.decode(b"", final=True)
+
+
+def decode(tokenizer: Tokenizer, ids: Iterable[int], *, start: bool = True) -> str:
+    """The text of `ids`; `start=False` when they continue a text. Bytes that are not UTF-8 become U+FFFD."""
+    decoder = Decoder(tokenizer, start=start)
+    return "".join(decoder.feed(token) for token in ids) + decoder.finish()
+
+
+def check_text(text: str) -> None:
+    """Half of a surrogate pair cannot be encoded: libraries differ in what they make of it, so say so first.
+
+    >>> check_text("wave: \\ud83d")
+    Traceback (most recent call last):
+    ValueError: the text is not valid Unicode: character 6 is a lone surrogate, U+D83D
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):04X}"
+        message = f"the text is not valid Unicode: character {error.start} is a lone surrogate, {surrogate}"
+        raise ValueError(message) from None

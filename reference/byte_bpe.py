@@ -1,0 +1,71 @@
+r"""Byte-level byte-pair encoding (Radford et al., 2019, "Language models are unsupervised multitask learners";
+BPE itself: Sennrich et al., 2016, https://arxiv.org/abs/1508.07909), as in Llama 3.
+
+A vocabulary is a set of byte strings, the 256 single bytes among them, each with a rank. Text becomes tokens thus:
+
+    1. split it into chunks (words with the space before them, digits, punctuation, ...) with a regular expression
+    2. a chunk that is a token is that token; any other is taken apart into its UTF-8 bytes
+    3. join the two neighbours whose joint token ranks lowest, the leftmost on ties; repeat while any two are a token
+
+A token's rank is also its id, and its place in the order in which training found it. Nothing is ever unknown, nothing
+is normalised and no space is added, so decoding is concatenation and gives back every text exactly.
+
+This is tiktoken's view, where ranks say everything. Hugging Face lists merges, which pair makes which token, and prints
+each byte as a printable character ("Ġ" is a space); on a vocabulary made by training the two give the same ids.
+
+The pattern belongs to the vocabulary as much as the ranks do. GPT-2 keeps a run of digits whole, Llama 3 cuts it into
+threes, Qwen2 into single digits.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import regex
+
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def split(text: str, *, pattern: str) -> list[str]:
+    """The chunks of `text`, which tokens never cross.
+
+    >>> split("In 2024,  it's", pattern=LLAMA3)
+    ['In', ' ', '202', '4', ',', ' ', ' it', "'s"]
+    >>> split("In 2024", pattern=GPT2)
+    ['In', ' 2024']
+    """
+    return regex.findall(pattern, text)
+
+
+def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
+    """The ids of `text`.
+
+    >>> ranks = {bytes([byte]): byte for byte in range(256)} | {b"bc": 256, b"ab": 257}
+    >>> encode("abc", ranks, pattern=LLAMA3)  # "bc" goes first: its rank is lower than that of "ab"
+    [97, 256]
+    """
+    return [token for chunk in split(text, pattern=pattern) for token in merge(chunk.encode(), ranks)]
+
+
+def merge(chunk: bytes, ranks: Mapping[bytes, int]) -> list[int]:
+    """The ids of one chunk: join its bytes, the lowest rank first, until no two neighbours are a token."""
+    if chunk in ranks:
+        return [ranks[chunk]]
+    parts = [bytes([byte]) for byte in chunk]
+    while places := [i for i in range(len(parts) - 1) if parts[i] + parts[i + 1] in ranks]:
+        best = min(places, key=lambda i: ranks[parts[i] + parts[i + 1]])  # the first of equals
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return [ranks[part] for part in parts]
+
+
+def decode(ids: Sequence[int], ranks: Mapping[bytes, int]) -> bytes:
+    """The bytes that `ids` stand for; they may begin or end within a character.
+
+    >>> decode([226, 130, 172], {bytes([byte]): byte for byte in range(256)}).decode()
+    '€'
+    """
+    tokens = {rank: token for token, rank in ranks.items()}
+    return b"".join(tokens[token] for token in ids)
