@@ -1,0 +1,125 @@
+"""Imports run one way: reference <- verify, pallas_kernels <- model <- cli. Read from the source, so nothing is run."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("reference", "verify", "pallas_kernels", "model", "cli", "tests", "benchmarks")
+
+
+class Rule(NamedTuple):
+    """What the files at or under `place` may import. A name stands for the modules under it, too."""
+
+    place: str
+    only: tuple[str, ...] = ()  # nothing else; empty: anything
+    never: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()  # exceptions to `never`
+    beside: str = ""  # a file that the rule does not hold for
+    inside_functions: bool = True  # False: it only concerns what is imported when the file is
+
+
+RULES = [
+    Rule("reference/", only=("reference", "numpy", "ml_dtypes", "jaxtyping", "regex", *sys.stdlib_module_names)),
+    Rule(
+        "verify/",
+        only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
+    ),
+    Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
+    Rule("model/", never=("cli", "verify", "tests", "benchmarks")),
+    Rule(
+        "model/",
+        never=("reference",),
+        but=("reference.config", "reference.rope"),  # hyperparameters, and the frequencies: tables, not layers
+        beside="model/reference_backend.py",
+    ),
+    Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
+    Rule("model/tokenizers/", never=("jax", "jaxlib")),
+    # `llamaspec --help` answers at once.
+    Rule(
+        "cli.py",
+        never=("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", *(name for name in OURS if name != "cli")),
+        inside_functions=False,
+    ),
+]
+
+
+def imports(tree: ast.AST, inside_functions: bool) -> Iterator[tuple[int, str]]:
+    """Line and full name of all that is imported; a relative import's name begins with its dots."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                package = "." * level + (f"{module}." if module else "")
+                yield from ((node.lineno, package + alias.name) for alias in names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() if not inside_functions:
+                pass
+            case _:
+                yield from imports(node, inside_functions)
+
+
+def among(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """The imports of the file at `path` (from the root, with slashes) that a rule forbids.
+
+    >>> violations("model/forward.py", "import cli")
+    ['model/forward.py:1 imports cli']
+    """
+    return sorted(
+        f"{path}:{line} imports {name}"
+        for rule in RULES
+        if path.startswith(rule.place) and path != rule.beside
+        for line, name in imports(ast.parse(source), rule.inside_functions)
+        if (rule.only and not among(name, rule.only)) or (among(name, rule.never) and not among(name, rule.but))
+    )
+
+
+def test_imports_run_one_way():
+    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
+    assert {"reference/rope.py", "tests/test_architecture.py"} <= set(files)
+    files += ["cli.py"] * (ROOT / "cli.py").exists()
+    assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("reference/rope.py", "import jax.numpy as jnp"),
+        ("reference/rope.py", "from model import load"),
+        ("reference/rope.py", "from .config import Config"),  # relative imports hide where they lead
+        ("reference/rope.py", "def f():\n    if True:\n        import jax"),
+        ("verify/contracts.py", "from pallas_kernels import rmsnorm"),
+        ("pallas_kernels/rmsnorm.py", "from reference.rmsnorm import rmsnorm"),
+        ("model/forward.py", "import reference"),
+        ("model/forward.py", "from reference import rmsnorm"),
+        ("model/forward.py", "from reference.configuration import Config"),
+        ("model/reference_backend.py", "import cli"),
+        ("model/checkpoints/gguf.py", "from jax import numpy as jnp"),
+        ("cli.py", "import numpy as np"),
+        ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),
+        ("cli.py", "class Command:\n    import jax"),
+    ],
+)
+def test_a_violation_is_seen(path, source):
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("reference/rope.py", "import math\nimport numpy as np\nfrom reference import config"),
+        ("model/forward.py", "import jax\nfrom reference.rope import Scaling\nfrom reference import config"),
+        ("model/reference_backend.py", "from reference.llama import forward"),
+        ("cli.py", "import click\ndef main():\n    import jax\n    from model import load"),
+    ],
+)
+def test_what_is_allowed_passes(path, source):
+    assert violations(path, source) == []

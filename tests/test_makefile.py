@@ -1,0 +1,132 @@
+"""How the Makefile finds its Python, with a PATH and a HOME that hold nothing but stand-ins."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAKE = shutil.which("make")
+pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
+
+
+class Machine:
+    """A machine with a home and the interpreters that a test puts there."""
+
+    def __init__(self, folder: Path):
+        self.home = folder
+        self.bin = folder / "bin"
+
+    def script(self, path: str, body: str) -> Path:
+        file = self.home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{body}\n")
+        file.chmod(0o755)
+        return file
+
+    def interpreter(self, path: str, version: tuple[int, int, int], without: str = "nothing") -> Path:
+        """This Python, claiming another version and place, and failing to import the module `without`."""
+        claim = f"""
+import sys
+sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}
+sys.modules[{without!r}] = None
+exec(sys.argv[2])
+"""
+        return self.script(path, f'exec {shlex.quote(sys.executable)} -c {shlex.quote(claim)} "$@"')
+
+    def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": str(self.bin), "HOME": str(self.home), "PYTHON_PLACES": "", **environment}
+        return subprocess.run([str(MAKE), "-s", *arguments], cwd=ROOT, env=env, capture_output=True, text=True)
+
+    def chosen(self, *arguments: str, **environment: str) -> str:
+        run = self.make("python", *arguments, **environment)
+        assert run.returncode == 0, run.stderr
+        assert run.stderr == ""
+        return run.stdout
+
+    def error(self, *arguments: str, **environment: str) -> str:
+        """The one line that says what is wrong, before make's own."""
+        run = self.make(*arguments, **environment)
+        assert run.returncode != 0
+        assert run.stdout == ""
+        line, makes_own = run.stderr.splitlines()
+        assert makes_own.startswith("make: ***")
+        return line
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_shim_that_fails_is_passed_over(machine: Machine):
+    machine.script("bin/python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
+    machine.interpreter("bin/python3", (3, 11, 7))
+    good = machine.interpreter("bin/python", (3, 13, 1))
+    assert machine.chosen() == f"{good}\n"
+
+
+@pytest.mark.parametrize(
+    "path", [".pyenv/versions/3.12.1/bin/python3", ".local/share/uv/python/cpython-3.14/bin/python3"]
+)
+def test_what_a_version_manager_keeps_off_the_path_is_found(machine: Machine, path: str):
+    machine.interpreter("bin/python3", (3, 11, 7))
+    good = machine.interpreter(path, (3, 12, 1))
+    assert machine.chosen() == f"{good}\n"
+
+
+def test_pyenv_may_live_elsewhere(machine: Machine):
+    good = machine.interpreter("elsewhere/my pyenv/versions/3.14.0/bin/python3", (3, 14, 0))
+    assert machine.chosen(PYENV_ROOT=str(machine.home / "elsewhere/my pyenv")) == f"{good}\n"
+
+
+def test_an_interpreter_that_cannot_make_environments_is_passed_over(machine: Machine):
+    bare = machine.interpreter("bin/python3.13", (3, 13, 0), without="ensurepip")
+    assert f"{bare} (Python 3.13.0) has no venv or ensurepip" in machine.error("python", f"PYTHON={bare}")
+    good = machine.interpreter("bin/python3.12", (3, 12, 0))
+    assert machine.chosen() == f"{good}\n"
+
+
+def test_a_python_newer_than_the_pins_is_the_last_resort(machine: Machine):
+    newest = machine.interpreter("bin/python3", (3, 15, 0))
+    assert machine.chosen() == f"{newest}\n"
+    good = machine.interpreter(".pyenv/versions/3.12.1/bin/python3", (3, 12, 1))
+    assert machine.chosen() == f"{good}\n"
+
+
+def test_only_a_named_python_is_tried(machine: Machine):
+    machine.interpreter("bin/python3.12", (3, 12, 1))
+    named = machine.interpreter("my python", (3, 14, 2))
+    old = machine.interpreter("old", (3, 11, 7))
+    assert machine.chosen(f"PYTHON={named}") == f"{named}\n"
+    assert machine.chosen(PYTHON=str(named)) == f"{named}\n"
+    assert machine.error("python", f"PYTHON={old}") == (
+        f"error: llamaspec needs Python 3.12 or newer, but PYTHON={old} is Python 3.11.7"
+    )
+    assert "PYTHON=nowhere does not run" in machine.error("python", "PYTHON=nowhere")
+
+
+def test_without_any_one_line_says_what_was_tried_and_what_to_do(machine: Machine):
+    machine.interpreter("bin/python3", (3, 9, 2))
+    line = machine.error("python")
+    assert "no Python 3.12 or newer found" in line
+    assert "python3 is Python 3.9.2" in line
+    assert "make setup PYTHON=" in line
+
+
+def test_a_story_without_a_model_asks_for_one_before_anything_is_installed(machine: Machine):
+    assert "MODEL=" in machine.error("story", LLAMASPEC_DATA="")
+
+
+def test_a_story_takes_the_model_it_is_given(machine: Machine):
+    def command(*arguments: str, **environment: str) -> str:
+        return machine.make("-n", "story", *arguments, **environment).stdout.splitlines()[-1].split("llamaspec ")[1]
+
+    assert command(LLAMASPEC_DATA="/d") == (
+        'story --model "/d/stories260K/stories260K.bin" --tokenizer "/d/stories260K/tok512.model"'
+    )
+    assert command("MODEL=/m", LLAMASPEC_DATA="/d").strip() == 'story --model "/m"'
+    assert command("MODEL=/m", "TOKENIZER=/t") == 'story --model "/m" --tokenizer "/t"'
