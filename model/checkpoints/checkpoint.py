@@ -4,8 +4,11 @@ Tensors carry Hugging Face's names and layout whatever the file: `[out, in]` mat
 projections whose RoPE pairs are halves (see `reference.rope`).
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +20,15 @@ class CheckpointError(ValueError):
     """A file that cannot be used; the message is one line that names the file and what is wrong with it."""
 
 
+def refused(path: str | Path, what: str) -> CheckpointError:
+    r"""The error to raise about a file; one line, whatever its name or a name inside it holds.
+
+    >>> print(refused("odd\nname.bin", "is empty"))
+    odd\nname.bin: is empty
+    """
+    return CheckpointError("".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{path}: {what}"))
+
+
 class Tensor(NamedTuple):
     """A tensor in a file: what is known without reading it, and how to read it."""
 
@@ -26,7 +38,7 @@ class Tensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ class Checkpoint:
     path: str
     format: str  # "llama2c-v0", "llama2c-v1", "llama2c-v2", "safetensors"
     config: Config
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(repr=False)
     bos: int | None  # the id that begins a text, where the checkpoint says
     stops: frozenset[int]  # ids that end a generated text
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drop file pages read so far from memory
@@ -79,3 +91,12 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     if not config.tied:
         shapes["lm_head.weight"] = (config.vocab, dim)
     return shapes
+
+
+@contextmanager
+def os_errors(path: str | Path) -> Iterator[None]:
+    """Turn what the operating system refuses (missing, permission, full disk) into a `CheckpointError` about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(path, error.strerror or str(error)) from error

@@ -1,0 +1,78 @@
+"""What must hold of a model whatever file it came from."""
+
+import math
+
+import numpy as np
+
+from model.checkpoints.checkpoint import refused
+from reference.config import Config
+from reference.rope import LinearScaling, Llama3Scaling
+
+LARGEST = 2**31 - 1  # of any dimension: llama2.c stores them in 32 bits, and no model comes near
+MOST_LAYERS = 10_000  # the deepest Llama has 126; a header must not make us name billions of tensors
+MOST_EXPERTS = 10_000
+
+CHUNK = 1 << 16  # elements tested at once: the scratch stays in a core's own cache
+EXPONENTS = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}
+
+
+def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[int]) -> None:
+    """Raise `CheckpointError` unless `config` can be computed and `bos` and `stops` are in its vocabulary."""
+
+    def require(condition: bool, what: str):
+        if not condition:
+            raise refused(path, what)
+
+    for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context"):
+        size = getattr(config, name)
+        require(1 <= size <= LARGEST, f"{name} is {_short(size)}, outside 1 to {LARGEST}")
+    require(config.layers <= MOST_LAYERS, f"{config.layers} layers, more than {MOST_LAYERS}")
+    require(config.heads % config.kv_heads == 0, f"{config.heads} heads do not share {config.kv_heads} kv heads evenly")
+    require(config.head_dim % 2 == 0, f"head_dim is {config.head_dim}, but RoPE turns pairs")
+    require(0 <= config.experts <= MOST_EXPERTS, f"{_short(config.experts)} experts, outside 0 to {MOST_EXPERTS}")
+    if config.experts:
+        chosen = config.experts_per_token
+        require(1 <= chosen <= config.experts, f"{_short(chosen)} experts per token of {config.experts}")
+
+    require(_positive(config.eps), f"eps is {_short(config.eps)}, not a positive number")
+    require(_positive(config.theta), f"theta is {_short(config.theta)}, not a positive number")
+    match config.scaling:
+        case LinearScaling(factor):
+            require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
+        case Llama3Scaling(factor, low, high, original):
+            require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
+            ordered = _positive(low) and _positive(high) and low < high
+            require(ordered, f"RoPE's low_freq_factor {_short(low)} is not below high_freq_factor {_short(high)}")
+            require(1 <= original <= LARGEST, f"RoPE's original context is {_short(original)}")
+    if config.windows is not None:
+        require(len(config.windows) == config.layers, f"{len(config.windows)} windows for {config.layers} layers")
+        for window in set(config.windows):
+            require(window is None or 1 <= window <= LARGEST, f"a window is {_short(window)}")
+
+    for id in sorted(stops | ({bos} if bos is not None else set())):
+        require(0 <= id < config.vocab, f"token {_short(id)} begins or ends a text, outside the {config.vocab} known")
+
+
+def check_finite(name: str, array: np.ndarray, *, path: str = "checkpoint") -> None:
+    """Raise `CheckpointError` if the float32, bfloat16 or float16 `array` holds a NaN or an infinity.
+
+    Tests bits, an all-ones exponent, since NumPy's `isfinite` is slow for bfloat16; needs some 300 KB of memory.
+    """
+    bits_type, exponent = EXPONENTS[array.dtype.name]
+    bits = array.reshape(-1).view(bits_type)
+    masked = np.empty(min(CHUNK, bits.size), bits_type)
+    for begin in range(0, bits.size, CHUNK):
+        chunk = bits[begin : begin + CHUNK]
+        if np.bitwise_and(chunk, exponent, out=masked[: chunk.size]).max() == exponent:
+            at = begin + int(np.argmax(masked[: chunk.size]))
+            index = ", ".join(str(i) for i in np.unravel_index(at, array.shape))
+            raise refused(path, f"{name}[{index}] is {array.reshape(-1)[at]}, not a finite number")
+
+
+def _positive(number: float) -> bool:
+    return math.isfinite(number) and number > 0
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

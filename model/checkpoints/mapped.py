@@ -1,0 +1,42 @@
+"""A file seen through memory: read where it is touched, and dropped from memory on request."""
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from model.checkpoints.checkpoint import os_errors, refused
+
+
+class MappedFile:
+    """A regular, non-empty file mapped read-only. Raises `CheckpointError` where it cannot be."""
+
+    def __init__(self, path: str | Path):
+        self.path = str(path)
+        with os_errors(path):
+            # Looked at before it is opened, since opening a pipe would wait for its other end.
+            if stat.S_ISDIR(mode := os.stat(path).st_mode):
+                raise refused(path, "is a directory, not a file")
+            if not stat.S_ISREG(mode):
+                raise refused(path, "is not a regular file")
+            with open(path, "rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise refused(path, "is empty")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.size = len(self._map)
+
+    def bytes(self, begin: int, end: int) -> bytes:
+        """A copy of the bytes from `begin` to `end`, fewer where the file ends."""
+        return self._map[begin:end]
+
+    def array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
+        """What lies at `offset`, as a read-only view; a copy where `offset` is no multiple of the element's size."""
+        count = int(np.prod(shape, dtype=np.int64))
+        view = np.frombuffer(self._map, dtype, count, offset).reshape(shape)
+        return view if view.flags.aligned else view.copy()
+
+    def release(self) -> None:
+        """Drop the pages read so far from this process; views stay valid and read the file again."""
+        self._map.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,31 @@
+"""Opens a checkpoint of any format that is read, told by its content rather than by its name."""
+
+import stat
+from pathlib import Path
+
+from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from model.checkpoints.huggingface import open_huggingface
+from model.checkpoints.llama2c import open_llama2c
+from model.checkpoints.strangers import weights_file
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open llama2.c's file, Hugging Face's directory, or a .safetensors file with its config.json beside it.
+
+    Everything but the weights is read and checked; the weights' bytes are not read. Raises `CheckpointError`.
+    """
+    path = Path(path)
+    if "\0" in str(path):
+        raise refused(path, "no file has a zero byte in its name")
+    try:
+        with os_errors(path):
+            is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except UnicodeError as error:  # half a character
+        raise refused(path, "is not a name that a file can have") from error
+    if is_directory:
+        return open_huggingface(path)
+    file = weights_file(path)
+    # A safetensors header begins after its length; in a llama2.c file these two bytes are 123 and 0, or no layer count.
+    brace, after = file.bytes(8, 10).ljust(2, b"\0")
+    is_safetensors = brace == ord("{") and after != 0
+    return open_huggingface(path.parent, file) if is_safetensors else open_llama2c(file)

@@ -1,0 +1,105 @@
+"""The header of a .safetensors file (https://github.com/huggingface/safetensors#format).
+
+    8 bytes     n, little-endian
+    n bytes     JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
+    the rest    the tensors' bytes, end to end, without holes; offsets count from here
+
+Read by hand, since the library's NumPy front end copies, and since memory-mapping needs the offsets.
+"""
+
+import json
+import math
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.strict_json import parse_object, short
+
+MOST_HEADER_BYTES = 8 << 20  # the library allows 100 MB, which as JSON would take gigabytes to parse
+MOST_AXES = 8
+
+DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2")}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """Where a tensor lies in its file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(file: MappedFile) -> dict[str, Entry]:
+    """The tensors of a .safetensors file. Raises `CheckpointError` unless they fill it without hole or overlap."""
+    length = int.from_bytes(file.bytes(0, 8), "little")
+    if file.size < 8:
+        raise refused(file.path, f"{file.size} bytes, too short for a .safetensors file")
+    if length > MOST_HEADER_BYTES:
+        raise refused(file.path, f"a header of {length} bytes, more than {MOST_HEADER_BYTES}: not a .safetensors file?")
+    start = 8 + length
+    if start > file.size:
+        raise refused(file.path, f"truncated: {file.size} bytes, of which the header alone takes {start}")
+    text = file.bytes(8, start)
+    if not text.startswith(b"{"):
+        raise refused(file.path, "its header is not a JSON object: not a .safetensors file?")
+    header = parse_object(text, file.path)
+    if not isinstance(header.pop("__metadata__", {}), dict):
+        raise refused(file.path, "__metadata__ is not an object")
+    entries = {name: _entry(file.path, name, value, start) for name, value in header.items()}
+    _check_offsets(file, entries, start)
+    return entries
+
+
+def format_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes:
+    """The length and header of a file that holds `tensors` in this order, padded so that its data is 8-byte aligned."""
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}  # transformers 4 refuses a file without it
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _entry(path: str, name: str, value: object, start: int) -> Entry:
+    title = f"tensor {name[:100]!r}"
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise refused(path, f"{title} is not described by dtype, shape and data_offsets")
+    code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise refused(path, f"{title} has dtype {short(code)}, which is not read (only {', '.join(DTYPES)})")
+    if not _sizes(shape) or len(shape) > MOST_AXES:
+        raise refused(path, f"{title} has a shape that is not a list of at most {MOST_AXES} sizes")
+    if not _sizes(offsets) or len(offsets) != 2:
+        raise refused(path, f"{title} has data_offsets that are not a pair of sizes")
+    begin, end = offsets
+    entry = Entry(DTYPES[code], tuple(shape), start + begin)
+    if end - begin != entry.bytes:
+        raise refused(path, f"{title} takes {entry.bytes} bytes by its shape, {end - begin} by its data_offsets")
+    return entry
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
+
+
+def _check_offsets(file: MappedFile, entries: dict[str, Entry], start: int) -> None:
+    end = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
+        if entry.offset != end:
+            what = "overlaps the tensor before it" if entry.offset < end else "leaves a hole before it"
+            raise refused(file.path, f"tensor {name[:100]!r} {what}")
+        end += entry.bytes
+    if end > file.size:
+        raise refused(file.path, f"truncated: {file.size} bytes of the {end} that its header says")
+    if end < file.size:
+        raise refused(file.path, f"{file.size - end} bytes after the last tensor")

@@ -1,0 +1,70 @@
+"""New files that appear whole or not at all: written beside their place under another name, then renamed."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from model.checkpoints.checkpoint import os_errors, refused
+
+
+@contextmanager
+def new_directory(path: str | Path) -> Iterator[Path]:
+    """A directory to fill, which becomes `path` at the end; removed if the body fails or is interrupted.
+
+    Raises `CheckpointError` where `path` exists, or where the operating system refuses (a full disk).
+    """
+    path, staged = _places(path)
+    with os_errors(path):
+        try:
+            _refuse_existing(path)
+            staged.mkdir()
+            yield staged
+            for file in staged.iterdir():
+                _flush(file)
+            _publish(staged, path)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """The name of a file to create, which becomes `path` at the end; as `new_directory` otherwise."""
+    path, staged = _places(path)
+    with os_errors(path):
+        try:
+            _refuse_existing(path)
+            yield staged
+            _publish(staged, path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+
+
+def _places(path: str | Path) -> tuple[Path, Path]:
+    path = Path(os.path.abspath(path))
+    return path, path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.partial"
+
+
+def _refuse_existing(path: Path) -> None:
+    if os.path.lexists(path):
+        raise refused(path, "exists already")
+
+
+def _publish(staged: Path, path: Path) -> None:
+    _flush(staged)
+    _refuse_existing(path)  # again: it may have appeared while we wrote
+    os.rename(staged, path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold a file, or a directory's names, before we go on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

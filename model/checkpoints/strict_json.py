@@ -1,0 +1,62 @@
+"""JSON from a stranger: bounded, and an object whose keys are unique."""
+
+import json
+from pathlib import Path
+
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.mapped import MappedFile
+
+LARGEST = 8 << 20  # bytes; the index of the largest open model takes 5 MB, and parsing takes 30 times the text
+
+
+def read_object(path: str | Path) -> dict:
+    """The object in a JSON file. Raises `CheckpointError`."""
+    file = MappedFile(path)
+    if file.size > LARGEST:
+        raise refused(path, f"{file.size} bytes of JSON, more than {LARGEST}")
+    return parse_object(file.bytes(0, file.size), path)
+
+
+def parse_object(text: bytes, path: str | Path) -> dict:
+    """The JSON object that `text`, a part of the file `path`, spells. Raises `CheckpointError`.
+
+    >>> parse_object(b'{"a": 1}', "config.json")
+    {'a': 1}
+    >>> parse_object(b'{"a": 1, "a": 2}', "config.json")
+    Traceback (most recent call last):
+    model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: 'a' appears twice
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise refused(path, f"is not JSON: {error.msg} at character {error.pos}") from error
+    except UnicodeDecodeError as error:
+        raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from error
+    except RecursionError as error:
+        raise refused(path, "is not usable JSON: nested too deeply") from error
+    except ValueError as error:  # a repeated key, or a number of thousands of digits
+        raise refused(path, f"is not usable JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise refused(path, "is not a JSON object")
+    return value
+
+
+def short(value: object) -> str:
+    """`value` as JSON, short enough for an error's line.
+
+    >>> short(None), short("x" * 100), short([1, 2])
+    ('null', '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...', 'a list')
+    """
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"{repeated[:40]!r} appears twice")
+    return value
