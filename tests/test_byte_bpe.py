@@ -1,5 +1,6 @@
 """`reference.byte_bpe` against tiktoken and Hugging Face's tokenizers, on a vocabulary that the latter trained."""
 
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from reference.byte_bpe import GPT2, LLAMA3, QWEN2, decode, encode, split
 CORPUS = [
     "Once upon a time there was a little girl named Lily. She loved to play outside in the park, in the sand.",
     'One day she saw a big, red ball. "Can I play with it?" asked Lily. "Yes, you can!" said the ball\'s owner.',
-    '    if total > 1999:\n        return "too much"\n\n\n',
+    '    if total > 1999:\n        return "too much"\n\n\nx == y, y != z == ==',
     "Il était une fois une petite fille qui aimait le café. Ein Mädchen hörte die Vögel. Жила-была девочка.",
     "3.14159 2.71828 1,000,000 1984 2024   she said, she'll say, SHE'LL SAY, we've said, you're 199 19 99",
 ]
@@ -92,7 +93,7 @@ def kind(request):
 @given(text=texts)
 @example("")
 @example("\0")
-@example("aaaaaaa")
+@example("=====")  # ties: "==" is a token, "====" is not
 @example("'ſ 'S 's")  # the long s is an s too where case does not matter
 def test_ids_are_those_of_tiktoken_and_of_hugging_face(kind, text):
     ids = encode(text, kind.ranks, pattern=kind.pattern)
@@ -116,3 +117,29 @@ def test_a_chunk_that_is_a_token_is_that_token_though_no_merges_lead_to_it():
     encoding = tiktoken.Encoding("made up", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={})
     for text in ("abcd", "abcde"):
         assert encode(text, ranks, pattern=LLAMA3) == encoding.encode_ordinary(text)
+
+
+@given(text=texts)
+@example("SHE'LL don't 2024\n\n  x")
+def test_gpt2s_pattern_is_the_one_built_into_hugging_face(text):
+    chunks = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str(text)
+    ends = [end for _, (_, end) in chunks]
+    assert split(text, pattern=GPT2) == [text[a:b] for a, b in itertools.pairwise([0, *ends])]
+
+
+@pytest.mark.parametrize(
+    ("text", "chunks"),
+    [
+        ("SHE'LL don't", ["SHE", "'LL", " don", "'t"]),
+        ("2024 12345", ["202", "4", " ", "123", "45"]),
+        ("a  b\t\tc", ["a", " ", " b", "\t", "\tc"]),
+        ("end.\n\n  x \n", ["end", ".\n\n", " ", " x", " \n"]),
+        ("(one) -- $two", ["(one", ")", " --", " $", "two"]),
+    ],
+)
+def test_llama3s_pattern_by_hand(text, chunks):
+    assert split(text, pattern=LLAMA3) == chunks
+
+
+def test_qwen2_takes_digits_one_by_one():
+    assert split("2024 x", pattern=QWEN2) == ["2", "0", "2", "4", " x"]
