@@ -1,0 +1,118 @@
+"""The model as functions over pytrees: five ops a block, the same text for prefill and for decoding.
+
+Tokens are `[batch, seq]`. Rows may be of different lengths: `lengths` says how many tokens of each
+row count, the rest is padding at the end that no later query sees.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from model.cache import Cache
+from model.ops import Ops, Positions
+from model.params import Params, Rope
+from model.sampling import Sampling, sample
+from reference.config import Config
+
+
+def hidden_states(
+    params: Params,
+    tokens: Int[Array, "batch seq"],
+    cache: Cache,
+    *,
+    lengths: Int[Array, " batch"] | None = None,
+    config: Config,
+    ops: Ops,
+) -> tuple[Float[Array, "batch seq dim"], Cache]:
+    """What the blocks make of new `tokens` that follow those in `cache`, and the cache that now holds both.
+
+    The cache must have room for `seq` more positions in every row, padding included.
+    """
+    positions = _positions(params.rope, cache.lengths, tokens.shape[1])
+    x = params.embedding[tokens]
+    layers = []
+    for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
+        q, layer_cache = ops.norm_qkv(x, layer, layer_cache, positions, config=config)
+        h = ops.attend(q, layer_cache, positions, window=config.window(i), config=config)
+        x = ops.project_add(h, layer, x)
+        if config.experts:
+            x = ops.moe_add(x, layer, config=config)
+        else:
+            x = ops.down_add(ops.norm_gate_up(x, layer, config=config), layer, x)
+        layers.append(layer_cache)
+    return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
+
+
+def forward(
+    params: Params,
+    tokens: Int[Array, "batch seq"],
+    cache: Cache,
+    *,
+    lengths: Int[Array, " batch"] | None = None,
+    config: Config,
+    ops: Ops,
+) -> tuple[Float[Array, "batch seq vocab"], Cache]:
+    """Logits, in float32, for what follows each token, and the extended cache. See `hidden_states`."""
+    x, cache = hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)
+    return ops.norm_logits(x, params, config=config), cache
+
+
+def prefill(
+    params: Params,
+    tokens: Int[Array, "batch seq"],
+    lengths: Int[Array, " batch"],
+    cache: Cache,
+    *,
+    config: Config,
+    ops: Ops,
+) -> Cache:
+    """Append the first `lengths` tokens of each row to the cache. No logits: decoding starts from the last token."""
+    return hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)[1]
+
+
+def decode(
+    params: Params,
+    tokens: Int[Array, " batch"],
+    cache: Cache,
+    seen: Bool[Array, "batch vocab"],
+    keys: UInt32[Array, "batch 2"],
+    sampling: Sampling,
+    stops: Int[Array, " stops"],
+    steps: Int[Array, ""],
+    *,
+    burst: int,
+    config: Config,
+    ops: Ops,
+) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Cache]:
+    """Feed `tokens`, draw the next of each row, feed those, at most `steps` times, without leaving the device.
+
+    Stops early once every row has drawn one of `stops`. `seen [batch, vocab]` marks the tokens that the
+    repetition penalty applies to, `keys` are the rows' random keys. Returns what was drawn, how many
+    steps were taken (later rows of the first result are zeros), and the cache, which holds all but
+    the last token drawn.
+    """
+    batch = tokens.shape[0]
+
+    def unfinished(state):
+        step, _, _, _, _, done = state
+        return (step < steps) & ~jnp.all(done)
+
+    def step(state):
+        step, tokens, drawn, cache, seen, done = state
+        # Tied to the loop's state, or XLA converts a narrow weight once before the loop, into a copy of float32.
+        weights, tokens = lax.optimization_barrier((params, tokens))
+        x, cache = hidden_states(weights, tokens[:, None], cache, config=config, ops=ops)
+        logits = ops.norm_logits(x[:, 0], weights, config=config)
+        tokens = sample(logits, seen, keys, cache.lengths, sampling)
+        seen = seen.at[jnp.arange(batch), tokens].set(True)
+        done = done | jnp.isin(tokens, stops)
+        return step + 1, tokens, drawn.at[step].set(tokens), cache, seen, done
+
+    start = (jnp.int32(0), tokens, jnp.zeros((burst, batch), jnp.int32), cache, seen, jnp.zeros(batch, bool))
+    taken, _, drawn, cache, _, _ = lax.while_loop(unfinished, step, start)
+    return drawn, taken, cache
+
+
+def _positions(rope: Rope, starts: Int[Array, " batch"], seq: int) -> Positions:
+    index = starts[:, None] + jnp.arange(seq, dtype=jnp.int32)
+    return Positions(index, rope.cos[index], rope.sin[index])

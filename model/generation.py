@@ -1,0 +1,124 @@
+"""Tokens as text: what a generation yields, when it stops, and what it reports."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+from model.session import FinishReason
+from model.tokenizers.tokenizer import Decoder, Tokenizer
+
+
+class Token(NamedTuple):
+    """A generated token, and the text that is certain once it is known.
+
+    The text is empty while a character lacks bytes, or while it may be the beginning of a stop text.
+    """
+
+    id: int
+    text: str
+
+
+class Timings(NamedTuple):
+    """Seconds, and the tokens per second that follow from them."""
+
+    first_token_seconds: float  # from the request to the first token
+    total_seconds: float
+    tokens_per_second: float  # after the first token
+
+
+class Generation(Iterator[Token]):
+    """Iterate for tokens as they are drawn; the other attributes say what has come of it so far."""
+
+    def __init__(
+        self,
+        bursts: Iterator[tuple[list[int], FinishReason | None]],
+        tokenizer: Tokenizer,
+        *,
+        prompt: str,
+        prompt_ids: Sequence[int],
+        stop_texts: Sequence[str],
+        stops: frozenset[int],
+        seed: int,
+    ):
+        self.prompt = prompt
+        self.prompt_tokens = len(prompt_ids)
+        self.seed = seed
+        self.ids: list[int] = []  # every token drawn, a stopping one included
+        self.completion = ""
+        self.finish_reason: FinishReason | None = None  # None: not finished
+        self._text = _StopTexts(stop_texts)
+        self._decoder = Decoder(tokenizer, start=prompt == "")
+        self._stops = stops
+        self._began = perf_counter()
+        self._first = self._latest = self._began
+        self._tokens = self._run(bursts)
+
+    def __next__(self) -> Token:
+        return next(self._tokens)
+
+    @property
+    def timings(self) -> Timings:
+        """How long it has taken so far."""
+        decoding = self._latest - self._first
+        rate = (len(self.ids) - 1) / decoding if decoding > 0 else 0.0
+        return Timings(self._first - self._began, self._latest - self._began, rate)
+
+    def _run(self, bursts: Iterator[tuple[list[int], FinishReason | None]]) -> Iterator[Token]:
+        for drawn, reason in bursts:
+            self._latest = perf_counter()
+            if not self.ids:
+                self._first = self._latest
+            for i, token in enumerate(drawn):
+                last = reason is not None and i == len(drawn) - 1
+                self.ids.append(token)
+                text = self._text.feed("" if token in self._stops else self._decoder.feed(token))
+                if last and not self._text.found:
+                    text += self._text.feed(self._decoder.finish()) + self._text.finish()
+                self.completion += text
+                if self._text.found:
+                    self.finish_reason = "stop"
+                    yield Token(token, text)
+                    return
+                if last:
+                    self.finish_reason = reason
+                yield Token(token, text)
+            if reason is not None and not drawn:
+                yield from self._end(reason)
+
+    def _end(self, reason: FinishReason) -> Iterator[Token]:
+        """The end came after the last token was given: what was held back follows without a token of its own."""
+        text = self._text.feed(self._decoder.finish()) + self._text.finish()
+        self.completion += text
+        self.finish_reason = reason
+        if text:
+            yield Token(self.ids[-1], text)
+
+
+@dataclass
+class _StopTexts:
+    """Pass text on, up to the first stop text; hold back what may turn out to be the beginning of one."""
+
+    stops: Sequence[str]
+    found: bool = False
+    _held: str = ""
+
+    def feed(self, text: str) -> str:
+        if self.found:
+            return ""
+        text = self._held + text
+        at = min((i for stop in self.stops if (i := text.find(stop)) >= 0), default=-1)
+        if at >= 0:
+            self.found = True
+            return text[:at]
+        longest = max((len(stop) for stop in self.stops), default=0)
+        held = next((n for n in range(min(longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        text, self._held = self._held, ""
+        return "" if self.found else text
+
+    def _may_begin(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self.stops)

@@ -1,0 +1,210 @@
+"""A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float
+
+from model.cache import cache_bytes
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.open import open_checkpoint
+from model.generation import Generation
+from model.jax_backend import JaxBackend, choose_ops, prompt_chunk
+from model.memory import check_fits, device_bytes
+from model.options import SamplingOptions, check_max_new_tokens, check_seed
+from model.params import load_params, weight_bytes
+from model.reference_backend import ReferenceBackend, load_reference_params
+from model.session import Backend, Session
+from model.tokenizers.of_model import tokenizer_of
+from model.tokenizers.tokenizer import Tokenizer
+from reference.config import Config
+
+LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if asked for
+
+BackendName = Literal["jax", "reference"]
+
+
+class Llama:
+    """A model ready to use; `load` makes one. Every generation has a cache of its own."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, backend: Backend, *, stops: frozenset[int]):
+        self.config = config
+        self.tokenizer = tokenizer
+        self.stops = stops
+        self._backend = backend
+
+    @property
+    def context(self) -> int:
+        """How many tokens a sequence can have."""
+        return self._backend.capacity
+
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        """The ids of a text, BOS first where the model's convention has it."""
+        begin = [self.tokenizer.bos] if bos and self.tokenizer.bos is not None else []
+        return [*begin, *self.tokenizer.encode(text)]
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 256,
+        sampling: SamplingOptions | None = None,
+        seed: int | None = None,
+        stop: Iterable[str] = (),
+    ) -> Generation:
+        """Continue `prompt`. Iterate over the result for tokens as they are drawn.
+
+        `stop` are texts that end the completion and are not part of it. The same seed gives the same
+        text on either backend; None draws one, which the result holds. Raises ValueError for a request
+        out of range or a prompt longer than the context, before anything is computed.
+
+            for token in llama.generate("Once upon a time", seed=7):
+                print(token.text, end="", flush=True)
+        """
+        ids = self.encode(prompt)
+        return self.continue_ids(
+            Session(self._backend, vocab=self.config.vocab),
+            ids,
+            prompt=prompt,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            seed=seed,
+            stop=stop,
+        )
+
+    def session(self) -> Session:
+        """An empty sequence, for use with `continue_ids`."""
+        return Session(self._backend, vocab=self.config.vocab)
+
+    def continue_ids(
+        self,
+        session: Session,
+        ids: Sequence[int],
+        *,
+        prompt: str = "",
+        max_new_tokens: int = 256,
+        sampling: SamplingOptions | None = None,
+        seed: int | None = None,
+        stop: Iterable[str] = (),
+        stops: frozenset[int] | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Generation:
+        """`generate` from ids, in a session whose cache serves as far as it holds the same ids.
+
+        `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the
+        ids that end it, the model's own by default.
+        `interrupted` is asked between bursts; once it says yes, the generation ends.
+        """
+        check_ids(ids, self.config.vocab)
+        if not ids:
+            raise ValueError("an empty prompt needs a model that begins texts with BOS, and this one does not")
+        if len(ids) > self.context:
+            raise ValueError(f"the prompt is {len(ids)} tokens, more than the context of {self.context}")
+        seed = check_seed(seed)
+        stops = self.stops if stops is None else stops
+        bursts = session.bursts(
+            ids,
+            max_new_tokens=check_max_new_tokens(max_new_tokens),
+            options=sampling or SamplingOptions(),
+            seed=seed,
+            stops=stops,
+            interrupted=interrupted,
+        )
+        return Generation(
+            bursts,
+            self.tokenizer,
+            prompt=prompt,
+            prompt_ids=ids,
+            stop_texts=[text for text in stop if text],
+            stops=stops,
+            seed=seed,
+        )
+
+    def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
+        """Logits for what follows each of `ids`: float32, or float64 from the reference."""
+        check_ids(ids, self.config.vocab)
+        if not 0 < len(ids) <= self.context:
+            raise ValueError(f"{len(ids)} tokens, where 1 to {self.context} (the context) can be computed")
+        return self._backend.logits(ids)
+
+
+def load(
+    path: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    context: int | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    backend: BackendName = "jax",
+    kernels: str = "auto",
+    progress: Callable[[int], object] = lambda _: None,
+) -> Llama:
+    """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
+
+    `tokenizer` is a file or directory; None looks beside the model. `context` is the length of a
+    sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
+    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `progress` is told of
+    bytes as they are read. Raises CheckpointError for files that cannot be used, ValueError for
+    arguments out of range, MemoryError for a model that does not fit: each a single line.
+    """
+    checkpoint = open_checkpoint(path)
+    vocabulary = tokenizer_of(checkpoint, tokenizer)
+    options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "progress": progress}
+    return Llama(checkpoint.config, vocabulary, load_backend(checkpoint, **options), stops=checkpoint.stops)
+
+
+def load_backend(
+    checkpoint: Checkpoint,
+    *,
+    context: int | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    backend: BackendName = "jax",
+    kernels: str = "auto",
+    progress: Callable[[int], object] = lambda _: None,
+) -> Backend:
+    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
+    config = checkpoint.config
+    capacity = _capacity(context, config)
+    if backend == "reference":
+        _check_memory(config, np.dtype(np.float64), capacity)
+        return ReferenceBackend(load_reference_params(checkpoint), config, capacity=capacity)
+    ops = choose_ops(kernels)
+    run_dtype = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
+    chunk = min(prompt_chunk(), capacity)
+    rows = capacity + chunk  # the last chunk of a prompt is padded
+    _check_memory(config, run_dtype, rows)
+    params = load_params(checkpoint, dtype=run_dtype, positions=rows, progress=progress)
+    return JaxBackend(params, config, ops=ops, capacity=capacity, chunk=chunk)
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raise ValueError for ids that are not in a vocabulary of `vocab` tokens."""
+    for id in ids:
+        if not 0 <= id < vocab:
+            raise ValueError(f"token id {id} is outside the vocabulary, 0 to {vocab - 1}")
+
+
+def _capacity(context: int | None, config: Config) -> int:
+    if context is None:
+        return min(config.context, LONGEST_DEFAULT_CONTEXT)
+    if not 1 <= context <= config.context:
+        raise ValueError(f"context must be between 1 and the model's {config.context} tokens, got {context}")
+    return context
+
+
+def _default_dtype(checkpoint: Checkpoint) -> np.dtype:
+    stored = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    narrow = np.dtype(ml_dtypes.bfloat16)
+    return narrow if jax.default_backend() != "cpu" and stored == {narrow} else np.dtype(np.float32)
+
+
+def _check_memory(config: Config, dtype: np.dtype, rows: int) -> None:
+    check_fits(
+        weights=weight_bytes(config, dtype),
+        cache=cache_bytes(config, batch=1, capacity=rows, dtype=dtype),
+        context=rows,
+        available=device_bytes(),
+    )

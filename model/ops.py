@@ -1,0 +1,240 @@
+"""The ops of a block, in plain JAX: five that every Llama has, one for experts, one after the last block.
+
+Inside an op numbers are float32; what leaves it is rounded once to the dtype of the residual stream
+(and so is a vector that goes into a product: that is what matrix units take). A table `Ops` holds
+one implementation of each: `XLA` runs anywhere; `CPU` differs in its products, which are shaped for
+XLA's CPU compiler.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from model.cache import LayerCache
+from model.params import Experts, FeedForward, Layer, Linear, Params
+from reference.config import Config
+
+SMALLEST_SPAN = 64  # cache rows; attention reads the smallest power of two times this that covers what is in use
+
+
+class Positions(NamedTuple):
+    """Where the new tokens stand, and how far RoPE turns them there."""
+
+    index: Int[Array, "batch seq"]  # consecutive along seq
+    cos: Float[Array, "batch seq pairs"]
+    sin: Float[Array, "batch seq pairs"]
+
+
+class Product(Protocol):
+    """x times the transpose of weight, accumulated in float32 and returned as float32."""
+
+    def __call__(
+        self, x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"]
+    ) -> Float[Array, "*batch rows"]: ...
+
+
+def norm_qkv(
+    x: Float[Array, "batch seq dim"],
+    layer: Layer,
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    config: Config,
+    product: Product,
+) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+    """RMSNorm, q, k and v, their norms where the model has them, RoPE; k and v are appended to the cache."""
+    n = rmsnorm(x, layer.attention_norm, eps=config.eps).astype(x.dtype)
+    qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
+    q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q = rmsnorm(q, layer.q_norm, eps=config.eps)
+        k = rmsnorm(k, layer.k_norm, eps=config.eps)
+    q, k = rope(q, positions), rope(k, positions)
+    append = jax.vmap(lambda rows, new, start: lax.dynamic_update_slice(rows, new, (0, start, 0)))
+    start = positions.index[:, 0]
+    k, v = (a.astype(x.dtype).swapaxes(1, 2) for a in (k, v))  # [batch, kv_heads, seq, head_dim]
+    return q.astype(x.dtype), LayerCache(append(cache.k, k, start), append(cache.v, v, start))
+
+
+def attend(
+    q: Float[Array, "batch seq heads head_dim"],
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+) -> Float[Array, "batch seq heads*head_dim"]:
+    """Causal grouped-query attention over the part of the cache that is in use."""
+    batch, seq = q.shape[:2]
+    q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
+    q = q.astype(jnp.float32) * config.head_dim**-0.5
+
+    def over(span: int):
+        def branch(q: Array, k: Array, v: Array, index: Array) -> Array:
+            k, v = (a[:, :, :span].astype(jnp.float32) for a in (k, v))
+            scores = jnp.einsum("bskgd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
+            p = jax.nn.softmax(jnp.where(_visible(index, span, window), scores, -jnp.inf), axis=-1)
+            return jnp.einsum("bkgst,bktd->bskgd", p, v, precision=lax.Precision.HIGHEST)
+
+        return branch
+
+    spans = _spans(cache.k.shape[2])
+    used = jnp.max(positions.index) + 1
+    smallest = jnp.sum(jnp.asarray(spans[:-1], jnp.int32) < used)  # of the spans that cover what is used
+    h = lax.switch(smallest, [over(span) for span in spans], q, cache.k, cache.v, positions.index)
+    return h.reshape(batch, seq, -1).astype(cache.k.dtype)
+
+
+def project_add(
+    h: Float[Array, "batch seq heads*head_dim"], layer: Layer, x: Float[Array, "batch seq dim"], *, product: Product
+) -> Float[Array, "batch seq dim"]:
+    """The output projection, added to the residual stream."""
+    return (x.astype(jnp.float32) + _linear(h, layer.o, product)).astype(x.dtype)
+
+
+def norm_gate_up(
+    x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
+) -> Float[Array, "batch seq ffn"]:
+    """RMSNorm, gate and up, SwiGLU."""
+    assert isinstance(layer.ffn, FeedForward)
+    n = rmsnorm(x, layer.ffn_norm, eps=config.eps).astype(x.dtype)
+    return _swiglu(_linear(n, layer.ffn.gate_up, product)).astype(x.dtype)
+
+
+def down_add(
+    g: Float[Array, "batch seq ffn"], layer: Layer, x: Float[Array, "batch seq dim"], *, product: Product
+) -> Float[Array, "batch seq dim"]:
+    """The down projection, added to the residual stream."""
+    assert isinstance(layer.ffn, FeedForward)
+    return (x.astype(jnp.float32) + _linear(g, layer.ffn.down, product)).astype(x.dtype)
+
+
+def moe_add(
+    x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
+) -> Float[Array, "batch seq dim"]:
+    """RMSNorm, the experts that the router chooses, weighted; added to the residual stream.
+
+    For one token only the chosen experts are read. For more, all are, and those that a token did not
+    choose count 0 for it: among many tokens most experts are chosen by some.
+    """
+    assert isinstance(layer.ffn, Experts)
+    n = rmsnorm(x, layer.ffn_norm, eps=config.eps).astype(x.dtype)
+    p = jax.nn.softmax(product(n, layer.ffn.router), axis=-1)  # [batch, seq, experts]
+    weights, chosen = lax.top_k(p, config.experts_per_token)
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)  # [batch, seq, experts_per_token]
+
+    def expert(ffn: FeedForward):
+        return lambda n: product(_swiglu(product(n, ffn.gate_up.weight)).astype(x.dtype), ffn.down.weight)
+
+    experts = [expert(ffn) for ffn in layer.ffn.experts]
+    y = x.astype(jnp.float32)
+    if x.shape[0] * x.shape[1] == 1:
+        for rank in range(config.experts_per_token):
+            y = y + weights[..., rank, None] * lax.switch(chosen[0, 0, rank], experts, n)
+    else:
+        shares = jnp.sum(jax.nn.one_hot(chosen, config.experts) * weights[..., None], axis=-2)  # [batch, seq, experts]
+        for e in range(config.experts):
+            y = y + shares[..., e, None] * experts[e](n)
+    return y.astype(x.dtype)
+
+
+def norm_logits(
+    x: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
+) -> Float[Array, "*batch vocab"]:
+    """The last RMSNorm and one logit per token of the vocabulary, in float32."""
+    return product(rmsnorm(x, params.norm, eps=config.eps).astype(x.dtype), params.head)
+
+
+def rmsnorm(x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: float) -> Float[Array, "*batch n"]:
+    """`reference.rmsnorm` in float32."""
+    x = x.astype(jnp.float32)
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight.astype(jnp.float32)
+
+
+def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> Float[Array, "batch seq heads head_dim"]:
+    """`reference.rope.rope_halves` in float32."""
+    a, b = jnp.split(x, 2, axis=-1)
+    cos, sin = positions.cos[:, :, None], positions.sin[:, :, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def _linear(x: Float[Array, "batch seq cols"], linear: Linear, product: Product) -> Float[Array, "batch seq rows"]:
+    y = product(x, linear.weight)
+    return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
+
+
+def _swiglu(gate_up: Float[Array, "*batch 2*ffn"]) -> Float[Array, "*batch ffn"]:
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    return jax.nn.silu(gate) * up
+
+
+def _visible(index: Int[Array, "batch seq"], span: int, window: int | None) -> Bool[Array, "batch 1 1 seq span"]:
+    i, j = index[:, None, None, :, None], jnp.arange(span)
+    return j <= i if window is None else (j <= i) & (j > i - window)
+
+
+def _spans(capacity: int) -> list[int]:
+    spans = []
+    span = SMALLEST_SPAN
+    while span < capacity:
+        spans.append(span)
+        span *= 2
+    return [*spans, capacity]
+
+
+def dot(x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
+    """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
+    contract = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, weight, contract, lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def cpu_product(x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
+    """A `Product` for XLA's CPU compiler, which multiplies one vector at memory speed only if it sees no dot.
+
+    As a sum of 16-lane slices the product is elementwise, which becomes one vectorised loop over
+    both cores; the barrier keeps the last, small sum out of it. A narrow weight is widened in
+    registers there, where a dot would widen the whole matrix in memory first.
+    """
+    cols = weight.shape[1]
+    block = max((b for b in range(64, 257, 64) if cols % b == 0), default=0)
+    if x.size != cols or not block:
+        return dot(x, weight)
+    lanes = 16  # float32 numbers in an AVX-512 register
+    w = weight.reshape(-1, cols // block, block)
+    v = lax.optimization_barrier(x.astype(jnp.float32)).reshape(cols // block, block)
+    slices = (slice(i, i + lanes) for i in range(0, block, lanes))
+    partial_sums = sum(w[:, :, s].astype(jnp.float32) * v[:, s] for s in slices)  # [rows, blocks, lanes]
+    return jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2)).reshape(*x.shape[:-1], -1)
+
+
+class Ops(NamedTuple):
+    """One implementation of every op; the functions of this module say what each one does."""
+
+    norm_qkv: Callable[..., tuple[Array, LayerCache]]
+    attend: Callable[..., Array]
+    project_add: Callable[..., Array]
+    norm_gate_up: Callable[..., Array]
+    down_add: Callable[..., Array]
+    moe_add: Callable[..., Array]
+    norm_logits: Callable[..., Array]
+
+
+def _plain(product: Product) -> Ops:
+    return Ops(
+        norm_qkv=partial(norm_qkv, product=product),
+        attend=attend,
+        project_add=partial(project_add, product=product),
+        norm_gate_up=partial(norm_gate_up, product=product),
+        down_add=partial(down_add, product=product),
+        moe_add=partial(moe_add, product=product),
+        norm_logits=partial(norm_logits, product=product),
+    )
+
+
+XLA = _plain(dot)
+CPU = _plain(cpu_product)

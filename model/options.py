@@ -1,0 +1,44 @@
+"""What a generation can be asked for, checked before anything is loaded."""
+
+import math
+import secrets
+from dataclasses import dataclass
+
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How a token is chosen; `reference.sampling` defines each filter. Raises ValueError out of range."""
+
+    temperature: float = 0.8  # 0 is greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 0.95  # 1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
+
+    def __post_init__(self):
+        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
+        _check("top-k", self.top_k, 0 <= self.top_k < 2**31, "0 (off) or more")
+        _check("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        _check("min-p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
+        _check("repetition-penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "above 0")
+
+
+def check_seed(seed: int | None) -> int:
+    """The seed, or a fresh one for None. Raises ValueError out of range."""
+    if seed is None:
+        return secrets.randbelow(2**32)
+    _check("seed", seed, 0 <= seed <= MAX_SEED, "between 0 and 2^64 - 1")
+    return seed
+
+
+def check_max_new_tokens(count: int) -> int:
+    """How many tokens to generate at most. Raises ValueError below 0."""
+    _check("max-new-tokens", count, count >= 0, "0 or more")
+    return count
+
+
+def _check(name: str, value: float, holds: bool, domain: str):
+    if not holds:  # NaN too: no comparison with it holds
+        raise ValueError(f"{name} must be {domain}, got {value}")

@@ -1,0 +1,145 @@
+"""The weights of a Llama as JAX arrays: what is multiplied together is stacked once, here.
+
+q, k and v share their input, and so do gate and up: stacked, each is one product a layer instead of
+three or two. Layers stay in a list, since slices of one large array would be copied at every use.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
+from model.checkpoints.checks import check_finite
+from reference.config import Config
+from reference.rope import frequencies
+
+HUGE_PAGE = 2 << 20  # bytes; weights that start on one are read faster, and JAX on a CPU takes them as they are
+
+
+class Linear(NamedTuple):
+    weight: Float[Array, "rows cols"]
+    bias: Float[Array, " rows"] | None
+
+
+class FeedForward(NamedTuple):
+    gate_up: Linear  # [2 ffn, dim]
+    down: Linear
+
+
+class Experts(NamedTuple):
+    router: Float[Array, "experts dim"]
+    experts: Sequence[FeedForward]
+
+
+class Layer(NamedTuple):
+    attention_norm: Float[Array, " dim"]
+    qkv: Linear  # [(heads + 2 kv_heads) head_dim, dim]
+    q_norm: Float[Array, " head_dim"] | None
+    k_norm: Float[Array, " head_dim"] | None
+    o: Linear
+    ffn_norm: Float[Array, " dim"]
+    ffn: FeedForward | Experts
+
+
+class Rope(NamedTuple):
+    """The angles of every position, from float64: a float32 angle is off by a percent at position 100,000."""
+
+    cos: Float[Array, "positions pairs"]
+    sin: Float[Array, "positions pairs"]
+
+
+class Params(NamedTuple):
+    embedding: Float[Array, "vocab dim"]
+    layers: Sequence[Layer]
+    norm: Float[Array, " dim"]
+    head: Float[Array, "vocab dim"]  # the same array as the embedding, where the two are tied
+    rope: Rope
+
+
+def rope_table(config: Config, positions: int) -> Rope:
+    """cos and sin of the first `positions` positions, float32."""
+    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
+    angles = np.arange(positions)[:, None] * turns
+    return Rope(*(jax.device_put(table.astype(np.float32)) for table in (np.cos(angles), np.sin(angles))))
+
+
+def load_params(
+    checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, progress: Callable[[int], object] = lambda _: None
+) -> Params:
+    """Read every tensor of `checkpoint`, as `dtype`, onto the default device.
+
+    `positions` is the number of positions that the RoPE table covers; `progress` is told of bytes
+    as they are read. Raises CheckpointError for a tensor that holds NaN or infinity.
+    """
+    config = checkpoint.config
+
+    def place(*names: str) -> Array:
+        """Join tensors along their rows in one buffer, which JAX then owns."""
+        tensors = [checkpoint.tensors[name] for name in names]
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        buffer = _aligned((rows, *tensors[0].shape[1:]), dtype)
+        start = 0
+        for name, tensor in zip(names, tensors, strict=True):
+            values = tensor.read()
+            check_finite(name, values, path=checkpoint.path)
+            buffer[start : start + len(values)] = values
+            start += len(values)
+            del values
+            checkpoint.release()
+            progress(tensor.bytes)
+        return jax.device_put(buffer, may_alias=True)
+
+    def linear(*names: str, bias: bool = False) -> Linear:
+        weight = place(*(f"{name}.weight" for name in names))
+        return Linear(weight, place(*(f"{name}.bias" for name in names)) if bias else None)
+
+    def feed_forward(prefix: str) -> FeedForward | Experts:
+        if config.experts:
+            moe = f"{prefix}.block_sparse_moe"
+            experts = [f"{moe}.experts.{e}" for e in range(config.experts)]
+            return Experts(
+                router=place(f"{moe}.gate.weight"),
+                experts=[FeedForward(linear(f"{e}.w1", f"{e}.w3"), linear(f"{e}.w2")) for e in experts],
+            )
+        return FeedForward(
+            gate_up=linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.ffn_bias),
+            down=linear(f"{prefix}.mlp.down_proj", bias=config.ffn_bias),
+        )
+
+    def layer(prefix: str) -> Layer:
+        attention = f"{prefix}.self_attn"
+        return Layer(
+            attention_norm=place(f"{prefix}.input_layernorm.weight"),
+            qkv=linear(*(f"{attention}.{name}_proj" for name in "qkv"), bias=config.qkv_bias),
+            q_norm=place(f"{attention}.q_norm.weight") if config.qk_norm else None,
+            k_norm=place(f"{attention}.k_norm.weight") if config.qk_norm else None,
+            o=linear(f"{attention}.o_proj", bias=config.o_bias),
+            ffn_norm=place(f"{prefix}.post_attention_layernorm.weight"),
+            ffn=feed_forward(prefix),
+        )
+
+    embedding = place("model.embed_tokens.weight")
+    return Params(
+        embedding=embedding,
+        layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
+        norm=place("model.norm.weight"),
+        head=embedding if config.tied else place("lm_head.weight"),
+        rope=rope_table(config, positions),
+    )
+
+
+def weight_bytes(config: Config, dtype: np.dtype) -> int:
+    """Bytes that the weights take, each stored once as `dtype`."""
+    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()) * dtype.itemsize
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array that starts on a huge page if it fills one, else on a cache line."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    alignment = HUGE_PAGE if size >= HUGE_PAGE else 64
+    raw = np.empty(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,127 @@
+"""The NumPy reference behind a generation: the interface of `model.jax_backend`, to compare with and to learn from."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checks import check_finite
+from model.options import SamplingOptions
+from model.sampling import random_key, uniform
+from reference.config import Config
+from reference.llama import (
+    Cache,
+    Experts,
+    FeedForward,
+    Layer,
+    LayerCache,
+    Linear,
+    Params,
+    empty_cache,
+    forward,
+    hidden_states,
+    unembed,
+)
+from reference.sampling import distribution, draw
+
+CHUNK = 512  # prompt tokens computed at once
+
+
+class ReferenceBackend:
+    """`reference.llama` in float64, one sequence at a time, with the random numbers of JAX."""
+
+    burst = 1
+    chunk = CHUNK
+
+    def __init__(self, params: Params, config: Config, *, capacity: int):
+        self.capacity = capacity
+        self._params, self._config = params, config
+        self._uniform = jax.jit(uniform)
+
+    def start(self) -> Cache:
+        """An empty cache."""
+        return empty_cache(self._config)
+
+    def rewind(self, cache: Cache, length: int) -> Cache:
+        """Forget all but the first `length` positions."""
+        return [LayerCache(layer.k[:length], layer.v[:length]) for layer in cache]
+
+    def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
+        """Append tokens to the cache."""
+        return hidden_states(self._params, np.array(ids), cache, config=self._config)[1]
+
+    def decode(
+        self,
+        cache: Cache,
+        token: int,
+        *,
+        steps: int,
+        seen: np.ndarray,
+        seed: int,
+        options: SamplingOptions,
+        stops: Sequence[int],
+    ) -> tuple[list[int], Cache]:
+        """Feed `token` and draw one token; `steps` is at least 1, and nothing follows that `stops` could end."""
+        x, cache = hidden_states(self._params, np.array([token]), cache, config=self._config)
+        p = distribution(
+            unembed(self._params, x[-1], config=self._config),
+            seen,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+        )
+        position = len(cache[0].k)
+        return [draw(p, float(self._uniform(random_key(seed), np.int32(position))))], cache
+
+    def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
+        """Logits for what follows each of `ids`, in float64."""
+        return forward(self._params, np.array(ids), self.start(), config=self._config)[0]
+
+
+def load_reference_params(checkpoint: Checkpoint) -> Params:
+    """Every tensor of `checkpoint` in float64. Raises CheckpointError for one that holds NaN or infinity."""
+    config = checkpoint.config
+
+    def tensor(name: str) -> np.ndarray:
+        values = checkpoint.tensors[name].read()
+        check_finite(name, values, path=checkpoint.path)
+        return values.astype(np.float64)
+
+    def linear(name: str, *, bias: bool = False) -> Linear:
+        return Linear(tensor(f"{name}.weight"), tensor(f"{name}.bias") if bias else None)
+
+    def feed_forward(prefix: str) -> FeedForward | Experts:
+        if config.experts:
+            moe = f"{prefix}.block_sparse_moe"
+            gate, down, up = (
+                np.stack([tensor(f"{moe}.experts.{e}.{w}.weight") for e in range(config.experts)])
+                for w in ("w1", "w2", "w3")
+            )
+            return Experts(tensor(f"{moe}.gate.weight"), gate=gate, up=up, down=down)
+        return FeedForward(*(linear(f"{prefix}.mlp.{w}_proj", bias=config.ffn_bias) for w in ("gate", "up", "down")))
+
+    def layer(prefix: str) -> Layer:
+        attention = f"{prefix}.self_attn"
+        return Layer(
+            attention_norm=tensor(f"{prefix}.input_layernorm.weight"),
+            q=linear(f"{attention}.q_proj", bias=config.qkv_bias),
+            k=linear(f"{attention}.k_proj", bias=config.qkv_bias),
+            v=linear(f"{attention}.v_proj", bias=config.qkv_bias),
+            o=linear(f"{attention}.o_proj", bias=config.o_bias),
+            q_norm=tensor(f"{attention}.q_norm.weight") if config.qk_norm else None,
+            k_norm=tensor(f"{attention}.k_norm.weight") if config.qk_norm else None,
+            ffn_norm=tensor(f"{prefix}.post_attention_layernorm.weight"),
+            ffn=feed_forward(prefix),
+        )
+
+    embedding = tensor("model.embed_tokens.weight")
+    return Params(
+        embedding=embedding,
+        layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
+        norm=tensor("model.norm.weight"),
+        head=embedding if config.tied else tensor("lm_head.weight"),
+    )

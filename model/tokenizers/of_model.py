@@ -1,0 +1,23 @@
+"""The tokenizer that belongs to a checkpoint."""
+
+from pathlib import Path
+
+from model.checkpoints.checkpoint import Checkpoint, refused
+from model.tokenizers.load import load_tokenizer
+from model.tokenizers.tokenizer import Tokenizer
+
+PADDING = 64  # models round their vocabulary up for the hardware, by less than one part in this
+
+
+def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
+    """The tokenizer at a path, or for None the one beside the model.
+
+    Raises CheckpointError if there is none, or if its vocabulary is not the model's.
+    """
+    beside = Path(checkpoint.path)
+    path = Path(tokenizer) if tokenizer is not None else beside if beside.is_dir() else beside.parent
+    found = load_tokenizer(path)
+    vocab = checkpoint.config.vocab
+    if not vocab - vocab // PADDING <= found.vocab <= vocab:
+        raise refused(path, f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}")
+    return found
