@@ -31,5 +31,6 @@ def weights_file(path: str | Path) -> MappedFile:
         for first, what in TEXTS.items():
             if start.lstrip().startswith(first):
                 raise refused(path, what)
+    if set(start) <= PRINTABLE:
         raise refused(path, "is text, not weights")
     return file
