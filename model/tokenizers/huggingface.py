@@ -86,6 +86,9 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         elif entry.special:
             added[token] = b""
             special[entry.content] = token
+    pieces = spec["model"]["vocab"]
+    if len(set(pieces.values())) < len(pieces):
+        raise CheckpointError(f"{path}: two tokens of the vocabulary have the same id")
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
         raise CheckpointError(f"{path}: the vocabulary is empty")
