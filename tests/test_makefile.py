@@ -1,5 +1,6 @@
-"""How the Makefile finds its Python, with a PATH and a HOME that hold nothing but stand-ins."""
+"""How the Makefile finds its Python and makes .venv, with stand-ins for the interpreters and for pip."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """A machine with a home and the interpreters that a test puts there."""
+    """A machine whose PATH and HOME hold nothing but what a test puts there."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -27,15 +28,18 @@ class Machine:
         file.chmod(0o755)
         return file
 
-    def interpreter(self, path: str, version: tuple[int, int, int], without: str = "nothing") -> Path:
-        """This Python, claiming another version and place, and failing to import the module `without`."""
+    def interpreter(
+        self, path: str, version: tuple[int, int, int], without: str = "nothing", venv: str = "exit 1"
+    ) -> Path:
+        """This Python, claiming another version and place, unable to import `without`; `-m venv` runs `venv`."""
         claim = f"""
 import sys
 sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}
 sys.modules[{without!r}] = None
 exec(sys.argv[2])
 """
-        return self.script(path, f'exec {shlex.quote(sys.executable)} -c {shlex.quote(claim)} "$@"')
+        pretend = f'exec {shlex.quote(sys.executable)} -c {shlex.quote(claim)} "$@"'
+        return self.script(path, f"case $1 in -m) {venv} ;; *) {pretend} ;; esac")
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.bin), "HOME": str(self.home), "PYTHON_PLACES": "", **environment}
@@ -130,3 +134,76 @@ def test_a_story_takes_the_model_it_is_given(machine: Machine):
     )
     assert command("MODEL=/m", LLAMASPEC_DATA="/d").strip() == 'story --model "/m"'
     assert command("MODEL=/m", "TOKENIZER=/t") == 'story --model "/m" --tokenizer "/t"'
+
+
+class Checkout:
+    """A copy of what a set-up is made from, and a Python whose environments only write down what pip is asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "checkout"
+        self.calls = folder / "calls"
+        self.broken = folder / "broken"  # while this exists, pip fails
+        shutil.copytree(ROOT / ".ci", self.folder / ".ci")
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.folder)
+        machine = Machine(folder)
+        pip = machine.script(
+            "pip", f'echo "$@" >>{self.calls}; sleep 0.1; [ ! -e {self.broken} ] || {{ echo no such pin; exit 1; }}'
+        )
+        venv = f"echo venv >>{self.calls}; mkdir -p .venv/bin; cp {pip} .venv/bin/python"
+        python = machine.interpreter("python", (3, 12, 1), venv=venv)
+        self.command = [str(MAKE), "-s", "setup", f"PYTHON={python}"]
+        # A make that runs these tests must not take part.
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+    def setup(self, at_once: int = 1) -> list[str]:
+        """Set up, as many times at once, and list what was done: venvs made and calls of pip."""
+        self.calls.write_text("")
+        makes = [
+            subprocess.Popen(self.command, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True)
+            for _ in range(at_once)
+        ]
+        self.said = [make.communicate()[1] for make in makes]
+        self.worked = all(make.returncode == 0 for make in makes)
+        return [line.split(" --no-input ")[-1] for line in self.calls.read_text().splitlines()]
+
+
+INSTALL = ["install -c constraints.txt setuptools", "install -c constraints.txt --no-build-isolation -e .[dev]"]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_a_set_up_is_done_once(checkout: Checkout):
+    assert checkout.setup() == ["venv", *INSTALL]
+    assert checkout.worked
+    assert checkout.setup() == []
+    assert checkout.said == [""]
+
+
+def test_new_pins_are_installed_into_what_is_there(checkout: Checkout):
+    checkout.setup()
+    (checkout.folder / "constraints.txt").touch()
+    assert checkout.setup() == ["-m pip --version", *INSTALL]
+    assert checkout.setup() == []
+
+
+def test_half_a_set_up_does_not_count(checkout: Checkout):
+    checkout.broken.touch()
+    assert checkout.setup() == ["venv", INSTALL[0]]
+    assert not checkout.worked
+    assert "no such pin" in checkout.said[0]
+
+    checkout.broken.unlink()
+    assert checkout.setup() == ["venv", *INSTALL]
+    assert checkout.worked
+
+
+@pytest.mark.skipif(
+    shutil.which("flock") is None, reason="without flock (util-linux), set-ups do not wait for each other"
+)
+def test_two_set_ups_at_once_do_the_work_of_one(checkout: Checkout):
+    assert checkout.setup(at_once=2) == ["venv", *INSTALL]
+    assert checkout.worked
