@@ -15,7 +15,7 @@ from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, prompt_chunk
 from model.memory import check_fits, device_bytes
-from model.options import SamplingOptions, check_max_new_tokens, check_seed
+from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed
 from model.params import load_params, weight_bytes
 from model.reference_backend import ReferenceBackend, load_reference_params
 from model.session import Backend, Session
@@ -100,10 +100,7 @@ class Llama:
         `interrupted` is asked between bursts; once it says yes, the generation ends.
         """
         check_ids(ids, self.config.vocab)
-        if not ids:
-            raise ValueError("an empty prompt needs a model that begins texts with BOS, and this one does not")
-        if len(ids) > self.context:
-            raise ValueError(f"the prompt is {len(ids)} tokens, more than the context of {self.context}")
+        check_length(ids, self.context)
         seed = check_seed(seed)
         stops = self.stops if stops is None else stops
         bursts = session.bursts(
@@ -127,8 +124,7 @@ class Llama:
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Logits for what follows each of `ids`: float32, or float64 from the reference."""
         check_ids(ids, self.config.vocab)
-        if not 0 < len(ids) <= self.context:
-            raise ValueError(f"{len(ids)} tokens, where 1 to {self.context} (the context) can be computed")
+        check_length(ids, self.context)
         return self._backend.logits(ids)
 
 
@@ -178,13 +174,6 @@ def load_backend(
     _check_memory(config, run_dtype, rows)
     params = load_params(checkpoint, dtype=run_dtype, positions=rows, progress=progress)
     return JaxBackend(params, config, ops=ops, capacity=capacity, chunk=chunk)
-
-
-def check_ids(ids: Sequence[int], vocab: int) -> None:
-    """Raise ValueError for ids that are not in a vocabulary of `vocab` tokens."""
-    for id in ids:
-        if not 0 <= id < vocab:
-            raise ValueError(f"token id {id} is outside the vocabulary, 0 to {vocab - 1}")
 
 
 def _capacity(context: int | None, config: Config) -> int:

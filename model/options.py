@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_SEED = 2**64 - 1
@@ -37,6 +38,20 @@ def check_max_new_tokens(count: int) -> int:
     """How many tokens to generate at most. Raises ValueError below 0."""
     _check("max-new-tokens", count, count >= 0, "0 or more")
     return count
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raise ValueError for an id that a vocabulary of `vocab` tokens lacks."""
+    for id in ids:
+        _check("a token id", id, 0 <= id < vocab, f"between 0 and {vocab - 1}, the vocabulary")
+
+
+def check_length(ids: Sequence[int], context: int) -> None:
+    """Raise ValueError for a sequence that is empty or longer than the context."""
+    if not ids:
+        raise ValueError("no tokens: an empty text needs a model that begins texts with BOS")
+    if len(ids) > context:
+        raise ValueError(f"{len(ids)} tokens are more than the context of {context}")
 
 
 def _check(name: str, value: float, holds: bool, domain: str):

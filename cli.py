@@ -1,0 +1,494 @@
+"""The command line: parse, call, print.
+
+stdout carries the result alone; progress and statistics go to stderr; an error is one line. Each
+command imports what it needs when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from model.generation import Generation
+    from model.llama import Llama
+
+PROGRESS_BYTES = 300_000_000  # a checkpoint smaller than this is read in less than two seconds: no bar
+
+BUILT_IN_MODELS: dict[str, Path] = {}
+
+
+class _Commands(click.Group):
+    """Every command takes --debug, wherever a person writes it; `main` looks for it."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None):
+        cmd.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
+        super().add_command(cmd, name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="llamaspec", prog_name="llamaspec")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks.")
+def llamaspec():
+    """An executable specification of Llama, and the fast implementation that is proven against it.
+
+    MODEL is a file of llama2.c (.bin) or a Hugging Face directory. The tokenizer is found beside
+    it, or named with --tokenizer.
+
+    \b
+    llamaspec generate "Once upon a time" --model stories260K.bin --tokenizer tok512.model
+    llamaspec chat --model path/to/Llama-3.2-1B-Instruct
+    """
+
+
+def _options(*options: Callable) -> Callable:
+    """One decorator out of several, in the order in which help shows them."""
+
+    def decorate(command: Callable) -> Callable:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+model_option = click.option("--model", default="stories", show_default=True, help="Checkpoint: a file or a directory.")
+tokenizer_option = click.option(
+    "--tokenizer", help="Tokenizer file or directory.  [default: tokenizer.json, .model or .bin beside the model]"
+)
+running_options = _options(
+    click.option("--context", type=int, help="Length of a sequence, in tokens.  [default: the model's, 4096 at most]"),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16"]),
+        help="Of the weights that run.  [default: float32 on a CPU, as stored on a GPU]",
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(["jax", "reference"]),
+        default="jax",
+        show_default=True,
+        help="Compiled JAX, or the NumPy definition in float64.",
+    ),
+    click.option(
+        "--kernels",
+        type=click.Choice(["auto", "xla", "cpu", "pallas"]),
+        default="auto",
+        show_default=True,
+        help="Which implementation of the ops JAX runs.",
+    ),
+)
+sampling_options = _options(
+    click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Stop after so many tokens."),
+    click.option("--temperature", type=float, default=0.8, show_default=True, help="0 always takes the likeliest."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: from all."),
+    click.option("--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest that reach it."),
+    click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop below this share of the likeliest."),
+    click.option(
+        "--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: seen tokens are less likely."
+    ),
+    click.option("--seed", type=int, help="Same seed, same text.  [default: drawn, and printed]"),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be given several times."),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+@llamaspec.command()
+@click.argument("prompt", default="")
+@_options(model_option, tokenizer_option, sampling_options, running_options, json_option)
+def generate(prompt: str, as_json: bool, **options: Any):
+    """Continue PROMPT; - reads it from standard input.
+
+    Prints the prompt and its continuation as it is drawn. Without PROMPT, a text from its beginning.
+    """
+    _generate(sys.stdin.read() if prompt == "-" else prompt, as_json=as_json, **options)
+
+
+@llamaspec.command()
+@click.argument("prompt", default="")
+@_options(model_option, tokenizer_option, sampling_options, running_options, json_option)
+def story(prompt: str, as_json: bool, **options: Any):
+    """Tell a story, from the beginning or on from PROMPT.
+
+    `generate` under the name that children ask for.
+    """
+    _generate(prompt, as_json=as_json, **options)
+
+
+def _generate(prompt: str, *, as_json: bool, **options: Any):
+    request = _request(options)
+    generation = _load(options).generate(prompt, **request)
+    if options["seed"] is None:
+        click.echo(f"seed {generation.seed}", err=True)
+    if as_json:
+        for _ in generation:
+            pass
+        _print_json(
+            {
+                "text": generation.prompt + generation.completion,
+                "completion": generation.completion,
+                "prompt_tokens": generation.prompt_tokens,
+                "tokens": len(generation.ids),
+                "finish_reason": generation.finish_reason,
+                "seed": generation.seed,
+                "timings": generation.timings._asdict(),
+            }
+        )
+    else:
+        _print(prompt)
+        _stream(generation)
+    click.echo(_summary(generation), err=True)
+
+
+@llamaspec.command()
+@click.option("--system", help="What the model is told before the conversation.")
+@_options(model_option, tokenizer_option, sampling_options, running_options)
+def chat(system: str | None, **options: Any):
+    """Talk with a model. /reset forgets, /exit leaves; Ctrl-C stops an answer.
+
+    Reads lines from standard input when that is not a terminal, and answers each.
+    """
+    from model.chat import Chat
+
+    request = _request(options)
+    llama = _load(options)
+    conversation = Chat(llama, system=system)
+    ask = _terminal_lines() if sys.stdin.isatty() else (line.rstrip("\n") for line in sys.stdin)
+    for line in ask:
+        match line.strip():
+            case "":
+                continue
+            case "/exit":
+                return
+            case "/reset":
+                conversation.reset()
+                click.echo("forgotten", err=True)
+                continue
+        try:
+            with _interruption() as interrupted:
+                _stream(conversation.reply(line, interrupted=interrupted, **request))
+        except ValueError as error:
+            if not sys.stdin.isatty():
+                raise
+            click.echo(f"error: {error}", err=True)
+
+
+def _terminal_lines() -> Iterator[str]:
+    """Lines as a person types them, with editing and a history; ends at Ctrl-D."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.output import create_output
+
+    folder = _cache_folder()
+    history = FileHistory(str(folder / "chat_history")) if folder else InMemoryHistory()
+    session = PromptSession("> ", history=history, output=create_output(stdout=sys.stderr))
+    while True:
+        try:
+            yield session.prompt()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+
+
+@contextmanager
+def _interruption() -> Iterator[Callable[[], bool]]:
+    """Within it Ctrl-C raises nothing; the function that it gives says whether it was pressed."""
+    import signal
+
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@llamaspec.command()
+@click.argument("text", required=False)
+@click.option("--decode", metavar="IDS", help="The text of comma-separated ids, instead.")
+@click.option("--no-bos", is_flag=True, help="Leave out the id that begins a text.")
+@_options(model_option, tokenizer_option, json_option)
+def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, tokenizer: str | None, as_json: bool):
+    """The ids of TEXT, on one line."""
+    if (text is None) == (decode is None):
+        raise click.UsageError("give either TEXT or --decode IDS")
+    from model.tokenizers.load import load_tokenizer
+    from model.tokenizers.tokenizer import decode as decode_ids
+
+    if tokenizer:
+        vocabulary = load_tokenizer(tokenizer)
+    else:
+        from model.checkpoints.open import open_checkpoint
+        from model.tokenizers.of_model import tokenizer_of
+
+        vocabulary = tokenizer_of(open_checkpoint(_model_path(model)), None)
+    if decode is not None:
+        ids = _parse_ids(decode, vocabulary.vocab)
+        _print(decode_ids(vocabulary, ids) + "\n")
+        return
+    assert text is not None
+    begin = [] if no_bos or vocabulary.bos is None else [vocabulary.bos]
+    ids = [*begin, *vocabulary.encode(text)]
+    if as_json:
+        _print_json({"ids": ids, "pieces": [vocabulary.piece(id) for id in ids]})
+    else:
+        _print(" ".join(map(str, ids)) + "\n")
+
+
+@llamaspec.command()
+@click.option("--tokens", "ids", metavar="IDS", help="Comma-separated ids, taken exactly.")
+@click.option("--prompt", metavar="TEXT", help="A text, with BOS where the model's convention has it.")
+@click.option("--out", required=True, metavar="FILE.npy", help="Where the array goes, replacing what is there.")
+@_options(model_option, tokenizer_option, running_options)
+def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
+    """Write what the model predicts after each token.
+
+    A NumPy file, [seq, vocab] in float32 (float64 from the reference).
+    """
+    if (ids is None) == (prompt is None):
+        raise click.UsageError("give either --tokens IDS or --prompt TEXT")
+    import numpy as np
+
+    from model.checkpoints.open import open_checkpoint
+    from model.checkpoints.staging import new_file
+    from model.tokenizers.of_model import tokenizer_of
+
+    checkpoint = open_checkpoint(_model_path(model))
+    if ids is not None:
+        sequence = _parse_ids(ids, checkpoint.config.vocab)
+    else:
+        assert prompt is not None
+        vocabulary = tokenizer_of(checkpoint, tokenizer)
+        sequence = [*([] if vocabulary.bos is None else [vocabulary.bos]), *vocabulary.encode(prompt)]
+    _prepare_jax()
+    from model.llama import load_backend
+    from model.options import check_length
+
+    with _reading(checkpoint) as progress:
+        backend = load_backend(checkpoint, progress=progress, **options)
+    check_length(sequence, backend.capacity)
+    rows = backend.logits(sequence)
+    with new_file(out, replace=True) as staged, open(staged, "wb") as file:
+        np.save(file, rows)
+    click.echo(f"{out}: {rows.shape[0]} x {rows.shape[1]} {rows.dtype}", err=True)
+
+
+@llamaspec.command()
+@click.argument("model", default="stories")
+@json_option
+def inspect(model: str, as_json: bool):
+    """What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token."""
+    from model.checkpoints.open import open_checkpoint
+    from model.describe import describe
+
+    description = describe(open_checkpoint(_model_path(model)))
+    if as_json:
+        _print_json(description)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for key, value in description.items():
+        if key == "config":
+            for name, number in value.items():
+                console.print(f"  {name:20}{number}", highlight=False)
+        elif key != "tensors":
+            console.print(f"{key:22}{value:,}" if isinstance(value, int) else f"{key:22}{value}", highlight=False)
+    table = Table("tensor", "shape", "dtype", "bytes")
+    for tensor in description["tensors"]:
+        shape = " x ".join(map(str, tensor["shape"]))
+        table.add_row(tensor["name"], shape, tensor["dtype"], f"{tensor['bytes']:,}")
+    console.print(table)
+
+
+@llamaspec.command()
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option("--to", "form", required=True, type=click.Choice(["safetensors", "llama2c"]), help="The format of DST.")
+def convert(source: str, destination: str, form: str):
+    """Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c.
+
+    Every weight is kept bit for bit. DST must not exist; it appears when it is complete.
+    """
+    from model.checkpoints.huggingface_writer import write_huggingface
+    from model.checkpoints.llama2c_writer import write_llama2c
+    from model.checkpoints.open import open_checkpoint
+
+    checkpoint = open_checkpoint(_model_path(source))
+    write = write_huggingface if form == "safetensors" else write_llama2c
+    with _reading(checkpoint) as progress:
+        write(checkpoint, destination, progress=lambda _, count: progress(count))
+    click.echo(f"{destination}: {len(checkpoint.tensors)} tensors", err=True)
+
+
+@llamaspec.command()
+@json_option
+def doctor(as_json: bool):
+    """What is installed here, what would run, and what is missing."""
+    _prepare_jax()
+    from model.doctor import examine
+
+    report = examine()
+    if as_json:
+        _print_json(report)
+        return
+    for section, entries in report.items():
+        click.echo(section)
+        for name, value in entries.items():
+            click.echo(f"  {name:16}{value}")
+
+
+def main() -> NoReturn:
+    """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted."""
+    try:
+        llamaspec.main(standalone_mode=False)
+    except click.UsageError as error:
+        hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        _fail(f"{error.format_message()}{hint}", 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), 1)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it flushes
+        sys.exit(1)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        _fail(_one_line(error), 1)
+    sys.exit(0)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(status)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
+        return text
+    return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
+
+
+def _model_path(model: str) -> Path:
+    path = Path(model)
+    if os.path.exists(model) or model not in BUILT_IN_MODELS:
+        return path
+    return BUILT_IN_MODELS[model]
+
+
+def _parse_ids(text: str, vocab: int) -> list[int]:
+    from model.options import check_ids
+
+    try:
+        ids = [int(id) for id in text.split(",") if id.strip()]
+    except ValueError:
+        raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}") from None
+    check_ids(ids, vocab)
+    return ids
+
+
+def _request(options: dict[str, Any]) -> dict[str, Any]:
+    """What `Llama.generate` takes, checked before a model is loaded."""
+    from model.options import SamplingOptions, check_max_new_tokens, check_seed
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {
+        "sampling": SamplingOptions(**{name: options[name] for name in names}),
+        "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
+        "seed": check_seed(options["seed"]),
+        "stop": options["stop"],
+    }
+
+
+def _load(options: dict[str, Any]) -> Llama:
+    """The model that the options name. Its files are checked before JAX, which takes a second, is imported."""
+    from model.checkpoints.open import open_checkpoint
+    from model.tokenizers.of_model import tokenizer_of
+
+    checkpoint = open_checkpoint(_model_path(options["model"]))
+    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    _prepare_jax()
+    from model.llama import Llama, load_backend
+
+    running = {name: options[name] for name in ("context", "dtype", "backend", "kernels")}
+    with _reading(checkpoint) as progress:
+        backend = load_backend(checkpoint, progress=progress, **running)
+    return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)
+
+
+@contextmanager
+def _reading(checkpoint: Any) -> Iterator[Callable[[int], object]]:
+    """A progress bar on stderr over the bytes of a large checkpoint; for a small one, or into a file, nothing."""
+    total = sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    if total < PROGRESS_BYTES or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _prepare_jax():
+    """Keep compiled programs between runs, so that the second start is fast."""
+    import jax
+
+    if folder := _cache_folder():
+        jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _cache_folder() -> Path | None:
+    """Where this user's caches go; None where nothing can be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamaspec"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _print(text: str):
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _print_json(value: object):
+    import json
+
+    _print(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _stream(generation: Generation):
+    try:
+        for token in generation:
+            _print(token.text)
+    finally:
+        _print("\n")
+
+
+def _summary(generation: Generation) -> str:
+    first, total, rate = generation.timings
+    return (
+        f"{generation.prompt_tokens} + {len(generation.ids)} tokens, first after {first:.2f} s, "
+        f"then {rate:.1f} tokens/s, {total:.2f} s in all, ended by {generation.finish_reason}"
+    )
+
+
+if __name__ == "__main__":
+    main()
