@@ -25,8 +25,8 @@ def format_config(checkpoint: Checkpoint, *, dtype: str) -> dict[str, Any]:
     written, again = asdict(config), asdict(read_config(values, checkpoint.path))
     if not any(config.windows or ()):
         written["windows"] = None  # said in another way
-    if lost := [key for key, value in written.items() if again[key] != value]:
-        what = f"no Hugging Face family is like this model: as {name} it would lose {', '.join(lost)}"
+    if differing := [key for key, value in written.items() if again[key] != value]:
+        what = f"no Hugging Face family is like this model: as {name} it would differ in {', '.join(differing)}"
         raise refused(checkpoint.path, what)
     return values
 
