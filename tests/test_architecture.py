@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     never: tuple[str, ...] = ()
     but: tuple[str, ...] = ()  # exceptions to `never`
     beside: str = ""  # a file that the rule does not hold for
-    inside_functions: bool = True  # False: it only concerns what is imported when the file is
+    at_once: bool = False  # True: it only concerns what is imported when the file is, not what a function imports
 
 
 RULES = [
@@ -43,12 +43,12 @@ RULES = [
     Rule(
         "cli.py",
         never=("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", *(name for name in OURS if name != "cli")),
-        inside_functions=False,
+        at_once=True,
     ),
 ]
 
 
-def imports(tree: ast.AST, inside_functions: bool) -> Iterator[tuple[int, str]]:
+def imports(tree: ast.AST, at_once: bool) -> Iterator[tuple[int, str]]:
     """Line and full name of all that is imported; a relative import's name begins with its dots."""
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -57,10 +57,12 @@ def imports(tree: ast.AST, inside_functions: bool) -> Iterator[tuple[int, str]]:
             case ast.ImportFrom(module=module, names=names, level=level):
                 package = "." * level + (f"{module}." if module else "")
                 yield from ((node.lineno, package + alias.name) for alias in names)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() if not inside_functions:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) if (
+                at_once
+            ):
                 pass
             case _:
-                yield from imports(node, inside_functions)
+                yield from imports(node, at_once)
 
 
 def among(name: str, modules: tuple[str, ...]) -> bool:
@@ -77,7 +79,7 @@ def violations(path: str, source: str) -> list[str]:
         f"{path}:{line} imports {name}"
         for rule in RULES
         if path.startswith(rule.place) and path != rule.beside
-        for line, name in imports(ast.parse(source), rule.inside_functions)
+        for line, name in imports(ast.parse(source), rule.at_once)
         if (rule.only and not among(name, rule.only)) or (among(name, rule.never) and not among(name, rule.but))
     )
 
@@ -106,6 +108,7 @@ def test_imports_run_one_way():
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),
+        ("cli.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import jax"),
     ],
 )
 def test_a_violation_is_seen(path, source):
@@ -119,6 +122,7 @@ def test_a_violation_is_seen(path, source):
         ("model/forward.py", "import jax\nfrom reference.rope import Scaling\nfrom reference import config"),
         ("model/reference_backend.py", "from reference.llama import forward"),
         ("cli.py", "import click\ndef main():\n    import jax\n    from model import load"),
+        ("cli.py", "if TYPE_CHECKING:\n    from model.llama import Llama"),
     ],
 )
 def test_what_is_allowed_passes(path, source):
