@@ -86,7 +86,7 @@ def attention_bound(q, k, v, mask, *, scale: float | None = None, dtype=np.float
     A score is a dot product of head_dim terms times a scale, to which a mask is added, and is at most `top` =
     |q| |k| scale + |mask| (Cauchy-Schwarz). Its error is (head_dim u_sums + 8 u) top, its distance from the row's
     maximum at most 2 top, rounded too. A probability is off relatively by twice the error of its exponent, once as
-    numerator and once in the sum, and by the sum's own keys u_sums; then the sum over values adds as much again.
+    numerator and once in the sum over all keys, which takes keys u; then the sum over values takes keys u_sums.
     """
     head_dim, keys = q.shape[-1], k.shape[-3]
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
@@ -95,4 +95,4 @@ def attention_bound(q, k, v, mask, *, scale: float | None = None, dtype=np.float
     top = longest[0] * longest[1] * scale + np.max(np.abs(mask), initial=0, where=np.isfinite(mask))
     u, u_sums = roundoff(dtype), roundoff(sums)
     exponent = (head_dim * u_sums + 8 * u) * top + 2 * top * u
-    return float((np.expm1(2 * exponent) + 2 * keys * u_sums + 8 * u) * np.max(np.abs(v)))
+    return float((np.expm1(2 * exponent) + keys * (u + u_sums) + 8 * u) * np.max(np.abs(v)))
