@@ -212,7 +212,7 @@ def test_bos_is_what_the_template_says_or_else_tokenizer_config(folder, tmp_path
     assert bos(add_bos_token=True, bos_token=None) is None
     assert bos(add_bos_token=False, bos_token="<|eot_id|>") is None
     assert bos(bos_token="<|eot_id|>") is None
-    with pytest.raises(CheckpointError, match=r"tokenizer_config.json: the vocabulary has no bos_token '<x>'"):
+    with pytest.raises(CheckpointError, match=r'tokenizer_config.json: the vocabulary has no bos_token "<x>"'):
         bos(add_bos_token=True, bos_token="<x>")
 
 
@@ -226,9 +226,16 @@ def test_truncation_and_padding_in_a_file_do_not_apply(folder, tmp_path):
 
 
 def test_long_texts(tokenizer):
-    # Each of these has hung or overflowed some tokenizer's regular expressions or merges.
-    for text in ("she saw " * 2_500, "a" * 20_000, " " * 300_000, "\n" * 20_000, "👋" * 5_000):
+    # Merging one pair at a time, or decoding one more token at a time from the start, takes minutes for these.
+    for text in ("she saw " * 2_500, "a" * 20_000, " " * 20_000, "\n" * 20_000, "👋" * 5_000):
         assert decode(tokenizer, tokenizer.encode(text)) == text
+
+
+def test_white_space_without_end(folder):
+    # From some 200,000 characters in a row, tiktoken's regular expressions overflow.
+    tokenizer = load_tokenizer(folder / "llama3")
+    text = "she" + " " * 300_000 + "saw"
+    assert b"".join(map(tokenizer.bytes_of, tokenizer.encode(text))) == text.encode()
 
 
 # Llama 2's own tokenizer, and llama2.c's
@@ -293,12 +300,12 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         (b"\0" * 100, "too few|piece"),
         (b"PK\x03\x04" + bytes(100), "not a tokenizer"),
         # JSON
-        (b"{", "not valid JSON"),
+        (b"{", "is not JSON"),
         (b"{}", "not a usable tokenizer.json"),
         (b'{"model_type": "llama", "hidden_size": 64}', "not a usable tokenizer.json"),
-        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\xff"}', "is not UTF-8"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        ((JSON % ('{"a": 0, "a": 1}', LEVEL % "false", LEVEL % "false")).encode(), "'a' is there twice"),
+        ((JSON % ('{"a": 0, "a": 1}', LEVEL % "false", LEVEL % "false")).encode(), "'a' appears twice"),
         ((JSON % ('{"a": -1}', LEVEL % "false", LEVEL % "false")).encode(), "not a usable tokenizer.json"),
         ((JSON % ('{"a": 0, "b": 0}', LEVEL % "false", LEVEL % "false")).encode(), "same id"),
         ((JSON % ("{}", LEVEL % "false", LEVEL % "false")).encode(), "the vocabulary is empty"),
@@ -353,16 +360,15 @@ def test_a_sentencepiece_model_of_another_kind_is_refused(folder, tmp_path):
 
 
 def test_places_without_a_tokenizer_are_refused(tmp_path):
-    assert "no such file" in refused(tmp_path / "nowhere" / "tokenizer.model")
+    assert "No such file" in refused(tmp_path / "nowhere" / "tokenizer.model")
     (tmp_path / "empty").mkdir()
     assert "looked for tokenizer.json, tokenizer.model, tokenizer.bin" in refused(tmp_path / "empty")
     (tmp_path / "odd" / "tokenizer.json").mkdir(parents=True)
-    assert "not a regular file" in refused(tmp_path / "odd")
+    assert "is a directory, not a file" in refused(tmp_path / "odd")
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(2**40)  # takes no space
     assert "too many for a tokenizer" in refused(tmp_path / "huge")
     assert "not a regular file" in refused(Path("/dev/zero"))
-    assert "no such file" in refused(Path("/tmp/\0"))
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS.items())
@@ -376,10 +382,10 @@ def test_a_file_cut_short_is_refused_or_is_a_smaller_vocabulary(folder, tmp_path
     except CheckpointError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
-        # These two do not say how many tokens they have, so a cut between two tokens cannot be seen in them,
-        # and SentencePiece's last field is empty.
-        complete = load_tokenizer(folder / kind).vocab
-        assert tokenizer.vocab < complete if kind in ("llama2c", "llama3") else kind == "sentencepiece"
+        # Only these two do not say how many tokens they have, so that a cut between two cannot be seen in them.
+        whole = load_tokenizer(folder / kind)
+        smaller = kind in ("llama2c", "llama3") and tokenizer.vocab < whole.vocab
+        assert smaller or [tokenizer.piece(i) for i in range(450)] == [whole.piece(i) for i in range(450)]
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS.items())

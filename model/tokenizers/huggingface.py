@@ -8,7 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.strict_json import parse_object, read_object, short
 from model.tokenizers.tokenizer import UNKNOWN, check_text
 
 
@@ -69,7 +70,7 @@ def byte_characters() -> dict[str, int]:
 
 def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     """A tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` beside `path` may name its BOS."""
-    spec = parse_json(data, path=path)
+    spec = parse_object(data, path)
     _build(data.decode(), path)  # checks the whole structure
     byte_level, dummy_prefix = _kind(spec, path)
     tokenizer = _build(json.dumps(_without_prefix(spec)) if dummy_prefix else data.decode(), path)
@@ -88,10 +89,10 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
             special[entry.content] = token
     pieces = spec["model"]["vocab"]
     if len(set(pieces.values())) < len(pieces):
-        raise CheckpointError(f"{path}: two tokens of the vocabulary have the same id")
+        raise refused(path, "two tokens of the vocabulary have the same id")
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
-        raise CheckpointError(f"{path}: the vocabulary is empty")
+        raise refused(path, "the vocabulary is empty")
     return HuggingFaceTokenizer(
         vocab=max(ids) + 1,
         bos=_bos(tokenizer, path),
@@ -103,36 +104,12 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     )
 
 
-def parse_json(data: bytes, *, path: str) -> dict[str, Any]:
-    """The object in a JSON file, refused where it says a thing twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise CheckpointError(f"{path}: {twice!r} is there twice")
-        return values
-
-    try:
-        spec = json.loads(data.decode(), object_pairs_hook=unique)
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: not UTF-8") from None
-    except RecursionError:
-        raise CheckpointError(f"{path}: nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not valid JSON, or cut short: {error}") from None
-    if not isinstance(spec, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    return spec
-
-
 def _build(text: str, path: str) -> Tokenizer:
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         message = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path}: not a usable tokenizer.json: {message}") from None
+        raise refused(path, f"not a usable tokenizer.json: {message}") from None
 
 
 def _steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -150,19 +127,17 @@ def _kind(spec: dict[str, Any], path: str) -> tuple[bool, bool]:
     decoder, before = _steps(spec.get("decoder")), _steps(spec.get("pre_tokenizer"))
     types = [step["type"] for step in decoder]
     if spec["model"].get("type", "BPE") != "BPE":
-        raise CheckpointError(f"{path}: a {spec['model']['type']} model is not supported, only BPE is")
+        raise refused(path, f"a {spec['model']['type']} model is not supported, only BPE is")
     if types == ["ByteLevel"]:
         prefixes = [step["add_prefix_space"] for step in before if step["type"] == "ByteLevel"]
         if not prefixes or any(prefixes):
-            raise CheckpointError(
-                f"{path}: a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported"
-            )
+            raise refused(path, "a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported")
         return True, False
     spaces = [step for step in decoder if step["type"] == "Replace" and step["content"] == " "]
     if "Metaspace" in types or any(step["pattern"] == {"String": "▁"} for step in spaces):
         return False, any(_adds_space(step) for step in (*_steps(spec.get("normalizer")), *before))
     found = " and ".join(types) or "no decoder"
-    raise CheckpointError(f"{path}: neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
+    raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
 
 
 def _adds_space(step: dict[str, Any]) -> bool:
@@ -209,7 +184,7 @@ def _bos(tokenizer: Tokenizer, path: str) -> int | None:
     config_path = Path(path).parent / "tokenizer_config.json"
     if not config_path.is_file():
         return None
-    config = parse_json(config_path.read_bytes(), path=str(config_path))
+    config = read_object(config_path)
     name = config.get("bos_token")
     if isinstance(name, dict):
         name = name.get("content")
@@ -217,5 +192,5 @@ def _bos(tokenizer: Tokenizer, path: str) -> int | None:
         return None
     token = tokenizer.token_to_id(name) if isinstance(name, str) else None
     if token is None:
-        raise CheckpointError(f"{config_path}: the vocabulary has no bos_token {name!r}")
+        raise refused(config_path, f"the vocabulary has no bos_token {short(name)}")
     return token

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.checkpoint import refused
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer, from_proto
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece.Type in sentencepiece_model.proto
@@ -33,9 +33,7 @@ def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
     """
     pieces = _parse(data, path)
     if len(pieces) <= FIRST_PIECE:
-        raise CheckpointError(
-            f"{path}: {len(pieces)} pieces are too few for a llama2.c tokenizer, the file is cut short"
-        )
+        raise refused(path, f"{len(pieces)} pieces are too few for a llama2.c tokenizer, the file is cut short")
     seen: dict[str, int] = {}
     proto = ModelProto()
     for i, (text, score) in enumerate(pieces):
@@ -45,13 +43,13 @@ def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
         elif i < FIRST_PIECE:
             kind = BYTE
             if text != f"<0x{i - FIRST_BYTE:02X}>":
-                raise CheckpointError(f"{path}: not a llama2.c tokenizer: piece {i} is {text!r} where a byte is due")
+                raise refused(path, f"not a llama2.c tokenizer: piece {i} is {text[:40]!r} where a byte is due")
         else:
             text = text.replace(" ", "▁")
         if not text:
-            raise CheckpointError(f"{path}: piece {i} is empty")
+            raise refused(path, f"piece {i} is empty")
         if text in seen:
-            raise CheckpointError(f"{path}: pieces {seen[text]} and {i} are both {text!r}")
+            raise refused(path, f"pieces {seen[text]} and {i} are both {text[:40]!r}")
         seen[text] = i
         proto.pieces.add(piece=text, score=score, type=kind)
 
@@ -75,19 +73,19 @@ def _parse(data: bytes, path: str) -> list[Piece]:
     while at < len(data):
         i = len(pieces)
         if len(data) - at < 8:
-            raise CheckpointError(f"{path}: the file ends within piece {i}")
+            raise refused(path, f"the file ends within piece {i}")
         score, length = struct.unpack_from("<fI", data, at)
         at += 8
         if length > longest:
-            raise CheckpointError(f"{path}: piece {i} has {length} bytes where the longest is said to have {longest}")
+            raise refused(path, f"piece {i} has {length} bytes where the longest is said to have {longest}")
         if length > len(data) - at:
-            raise CheckpointError(f"{path}: the file ends within piece {i}")
+            raise refused(path, f"the file ends within piece {i}")
         if not math.isfinite(score):
-            raise CheckpointError(f"{path}: the score of piece {i} is {score}")
+            raise refused(path, f"the score of piece {i} is {score}")
         try:
             text = data[at : at + length].decode()
         except UnicodeDecodeError:
-            raise CheckpointError(f"{path}: piece {i} is not UTF-8: {data[at : at + length]!r}") from None
+            raise refused(path, f"piece {i} is not UTF-8: {data[at : at + length][:40]!r}") from None
         pieces.append(Piece(text, score))
         at += length
     return pieces

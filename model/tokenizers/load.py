@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.checkpoint import os_errors, refused
+from model.checkpoints.mapped import MappedFile
 from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
@@ -16,43 +17,29 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises CheckpointError, one line that names the file and what is wrong with it.
     """
     path = Path(path)
-    try:
+    with os_errors(path):
         if path.is_dir():
             path = _in_directory(path)
-        data = _read(path)
-    except (OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    return _recognise(data, str(path))
+    file = MappedFile(path)
+    if file.size > LARGEST:
+        raise refused(path, f"has {file.size:,} bytes, too many for a tokenizer")
+    return _recognise(file.bytes(0, file.size), str(path))
 
 
 def _in_directory(folder: Path) -> Path:
     for name in NAMES:
         if (folder / name).exists():
             return folder / name
-    raise CheckpointError(f"{folder}: no tokenizer here: looked for {', '.join(NAMES)}")
-
-
-def _read(path: Path) -> bytes:
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file or directory")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file")
-    if (size := path.stat().st_size) > LARGEST:
-        raise CheckpointError(f"{path}: {size:,} bytes are too many for a tokenizer")
-    return path.read_bytes()
+    raise refused(folder, f"no tokenizer here: looked for {', '.join(NAMES)}")
 
 
 def _recognise(data: bytes, path: str) -> Tokenizer:
     # The libraries take a tenth of a second each to import, so only the one that is needed is.
     head = data[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not data:
-        raise CheckpointError(f"{path}: the file is empty")
     if head.startswith(b"version https://git-lfs"):
-        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
+        raise refused(path, "a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
     if head[:1] == b"<":
-        raise CheckpointError(f"{path}: a web page, not a tokenizer; the download may have gone wrong")
+        raise refused(path, "a web page, not a tokenizer; the download may have gone wrong")
     if head[:1] == b"{":
         from model.tokenizers.huggingface import read_huggingface
 

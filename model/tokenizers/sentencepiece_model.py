@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.checkpoint import refused
 from model.tokenizers.tokenizer import UNKNOWN, check_text
 
 CONTROL = 3  # SentencePiece.Type in sentencepiece_model.proto
@@ -48,21 +48,17 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     try:
         proto.ParseFromString(data)
     except DecodeError:
-        raise CheckpointError(f"{path}: not a tokenizer, or a damaged one: it is no SentencePiece model") from None
+        raise refused(path, "not a tokenizer, or a damaged one: it is no SentencePiece model") from None
     if not (proto.pieces and proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
         # They are written in this order, so a file that was cut between two of them still parses.
-        raise CheckpointError(
-            f"{path}: an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec"
-        )
+        raise refused(path, "an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec")
     return from_proto(proto, path=path)
 
 
 def from_proto(proto, *, path: str) -> SentencePieceTokenizer:
     """A tokenizer from a ModelProto."""
     if proto.trainer_spec.treat_whitespace_as_suffix or not proto.normalizer_spec.escape_whitespaces:
-        raise CheckpointError(
-            f"{path}: a SentencePiece model that does not write spaces as a leading ▁ is not supported"
-        )
+        raise refused(path, "a SentencePiece model that does not write spaces as a leading ▁ is not supported")
     dummy_prefix = proto.normalizer_spec.add_dummy_prefix
     first = _processor(proto, path)
     proto.normalizer_spec.add_dummy_prefix = False
@@ -81,4 +77,4 @@ def _processor(proto, path: str) -> SentencePieceProcessor:
         return SentencePieceProcessor(model_proto=proto.SerializeToString())
     except (RuntimeError, ValueError) as error:
         message = " ".join(str(error).split())
-        raise CheckpointError(f"{path}: SentencePiece refuses this model: {message}") from None
+        raise refused(path, f"SentencePiece refuses this model: {message}") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import tiktoken
 
-from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.checkpoint import refused
 from model.tokenizers.tokenizer import check_text
 from reference.byte_bpe import LLAMA3
 
@@ -105,17 +105,15 @@ def _parse(data: bytes, path: str) -> list[bytes]:
                 try:
                     token = base64.b64decode(word, validate=True)
                 except binascii.Error:
-                    raise CheckpointError(f"{path}: line {number + 1} is not base64: {word[:40]!r}") from None
+                    raise refused(path, f"line {number + 1} is not base64: {word[:40]!r}") from None
             case _:
                 expected = f"a token in base64 and its rank, {number}"
-                raise CheckpointError(
-                    f"{path}: line {number + 1} is {line[:40]!r}, not {expected}; the file may be cut short"
-                )
+                raise refused(path, f"line {number + 1} is {line[:40]!r}, not {expected}; the file may be cut short")
         if token in seen or not token:
-            raise CheckpointError(f"{path}: line {number + 1} repeats a token, or has an empty one")
+            raise refused(path, f"line {number + 1} repeats a token, or has an empty one")
         seen[token] = number
         tokens.append(token)
     missing = [byte for byte in range(256) if bytes([byte]) not in seen]
     if missing:
-        raise CheckpointError(f"{path}: no token for {len(missing)} of the 256 bytes, 0x{missing[0]:02X} first")
+        raise refused(path, f"no token for {len(missing)} of the 256 bytes, 0x{missing[0]:02X} first")
     return tokens
