@@ -16,9 +16,8 @@ import numpy as np
 
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.mapped import MappedFile
-from model.checkpoints.strict_json import parse_object, short
+from model.checkpoints.strict_json import LARGEST, parse_object, short
 
-MOST_HEADER_BYTES = 8 << 20  # the library allows 100 MB, which as JSON would take gigabytes to parse
 MOST_AXES = 8
 
 DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2")}
@@ -42,8 +41,8 @@ def read_header(file: MappedFile) -> dict[str, Entry]:
     length = int.from_bytes(file.bytes(0, 8), "little")
     if file.size < 8:
         raise refused(file.path, f"{file.size} bytes, too short for a .safetensors file")
-    if length > MOST_HEADER_BYTES:
-        raise refused(file.path, f"a header of {length} bytes, more than {MOST_HEADER_BYTES}: not a .safetensors file?")
+    if length > LARGEST:  # the library allows 100 MB, which would take gigabytes to parse
+        raise refused(file.path, f"a header of {length} bytes, more than {LARGEST}: not a .safetensors file?")
     start = 8 + length
     if start > file.size:
         raise refused(file.path, f"truncated: {file.size} bytes, of which the header alone takes {start}")

@@ -1,0 +1,379 @@
+"""Hugging Face directories whose config.json, index or headers lie: each is refused in one line that names the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import families
+from tests.refusals import load, refusal
+
+CONFIG = families.FAMILIES["llama-3.1"]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A checkpoint that loads."""
+    families.write_checkpoint(tmp_path, CONFIG)
+    load(tmp_path)
+    return tmp_path
+
+
+def rope(**changes) -> dict[str, Any]:
+    return {"rope_scaling": {**CONFIG["rope_scaling"], **changes}}
+
+
+BIG = 10**18
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_size": "64"}, 'hidden_size is "64", not an integer'),
+    ({"hidden_size": None}, "hidden_size is null, not an integer"),
+    ({"hidden_size": True}, "hidden_size is true, not an integer"),
+    ({"hidden_size": 48.0}, "hidden_size is 48.0, not an integer"),
+    ({"hidden_size": [48]}, "hidden_size is a list, not an integer"),
+    ({"hidden_size": 0}, "dim is 0"),
+    ({"hidden_size": -48}, "dim is -48"),
+    ({"hidden_size": BIG}, "dim is 1000000000000000000"),
+    ({"hidden_size": 47}, "no multiple of 4 heads"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+    ({"num_hidden_layers": 10_000}, "too few for 10000 layers"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    ({"num_hidden_layers": 3}, "lacks tensor model.layers.2"),
+    ({"num_hidden_layers": 1}, "tensor 'model.layers.1.input_layernorm.weight' is not part of"),
+    ({"num_attention_heads": 0}, "0 heads"),
+    ({"num_attention_heads": -4}, "-4 heads"),
+    ({"num_attention_heads": 3}, "3 heads do not share 2 kv heads"),
+    ({"num_attention_heads": BIG}, "no multiple of 1000000000000000000 heads"),
+    ({"num_key_value_heads": 0}, "kv_heads is 0"),
+    ({"num_key_value_heads": 3}, "do not share 3 kv heads"),
+    ({"num_key_value_heads": "2"}, "num_key_value_heads is"),
+    ({"head_dim": 11}, "head_dim is 11, but RoPE turns pairs"),
+    ({"head_dim": 0}, "head_dim is 0"),
+    ({"head_dim": 14}, "self_attn.q_proj.weight has shape [48, 48], but config.json makes it [56, 48]"),
+    ({"intermediate_size": 0}, "ffn is 0"),
+    ({"intermediate_size": 113}, "has shape"),
+    ({"vocab_size": 0}, "vocab is 0"),
+    ({"vocab_size": 49}, "model.embed_tokens.weight has shape [48, 48], but config.json makes it [49, 48]"),
+    ({"max_position_embeddings": BIG}, "context is 1000000000000000000"),
+    ({"max_position_embeddings": 0}, "context is 0"),
+    ({"max_position_embeddings": None}, "max_position_embeddings is null"),
+    ({"rms_norm_eps": 0}, "eps is 0.0, not a positive number"),
+    ({"rms_norm_eps": -1e-5}, "eps is -1e-05"),
+    ({"rms_norm_eps": "1e-5"}, 'rms_norm_eps is "1e-5", not a number'),
+    ({"rms_norm_eps": float("nan")}, "eps is nan"),
+    ({"rms_norm_eps": 10**400}, "too large"),
+    ({"rope_theta": float("nan")}, "theta is nan"),
+    ({"rope_theta": float("inf")}, "theta is inf"),
+    ({"rope_theta": 0}, "theta is 0.0"),
+    ({"rope_theta": "big"}, 'rope_theta is "big"'),
+    (rope(rope_type="yarn"), 'rope_type "yarn" is not supported'),
+    (rope(rope_type="dynamic"), 'rope_type "dynamic" is not supported'),
+    (rope(rope_type="longrope"), 'rope_type "longrope" is not supported'),
+    (rope(rope_type=7), "rope_type 7 is not supported"),
+    (rope(rope_type=["llama3"]), "rope_type a list is not supported"),
+    (rope(factor=0), "factor is 0.0"),
+    (rope(factor=None), "factor is null"),
+    (rope(low_freq_factor=4.0), "low_freq_factor 4.0 is not below"),
+    (rope(original_max_position_embeddings=0), "original context is 0"),
+    (rope(full_attention={"rope_type": "default"}), "differ from layer to layer"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
+    ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
+    ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1.0"),
+    ({"rope_scaling": [1]}, "rope_scaling is a list, not an object"),
+    ({"rope_scaling": None, "rope_parameters": "default"}, 'rope_parameters is "default"'),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+    (rope(partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported"),
+    ({"model_type": "gpt2"}, 'model_type "gpt2" is not supported'),
+    ({"model_type": None}, "model_type null is not supported"),
+    ({"model_type": ["llama"]}, "model_type a list is not supported"),
+    ({"model_type": "x" * 10**6}, 'model_type "xxxx'),
+    ({"hidden_act": "gelu"}, 'hidden_act "gelu" is not supported'),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings is"),
+    ({"tie_word_embeddings": None}, "tie_word_embeddings is null"),
+    ({"tie_word_embeddings": True}, "lm_head.weight differs"),
+    ({"attention_bias": True}, "lacks tensor model.layers.0.self_attn.q_proj.bias"),
+    ({"attention_bias": 1}, "attention_bias is 1, not true or false"),
+    ({"eos_token_id": 48}, "eos_token_id is 48, outside a vocabulary of 48"),
+    ({"eos_token_id": [47, -1]}, "eos_token_id is -1, outside"),
+    ({"eos_token_id": "</s>"}, "eos_token_id is"),
+    ({"eos_token_id": [True]}, "eos_token_id is a list"),
+    ({"bos_token_id": 10**30}, "bos_token_id is 1000000"),
+    ({"bos_token_id": [1, 2]}, "bos_token_id is a list"),
+    ({"model_type": "mistral", "sliding_window": 0}, "a window is 0"),
+    ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window is"),
+    ({"model_type": "qwen2"}, "lacks tensor model.layers.0.self_attn.q_proj.bias"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types is not a list of 2 names"),
+    ({"model_type": "qwen2", "layer_types": "full"}, "layer_types is not a list of 2 names"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention", "chunked"]}, 'layer_types holds "chunked"'),
+    ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "no sliding_window is in use"),
+    ({"model_type": "mixtral"}, "too few for 2 layers (8 experts)|lacks tensor"),
+    ({"model_type": "mixtral", "num_local_experts": 10**9}, "1000000000 experts"),
+    ({"model_type": "mixtral", "num_local_experts": 0}, "num_local_experts is 0"),
+    ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token of 8"),
+]
+
+
+@pytest.mark.parametrize(("changes", "what"), CONFIGS, ids=[what[:40] for _, what in CONFIGS])
+def test_config(folder, changes, what):
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    message = refusal(folder, named=str(folder))
+    assert any(part in message for part in what.split("|")), message
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"])
+def test_config_without(folder, key):
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != key}))
+    assert f"config.json: lacks {key}" in refusal(folder, named=str(folder))
+
+
+JSONS = {
+    "empty": (b"", "is empty"),
+    "blank": (b"  ", "is not JSON"),
+    "html": (b"<html></html>", "is not JSON"),
+    "a list": (b"[1, 2]", "is not a JSON object"),
+    "a number": (b"7", "is not a JSON object"),
+    "cut": (b'{"a": ', "is not JSON"),
+    "a trailing word": (b"{} x", "is not JSON"),
+    "latin-1": (b'{"a": "\xe9"}', "byte 7 is not UTF-8"),
+    "utf-16": ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+    "a repeated key": (b'{"a": 1, "a": 2}', "'a' appears twice"),
+    "a repeated long key": (b'{"%s": 1, "%s": 2}' % (b"a" * 9999, b"a" * 9999), "appears twice"),
+    "deep lists": (b'{"a": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", "nested too deeply"),
+    "deep objects": (b'{"a":' * 40_000 + b"1" + b"}" * 40_000, "nested too deeply"),
+    "a number of 10000 digits": (b'{"a": ' + b"9" * 10_000 + b"}", "is not usable JSON"),
+    "too large": (b'{"a": "' + b" " * (5 << 20) + b'"}', "bytes of JSON, more than"),
+    "many small objects": (b'{"a": [' + b"{}," * (1 << 20) + b"{}]}", "lists and objects"),
+    "many objects": (b'{"a": [' + b"{}," * 20_000 + b"{}]}", "model_type|weight_map|is not described"),
+    "many keys": (b"{" + b",".join(b'"%d":1' % i for i in range(380_000)) + b"}", "model_type|weight_map"),
+    "many strings": (b'{"a": [' + b",".join(b'"%d"' % i for i in range(400_000)) + b"]}", "model_type|weight_map"),
+}
+
+HARMLESS = ("many objects", "many keys", "many strings")
+
+
+@pytest.mark.parametrize("kind", JSONS)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_json_files(folder, kind, name):
+    content, what = JSONS[kind]
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(content)
+    if name == "generation_config.json" and kind in HARMLESS:
+        return  # nothing in it is asked for
+    message = refusal(folder, named=str(folder / name))
+    assert any(part in message for part in what.split("|")), message
+
+
+@pytest.mark.parametrize("kind", [kind for kind in JSONS if kind not in ("empty", "html")])
+def test_json_in_a_safetensors_header(folder, kind):
+    text = JSONS[kind][0]
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
+    refusal(folder, named=str(folder / "model.safetensors"))
+
+
+def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def write_raw(path: Path, header: dict[str, Any], data: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+NORM = "model.norm.weight"  # 48 numbers, last but one in its file
+ENTRIES = [
+    ({"dtype": "F64"}, 'dtype "F64", which is not read'),
+    ({"dtype": "F8_E4M3"}, 'dtype "F8_E4M3", which is not read'),
+    ({"dtype": "f32"}, 'dtype "f32"'),
+    ({"dtype": None}, "dtype null"),
+    ({"dtype": ["F32"]}, "dtype a list"),
+    ({"dtype": "BF16"}, "takes 96 bytes by its shape, 192 by its data_offsets"),
+    ({"shape": [47]}, "takes 188 bytes by its shape"),
+    ({"shape": [0]}, "takes 0 bytes by its shape"),
+    ({"shape": [6, 8]}, "has shape [6, 8], but config.json makes it [48]"),
+    ({"shape": [-48]}, "shape that is not"),
+    ({"shape": [48.0]}, "shape that is not"),
+    ({"shape": [True]}, "shape that is not"),
+    ({"shape": "48"}, "shape that is not"),
+    ({"shape": [2**62, 2**62, 0]}, "takes 0 bytes"),
+    ({"shape": [2**62] * 8}, "bytes by its shape"),
+    ({"shape": [2**62] * 10**5}, "shape that is not"),
+    ({"shape": [10**4000]}, "shape that is not"),
+    ({"data_offsets": [0, 192]}, "overlaps"),
+    ({"data_offsets": [192, 0]}, "by its data_offsets"),
+    ({"data_offsets": [-192, 0]}, "data_offsets that are not"),
+    ({"data_offsets": [0]}, "data_offsets that are not"),
+    ({"data_offsets": None}, "data_offsets that are not"),
+    ({"data_offsets": [2**62, 2**62 + 192]}, "leaves a hole"),
+    ({"data_offsets": [10**400, 10**400 + 192]}, "data_offsets that are not"),
+    ({"more": 1}, "is not described by"),
+]
+
+
+@pytest.mark.parametrize(("changes", "what"), ENTRIES, ids=[f"{i} {what[:30]}" for i, (_, what) in enumerate(ENTRIES)])
+def test_safetensors_entries(folder, changes, what):
+    header, data = header_of(folder / "model.safetensors")
+    header[NORM] |= changes
+    write_raw(folder / "model.safetensors", header, data)
+    assert what in refusal(folder, named=str(folder))
+
+
+@pytest.mark.parametrize("entry", [None, 7, "F32", [], {}, {"dtype": "F32", "shape": [48]}])
+def test_safetensors_entries_that_are_none(folder, entry):
+    header, data = header_of(folder / "model.safetensors")
+    header[NORM] = entry
+    write_raw(folder / "model.safetensors", header, data)
+    assert "is not described by" in refusal(folder, named=str(folder / "model.safetensors"))
+
+
+def test_safetensors_shifted_by_a_hole_or_an_overlap(folder):
+    header, data = header_of(folder / "model.safetensors")
+    for shift, what in ((4, "hole"), (-4, "overlaps"), (1, "hole")):
+        shifted = {**header, "lm_head.weight": dict(header["lm_head.weight"])}
+        shifted["lm_head.weight"]["data_offsets"] = [at + shift for at in header["lm_head.weight"]["data_offsets"]]
+        write_raw(folder / "model.safetensors", shifted, data + bytes(max(shift, 0)))
+        assert what in refusal(folder, named=str(folder / "model.safetensors"))
+
+
+def test_safetensors_cut_or_longer(folder):
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    for length in (1, 7, 8, 9, 99, start - 1, start, start + 1, len(raw) - 1):
+        (folder / "model.safetensors").write_bytes(raw[:length])
+        message = refusal(folder, named=str(folder / "model.safetensors"))
+        assert "truncated" in message or length < 9, message
+    (folder / "model.safetensors").write_bytes(raw + b"\0")
+    assert "1 bytes after the last tensor" in refusal(folder, named=str(folder))
+
+
+@pytest.mark.parametrize("length", [0, 1, 10**8, 2**32, 2**63, 2**64 - 1])
+def test_safetensors_header_lengths(folder, length):
+    raw = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(length.to_bytes(8, "little") + raw[8:])
+    refusal(folder, named=str(folder / "model.safetensors"))
+    refusal(folder / "model.safetensors")
+
+
+def test_safetensors_metadata_is_an_object(folder):
+    header, data = header_of(folder / "model.safetensors")
+    write_raw(folder / "model.safetensors", {**header, "__metadata__": 7}, data)
+    assert "__metadata__" in refusal(folder, named=str(folder))
+
+
+def rewrite(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    families.write_safetensors(folder / "model.safetensors", tensors)
+
+
+def test_tensors_missing_extra_or_misshapen(folder):
+    good = families.random_tensors(CONFIG)
+    up = "model.layers.1.mlp.up_proj.weight"
+    rewrite(folder, {name: array for name, array in good.items() if name != up})
+    assert f"lacks tensor {up}" in refusal(folder)
+    rewrite(folder, {**good, "model.layers.0.self_attn.q_norm.weight": np.ones(12, np.float32)})
+    assert "q_norm.weight' is not part of a model" in refusal(folder)
+    rewrite(folder, {**good, "../../etc/passwd\n": np.ones(1, np.float32)})
+    assert "passwd\\n' is not part of a model" in refusal(folder)
+    rewrite(folder, {**good, up: np.ascontiguousarray(good[up].T)})
+    assert f"{up} has shape [48, 112], but config.json makes it [112, 48]" in refusal(folder)
+    rewrite(folder, {**good, up: good[up][:-1]})
+    assert f"{up} has shape [111, 48]" in refusal(folder)
+    rewrite(folder, {name.removeprefix("model."): array for name, array in good.items()})
+    assert "lacks tensor model.embed_tokens.weight" in refusal(folder)
+    rewrite(folder, {})
+    assert "0 tensors" in refusal(folder)
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    families.write_checkpoint(folder, CONFIG, shards=3)
+    load(folder)
+    return folder
+
+
+def change_index(folder: Path, **changes: Any) -> str:
+    """Change the shards that the index gives for tensors; returns the index's path."""
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] |= changes
+    path.write_text(json.dumps(index))
+    return str(path)
+
+
+SHARD = "model-00002-of-00003.safetensors"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../{}",
+        "/{}",
+        "./{}",
+        "..",
+        ".",
+        "",
+        "a/{}",
+        "{}/",
+        "\0",
+        7,
+        None,
+        ["{}"],
+        "\ud800",
+        "/dev/zero",
+        "a" * 999,
+        "nothing",
+    ],
+)
+def test_shards_that_are_no_file_of_the_directory(sharded, name):
+    (sharded.parent / SHARD).write_bytes((sharded / SHARD).read_bytes())
+    (sharded / "a").mkdir()
+    index = change_index(sharded, **{NORM: name.format(SHARD) if isinstance(name, str) else name})
+    refusal(sharded, named=index)
+
+
+def test_shards_that_link_out_of_the_directory(sharded):
+    outside = sharded.parent / "outside.safetensors"
+    (sharded / SHARD).rename(outside)
+    (sharded / SHARD).symlink_to(outside)
+    assert "a link out of this directory" in refusal(sharded, named=str(sharded))
+    (sharded / SHARD).unlink()
+    (sharded / SHARD).symlink_to(SHARD)
+    refusal(sharded, named=str(sharded))
+    (sharded / SHARD).unlink()
+    (sharded / SHARD).symlink_to("inside.safetensors")
+    assert "missing" in refusal(sharded, named=str(sharded))
+    outside.rename(sharded / "inside.safetensors")
+    load(sharded)
+
+
+def test_shards_that_are_missing_or_disagree_with_the_index(sharded):
+    good = (sharded / SHARD).read_bytes()
+    (sharded / SHARD).unlink()
+    assert f'"{SHARD}", which is missing' in refusal(sharded, named=str(sharded))
+    (sharded / SHARD).write_bytes((sharded / SHARD.replace("2", "1", 1)).read_bytes())
+    assert "is in" in refusal(sharded, named=str(sharded))
+    (sharded / SHARD).write_bytes(good)
+    index = change_index(sharded, **{"more": SHARD})
+    assert "tensor 'more' is not in" in refusal(sharded, named=index)
+
+
+def test_a_tensor_in_two_shards(sharded):
+    tensors = families.random_tensors(CONFIG)
+    third = sharded / SHARD.replace("2", "3", 1)
+    kept = {name: tensors[name] for name in header_of(third)[0] if name in tensors}
+    families.write_safetensors(third, {**kept, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"]})
+    assert "tensor 'model.embed_tokens.weight' is in" in refusal(sharded)
+    families.write_safetensors(third, {**kept, "stranger": tensors[NORM]})
+    refusal(sharded, named=str(sharded))
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, "x", 7])
+def test_an_index_without_a_map(sharded, weight_map):
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert "lacks a weight_map" in refusal(sharded, named=str(index))
