@@ -1,0 +1,31 @@
+"""Tokenizers of a few hundred tokens, made by hand: nearly all of their text is single bytes or letters."""
+
+import base64
+import string
+import struct
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+
+def llama2c() -> bytes:
+    """A tokenizer.bin: letters, with and without a space before them."""
+    letters = string.ascii_letters + string.digits + string.punctuation
+    pieces = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{byte:02X}>" for byte in range(256)), " ", *letters]
+    pieces += [f" {letter}" for letter in letters]
+    records = [struct.pack("<fI", -i, len(piece.encode())) + piece.encode() for i, piece in enumerate(pieces)]
+    return struct.pack("<I", max(map(len, pieces))) + b"".join(records)
+
+
+def llama3() -> bytes:
+    """A tokenizer.model of Llama 3: the 256 bytes, and its control tokens from 256 on."""
+    return b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+
+
+def chatml(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> str:
+    """A tokenizer.json of the 256 bytes and `special`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    return tokenizer.to_str()
