@@ -8,7 +8,7 @@ XLA's CPU compiler.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,8 @@ class Positions(NamedTuple):
     sin: Float[Array, "batch seq pairs"]
 
 
-class Product(Protocol):
-    """x times the transpose of weight, accumulated in float32 and returned as float32."""
-
-    def __call__(
-        self, x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"]
-    ) -> Float[Array, "*batch rows"]: ...
+# x [*batch cols] and weight [rows cols] to x times the transpose of weight, accumulated and returned in float32.
+Product = Callable[[Array, Array], Array]
 
 
 def norm_qkv(
@@ -68,7 +64,7 @@ def attend(
     *,
     window: int | None,
     config: Config,
-) -> Float[Array, "batch seq heads*head_dim"]:
+) -> Float[Array, "batch seq width"]:
     """Causal grouped-query attention over the part of the cache that is in use."""
     batch, seq = q.shape[:2]
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
@@ -91,7 +87,7 @@ def attend(
 
 
 def project_add(
-    h: Float[Array, "batch seq heads*head_dim"], layer: Layer, x: Float[Array, "batch seq dim"], *, product: Product
+    h: Float[Array, "batch seq width"], layer: Layer, x: Float[Array, "batch seq dim"], *, product: Product
 ) -> Float[Array, "batch seq dim"]:
     """The output projection, added to the residual stream."""
     return (x.astype(jnp.float32) + _linear(h, layer.o, product)).astype(x.dtype)
@@ -168,7 +164,7 @@ def _linear(x: Float[Array, "batch seq cols"], linear: Linear, product: Product)
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
 
 
-def _swiglu(gate_up: Float[Array, "*batch 2*ffn"]) -> Float[Array, "*batch ffn"]:
+def _swiglu(gate_up: Float[Array, "*batch gate_up"]) -> Float[Array, "*batch ffn"]:
     gate, up = jnp.split(gate_up, 2, axis=-1)
     return jax.nn.silu(gate) * up
 

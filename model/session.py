@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ FinishReason = Literal["stop", "length", "context", "interrupted"]
 DISPLAY_SECONDS = 0.04  # a burst takes no longer than this, so that a token is seen soon after it exists
 
 
+@runtime_checkable
 class Backend(Protocol):
     """What runs the model. A cache is an opaque value: passed in, used up, and returned extended."""
 

@@ -1,0 +1,46 @@
+"""Models of random weights, in memory, of shapes that make mistakes show."""
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from reference.config import Config
+from reference.rope import LinearScaling, Llama3Scaling
+
+_SMALL = {"dim": 24, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 6, "ffn": 40, "vocab": 50, "context": 64}
+_NUMBERS = {"eps": 1e-5, "theta": 10_000.0}
+
+CONFIGS = {
+    "1 to 1, biases, scaled, tied": Config(
+        **_SMALL, **_NUMBERS, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
+    ),
+    "3 to 1, q/k norms, window": Config(
+        **_SMALL | {"heads": 3, "kv_heads": 1, "head_dim": 10}, **_NUMBERS, qk_norm=True, windows=(3, None)
+    ),
+    "7 to 1, rescaled": Config(
+        **_SMALL | {"heads": 14, "kv_heads": 2, "head_dim": 4},
+        **_NUMBERS | {"theta": 500_000.0},
+        scaling=Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=16),
+    ),
+    # As wide as the blocks of the CPU's product, which narrower matrices do not reach.
+    "2 to 1, wide, tied": Config(
+        **_SMALL | {"dim": 128, "kv_heads": 2, "head_dim": 32, "ffn": 320}, **_NUMBERS, tied=True
+    ),
+    "experts": Config(**_SMALL | {"kv_heads": 2}, **_NUMBERS, experts=4, experts_per_token=2),
+}
+
+
+def random_checkpoint(config: Config, *, seed: int, dtype: np.dtype | type = np.float32) -> Checkpoint:
+    """Weights drawn so that activations stay near 1, norms differ from 1, and logits reach several units."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if "norm" in name:
+            return rng.uniform(0.5, 1.5, shape).astype(dtype)
+        if name.endswith(".bias"):
+            return rng.normal(0, 0.5, shape).astype(dtype)
+        size = 1.0 if "embed" in name else 1 / np.sqrt(shape[1])
+        return rng.normal(0, size, shape).astype(dtype)
+
+    arrays = {name: draw(name, shape) for name, shape in tensor_shapes(config).items()}
+    tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
+    return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())

@@ -1,0 +1,233 @@
+r"""How far a Llama computed in float32 may be from the exact one: a proof, carried along with the numbers.
+
+Every quantity is a pair of the exact value x, from `reference`, and a bound e on |x^ - x|, where x^
+is what an implementation holds instead. Each function below takes such pairs through one layer: what
+the layer makes of the errors that come in, plus the roundings it adds, whatever the order of its sums
+(running error analysis: Wilkinson, 1963; Higham, Accuracy and Stability of Numerical Algorithms, ch. 3).
+
+    u = 2^-24                      a correct rounding to float32 is off by at most u |x|
+    gamma_n = n u / (1 - n u)      n roundings in a row, or a sum of n products, in any order
+    |fl(w . x) - w . x| <= gamma_n |w| . |x|
+
+Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u; a test samples XLA's.
+Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of themselves: `rounded`.
+Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from reference.attention import attention
+from reference.config import Config
+from reference.linear import linear
+from reference.llama import Experts, FeedForward, Layer
+from reference.moe import route
+from reference.rmsnorm import rmsnorm
+from reference.rope import frequencies, rope_halves
+from reference.softmax import softmax
+from reference.swiglu import swiglu
+
+U = 2.0**-24
+TINY = 2.0**-126  # the smallest normal float32; what underflows may be flushed to zero
+ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
+
+
+class Approx(NamedTuple):
+    """An exact value and a bound on the distance of the computed one, element by element."""
+
+    value: Float[np.ndarray, "..."]
+    error: Float[np.ndarray, "..."]
+
+    @property
+    def size(self) -> np.ndarray:
+        """A bound on the magnitude of the computed value."""
+        return np.abs(self.value) + self.error
+
+    def map(self, f) -> "Approx":
+        """Move elements around: the same for values and errors."""
+        return Approx(f(self.value), f(self.error))
+
+
+def exactly(values: Any) -> Approx:
+    """Values that the computation starts from, any array: what it holds is what is meant."""
+    exact = np.asarray(values).astype(np.float64)
+    return Approx(exact, np.zeros_like(exact))
+
+
+def gamma(n: int) -> float:
+    """The relative error of n roundings.
+
+    >>> round(gamma(1) / U, 6), round(gamma(1000) / U, 1)
+    (1.0, 1000.1)
+    """
+    return n * U / (1 - n * U)
+
+
+def rounded(x: Approx, unit: float) -> Approx:
+    """Rounded once more, to a dtype whose roundings are off by `unit`: 0 for float32, which x is already."""
+    return Approx(x.value, x.error + unit * x.size)
+
+
+def added(x: Approx, y: Approx) -> Approx:
+    """x + y."""
+    value = x.value + y.value
+    error = x.error + y.error
+    return Approx(value, error + U * (np.abs(value) + error))
+
+
+def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> Approx:
+    """W x + b, with W and b exact."""
+    size = linear(x.size, np.abs(weight))
+    y = Approx(linear(x.value, weight), linear(x.error, np.abs(weight)) + gamma(weight.shape[1]) * size)
+    return y if bias is None else added(y, exactly(bias))
+
+
+def normalised(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
+    """RMSNorm. The mean square is squeezed between two numbers, and so is everything after it."""
+    n = x.value.shape[-1]
+    mean = np.mean(x.value**2, axis=-1, keepdims=True)
+    change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True)
+    low = np.maximum(mean - change, 0) * (1 - gamma(n + 2)) + eps
+    high = (mean + change) * (1 + gamma(n + 2)) + eps
+    exact = 1 / np.sqrt(mean + eps)
+    slack = ELEMENTARY + 2 * U  # eps as a float32, its addition (halved by the root), and the root
+    off = np.maximum(1 / np.sqrt(low) * (1 + slack) - exact, exact - 1 / np.sqrt(high) * (1 - slack))
+    value = rmsnorm(x.value, weight, eps=eps)
+    error = np.abs(weight) * (x.size * (exact + off) * (1 + gamma(2)) - np.abs(x.value) * exact)
+    return Approx(value, error)
+
+
+def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
+    """RoPE with cos and sin rounded to float32: two products and a sum of each pair."""
+    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
+    value = rope_halves(x.value, positions, turns)
+    angles = positions[:, None, None] * turns  # [seq, 1, pairs]
+    cos, sin = np.abs(np.cos(angles)), np.abs(np.sin(angles))
+
+    def spread(part: np.ndarray) -> np.ndarray:
+        a, b = np.split(part, 2, axis=-1)
+        return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1)
+
+    return Approx(value, spread(x.error) + gamma(3) * spread(x.size))
+
+
+def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray) -> Approx:
+    """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum."""
+    value = attention(q.value, k.value, v.value, mask)
+    group = q.value.shape[1] // k.value.shape[1]
+    q = q.map(lambda part: part.swapaxes(0, 1))  # [heads queries head_dim]
+    k, v = (a.map(lambda part: np.repeat(part.swapaxes(0, 1), group, axis=0)) for a in (k, v))
+    keys, head_dim = k.value.shape[1:]
+
+    k = k.map(lambda part: part.swapaxes(1, 2))
+    scores = q.value @ k.value / np.sqrt(head_dim) + mask
+    size = q.size @ k.size / np.sqrt(head_dim)
+    moved = size - np.abs(q.value) @ np.abs(k.value) / np.sqrt(head_dim) + gamma(head_dim + 3) * size
+    p, p_error = _softmax(scores, np.where(np.isneginf(scores), 0, moved))
+    error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) - p @ np.abs(v.value)
+    return Approx(value, error.swapaxes(0, 1))
+
+
+def _softmax(scores: np.ndarray, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax of scores that are off by up to `moved`: exact probabilities and their errors.
+
+    Shifting all scores alike changes nothing, so only the rounding of score minus maximum counts,
+    and that grows with the distance. Every weight is then off by a factor e^a, and so is the sum.
+    """
+    p = softmax(scores)
+    below = np.where(np.isneginf(scores), 0, np.max(scores, axis=-1, keepdims=True) - scores)
+    a = moved + U * (below + moved + np.max(moved, axis=-1, keepdims=True))
+    a = np.minimum(a, 100)  # where a score is as uncertain as that, the last line's 1 takes over
+    most, least = (np.sum(p * np.exp(sign * a), axis=-1, keepdims=True) for sign in (1, -1))
+    slack = 2 * ELEMENTARY + gamma(scores.shape[-1] + 2)
+    rate = np.maximum(np.exp(a) / least * (1 + slack) / (1 - slack) - 1, 1 - np.exp(-a) / most * (1 - slack))
+    # No probability is computed to be above 1, but for its own roundings.
+    return p, np.minimum(p * rate + 2 * TINY, 1 + slack) * np.isfinite(scores)
+
+
+def gated(gate: Approx, up: Approx) -> Approx:
+    """SwiGLU. The derivative of silu is never above 1.1."""
+    silu = np.abs(swiglu(gate.value, np.ones_like(gate.value)))
+    error = 1.1 * gate.error
+    error = error + (ELEMENTARY + U) * (silu + error) + TINY * gate.size
+    product = (silu + error) * up.size * (1 + U) - silu * np.abs(up.value)
+    return Approx(swiglu(gate.value, up.value), product)
+
+
+def norm_qkv(
+    x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
+) -> tuple[Approx, Approx, Approx]:
+    """RMSNorm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
+    n = rounded(normalised(x, layer.attention_norm, eps=config.eps), unit)
+    q, k, v = (
+        projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
+        for weights in (layer.q, layer.k, layer.v)
+    )
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = normalised(q, layer.q_norm, eps=config.eps), normalised(k, layer.k_norm, eps=config.eps)
+    q, k = turned(q, positions, config), turned(k, positions, config)
+    return rounded(q, unit), rounded(k, unit), rounded(v, unit)
+
+
+def attend(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, unit: float) -> Approx:
+    """Attention, heads side by side."""
+    return rounded(attended(q, k, v, mask).map(lambda part: part.reshape(len(part), -1)), unit)
+
+
+def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
+    """The output projection, added to the residual stream."""
+    return rounded(added(x, projected(h, *layer.o)), unit)
+
+
+def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
+    """RMSNorm; gate and up; SwiGLU."""
+    assert isinstance(layer.ffn, FeedForward)
+    n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
+    return rounded(gated(projected(n, *layer.ffn.gate), projected(n, *layer.ffn.up)), unit)
+
+
+def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
+    """The down projection, added to the residual stream."""
+    assert isinstance(layer.ffn, FeedForward)
+    return rounded(added(x, projected(g, *layer.ffn.down)), unit)
+
+
+def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
+    """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has no bound: infinity."""
+    assert isinstance(layer.ffn, Experts)
+    router, gate, up, down = layer.ffn
+    n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
+    logits = projected(n, router)
+    p, p_error = _softmax(logits.value, logits.error)
+    chosen, weights = route(n.value, router, experts_per_token=config.experts_per_token)
+    rate = np.take_along_axis(p_error / p, chosen, axis=-1).max(axis=-1, keepdims=True)
+    weights = Approx(weights, weights * ((1 + rate) / (1 - rate) * (1 + gamma(config.experts_per_token + 1)) - 1))
+
+    y = x
+    for rank in range(config.experts_per_token):
+        parts = [
+            projected(
+                rounded(gated(projected(row, gate[e]), projected(row, up[e])), unit),
+                down[e],
+            )
+            for token, e in enumerate(chosen[:, rank])
+            for row in [n.map(lambda part, token=token: part[token])]
+        ]
+        out = Approx(np.array([part.value for part in parts]), np.array([part.error for part in parts]))
+        weight = weights.map(lambda part, rank=rank: part[:, rank, None])
+        product = weight.size * out.size * (1 + U) - np.abs(weight.value * out.value)
+        y = added(y, Approx(weight.value * out.value, product))
+    # The other experts are added too, times zero: their sums round what is there once more each.
+    error = y.error + gamma(config.experts) * y.size
+    lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
+    others = p + p_error
+    np.put_along_axis(others, chosen, 0, axis=-1)
+    certain = lowest_chosen > others.max(axis=-1)
+    return rounded(Approx(y.value, np.where(certain[:, None], error, np.inf)), unit)
+
+
+def norm_logits(x: Approx, norm: np.ndarray, head: np.ndarray, *, config: Config, unit: float) -> Approx:
+    """The last RMSNorm and the logits, which stay float32."""
+    return projected(rounded(normalised(x, norm, eps=config.eps), unit), head)
