@@ -144,13 +144,14 @@ JSONS = {
     "deep objects": (b'{"a":' * 40_000 + b"1" + b"}" * 40_000, "nested too deeply"),
     "a number of 10000 digits": (b'{"a": ' + b"9" * 10_000 + b"}", "is not usable JSON"),
     "too large": (b'{"a": "' + b" " * (5 << 20) + b'"}', "bytes of JSON, more than"),
-    "many small objects": (b'{"a": [' + b"{}," * (1 << 20) + b"{}]}", "lists and objects"),
+    "many small objects": (b'{"a": [' + b"{}," * (1 << 20) + b"{}]}", "more than 50000 objects"),
     "many objects": (b'{"a": [' + b"{}," * 20_000 + b"{}]}", "model_type|weight_map|is not described"),
+    "many lists": (b'{"a": [' + b"[]," * 1_390_000 + b"[]]}", "model_type|weight_map"),
     "many keys": (b"{" + b",".join(b'"%d":1' % i for i in range(380_000)) + b"}", "model_type|weight_map"),
     "many strings": (b'{"a": [' + b",".join(b'"%d"' % i for i in range(400_000)) + b"]}", "model_type|weight_map"),
 }
 
-HARMLESS = ("many objects", "many keys", "many strings")
+HARMLESS = ("many objects", "many lists", "many keys", "many strings")
 
 
 @pytest.mark.parametrize("kind", JSONS)
