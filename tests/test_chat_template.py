@@ -1,0 +1,221 @@
+"""`model.chat_template` against what transformers renders, and against templates that mean harm."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from model.chat_template import BUILT_IN, LARGEST, ChatTemplate, SpecialTokens, find_template
+from model.checkpoints.checkpoint import CheckpointError
+from model.template_worker import LONGEST
+from model.tokenizers.llama2c import read_llama2c
+from model.tokenizers.load import load_tokenizer
+from model.tokenizers.tiktoken_ranks import read_tiktoken
+from model.tokenizers.tokenizer import decode
+from tests import tiny_tokenizers
+
+GOLDEN = json.loads((Path(__file__).parent / "goldens/chat.json").read_text("utf-8"))
+HELLO = [{"role": "user", "content": "Hello"}]
+DIALOGUE = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " Hello \n"},
+    {"role": "assistant", "content": " Hi. "},
+    {"role": "user", "content": "Bye"},
+]
+
+LLAMA2 = read_llama2c(tiny_tokenizers.llama2c(), path="tokenizer.bin")
+LLAMA3 = read_tiktoken(tiny_tokenizers.llama3(), path="tokenizer.model")
+TOKENIZERS = {"llama2": LLAMA2, "llama3": LLAMA3}
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["template"])
+def test_templates_render_as_in_transformers(case):
+    template = ChatTemplate(case["template"], GOLDEN["templates"][case["template"]], GOLDEN["special"])
+    if "error" in case:
+        with pytest.raises(ValueError) as caught:
+            template.render(case["messages"], **case["variables"])
+        assert str(caught.value) == f"{case['template']}: refuses this conversation: {case['error']}"
+    else:
+        assert template.render(case["messages"], **case["variables"]) == case["rendered"]
+
+
+def test_what_is_none_is_not_there():
+    template = ChatTemplate(
+        "t", "{% for m in messages %}{{ m.name is defined }}{{ m.content }}{% endfor %}{{ bos_token }}"
+    )
+    messages = [{"role": "user", "content": "a", "name": None}, {"role": "user", "content": "b", "name": 0}]
+    assert template.render(messages) == "FalseaTrueb"
+
+
+HOSTILE = {
+    "{{ 'a' * 10**10 }}": "takes more than 512 MB of memory",
+    "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
+    "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within one instruction of Python
+    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"makes more than {LONGEST:,} characters",
+    "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested or calls itself too deeply",
+    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested or calls itself too deeply",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "does what no template may: access to attribute '__class__'",
+    "{{ '{0.__class__.__mro__}'.format('') }}": "does what no template may: access to attribute '__class__'",
+    "{{ (messages | attr('__class__')).mro() }}": "does what no template may: access to attribute '__class__'",
+    "{{ raise_exception.__globals__.keys() }}": "does what no template may: access to attribute '__globals__'",
+    "{{ messages.append(1) }}": "does what no template may: access to attribute 'append'",
+    "{% include '/etc/passwd' %}": "fails: TypeError: no loader",
+    "{{ nothing.at.all }}": "fails: UndefinedError: 'nothing' is undefined",
+    "{% if %}": "is not a template: line 1: Expected an expression",
+    "\n{{ 'a'": "is not a template: line 2: unexpected end of template",
+    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses this conversation: two\nlines \x1b[31m",
+    "{{ raise_exception('long ' * 1000) }}": "refuses this conversation: long long",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_harmful_template_is_one_line_and_soon(source):
+    began = time.perf_counter()
+    with pytest.raises(CheckpointError) as caught:
+        ChatTemplate("folder/chat_template.jinja", source).render(HELLO)
+    message = str(caught.value)
+    assert message.startswith(f"folder/chat_template.jinja: {HOSTILE[source]}")
+    assert message.isprintable() and len(message) < 400
+    assert time.perf_counter() - began < 8  # 2 of its own, and a machine that is busy with other tests
+
+
+def test_the_worker_knows_nothing_of_its_caller(monkeypatch, tmp_path):
+    # Neither a module that lies about nor the environment can get in between.
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "jinja2.py"))
+    assert ChatTemplate("t", "{{ messages[0].content }}").render(HELLO) == "Hello"
+
+
+def test_the_built_in_formats():
+    assert find_template(LLAMA2).render(DIALOGUE) == (
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n Hello [/INST] Hi. </s><s>[INST] Bye [/INST]"
+    )
+    assert find_template(LLAMA2).render(DIALOGUE[1:]) == "<s>[INST] Hello [/INST] Hi. </s><s>[INST] Bye [/INST]"
+    assert find_template(LLAMA3).render(DIALOGUE) == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHi.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    with pytest.raises(ValueError, match="alternate"):
+        find_template(LLAMA2).render([DIALOGUE[1], DIALOGUE[3]])
+
+
+class TestFinding:
+    def test_a_file_of_its_own_comes_first(self, tmp_path):
+        config = {"chat_template": "not this", "bos_token": {"content": "<x>"}, "eos_token": None}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        (tmp_path / "chat_template.jinja").write_text("[{{ bos_token }}|{{ eos_token }}]")
+        template = find_template(LLAMA3, tmp_path)
+        assert template.name == str(tmp_path / "chat_template.jinja")
+        assert template.render(HELLO) == "[<x>|]"
+
+    def test_it_is_beside_a_file(self, tmp_path):
+        (tmp_path / "chat_template.jinja").write_text("{{ bos_token ~ eos_token }}")
+        assert find_template(LLAMA3, tmp_path / "tokenizer.model").render(HELLO) == "<|begin_of_text|><|eot_id|>"
+        assert find_template(LLAMA2, tmp_path / "none.bin").render(HELLO) == "<s></s>"
+
+    def test_places_are_asked_in_turn(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "chat_template.jinja").write_text("found")
+        assert find_template(LLAMA3, tmp_path / "a", tmp_path).source == "found"
+
+    @pytest.mark.parametrize(
+        "stated", ["T", [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]]
+    )
+    def test_in_the_tokenizers_configuration(self, tmp_path, stated):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": stated}))
+        assert find_template(LLAMA3, tmp_path).source == "T"
+
+    def test_without_one_that_of_the_family_is_taken(self, tmp_path):
+        (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+        for name, tokenizer in TOKENIZERS.items():
+            assert find_template(tokenizer, tmp_path).source == (BUILT_IN / f"{name}.jinja").read_text()
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is 7, not a text"),
+            ("tokenizer_config.json", '{"chat_template": [7, {"name": "rag", "template": "x"}]}', "is the default"),
+            ("tokenizer_config.json", '{"chat_template": "x", "bos_token": 7}', "bos_token is 7, not a text"),
+            ("tokenizer_config.json", "{", "is not JSON"),
+            ("tokenizer_config.json", json.dumps({"chat_template": "x" * LARGEST + "x"}), "more than 1048576 bytes"),
+            ("chat_template.jinja", "x" * LARGEST + "x", "more than 1048576 bytes"),
+            ("chat_template.jinja", "", "is empty"),
+            ("chat_template.jinja", "\udcff", "byte 0 is not UTF-8"),
+        ],
+    )
+    def test_a_file_that_cannot_be_used_is_refused(self, tmp_path, name, text, message):
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+        with pytest.raises(CheckpointError) as caught:
+            find_template(LLAMA3, tmp_path)
+        assert str(caught.value).startswith(f"{tmp_path / name}: ")
+        assert message in str(caught.value)
+
+    def test_a_model_without_one_says_so(self, tmp_path):
+        (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml())
+        with pytest.raises(CheckpointError, match="has no chat template"):
+            find_template(load_tokenizer(tmp_path), tmp_path)
+
+
+# What people type to see whether it breaks.
+names = [*LLAMA2.special, "<|begin_of_text|>", "<|eot_id|>", "[INST]", "<<SYS>>", "<think>", "</think>"]
+said = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a", "é", "🦙"])).map("".join) | st.text()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=said.filter(lambda text: "▁" not in text))
+@example("<|eot_id|>")
+@example("</s>")
+@example("<<s>s>")
+def test_what_was_said_is_text(name, text):
+    tokenizer = TOKENIZERS[name]
+    special = SpecialTokens(tokenizer)
+    begin, end = list(tokenizer.special)[:2]
+    for disguised in (special.disguise(text), special.disguise_names(text)):
+        ids = special.encode(f"{begin}x{disguised}y{end}")
+        assert [ids[0], ids[-1]] == [tokenizer.special[begin], tokenizer.special[end]]
+        assert not set(ids[1:-1]) & set(tokenizer.special.values())
+        assert decode(tokenizer, ids) == f"x{text}y"
+        assert ids[1:-1] == tokenizer.encode(f"x{text}y")
+
+
+@given(parts=st.lists(st.text("<|eot_id>/s", max_size=4) | st.sampled_from(["<|", "eot_id", "|>"])))
+def test_nor_do_parts_of_it_make_a_special_token(parts):
+    special = SpecialTokens(LLAMA3)
+    together = "".join(special.disguise(part) for part in parts)
+    assert special.encode(together) == LLAMA3.encode("".join(parts))
+
+
+def test_a_part_begins_a_text_after_a_special_token_alone():
+    special = SpecialTokens(LLAMA2)
+    first, later = LLAMA2.encode("ab"), LLAMA2.encode("ab", start=False)
+    assert first != later
+    assert special.encode("ab<s>ab</s>ab") == [*first, 1, *first, 2, *first]
+    assert special.encode("ab<s>ab", start=False) == [*later, 1, *first]
+    assert special.encode("<s></s>", start=False) == [1, 2]
+    assert special.tail("<s>ab") == "ab" and special.tail("ab<s>") == ""
+
+
+def test_text_that_is_not_unicode_is_refused():
+    with pytest.raises(ValueError, match="not valid Unicode"):
+        SpecialTokens(LLAMA3).disguise("\udc00")
+
+
+def test_what_thinking_templates_look_for_is_left_alone():
+    assert SpecialTokens(LLAMA3).disguise_names("<think>a</think> <b") == "<think>a</think> <b"
+
+
+def test_a_tokenizer_without_special_tokens(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=()))
+    tokenizer = load_tokenizer(tmp_path)
+    special = SpecialTokens(tokenizer)
+    assert special.encode(special.disguise("<s>") + special.disguise_names("<s>")) == tokenizer.encode("<s><s>")
