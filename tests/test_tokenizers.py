@@ -231,6 +231,22 @@ def test_long_texts(tokenizer):
         assert decode(tokenizer, tokenizer.encode(text)) == text
 
 
+def test_a_vocabulary_of_llama_3s_size(tmp_path):
+    # 128,000 tokens, each made by a merge, which newer files write as a list: more JSON than any other file has.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in alphabet for b in alphabet]
+    triples = [(a + b, c) for a, b in pairs[:500] for c in alphabet[:125]]
+    merges = pairs + triples
+    vocab = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"), pretty=False)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.vocab == len(vocab) == 128_292
+    assert loaded.encode("it's 12") == tokenizer.encode("it's 12").ids
+
+
 def test_white_space_without_end(folder):
     # From some 200,000 characters in a row, tiktoken's regular expressions overflow.
     tokenizer = load_tokenizer(folder / "llama3")
@@ -305,7 +321,10 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         (b'{"model_type": "llama", "hidden_size": 64}', "not a usable tokenizer.json"),
         (b'{"a": "\xff"}', "is not UTF-8"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        ((JSON % ('{"a": 0, "a": 1}', LEVEL % "false", LEVEL % "false")).encode(), "'a' appears twice"),
+        (b'{"a":[' + b"[]," * 2_000_000, "more than 2,000,000 lists"),
+        (b"{" + b'"a":1' * 14_000_000, "70,000,001 bytes, too many"),
+        (b'{"a": ' + b"1" * 5_000 + b"}", "usable"),
+        ((JSON % ('{"a": 0, "a": 1}', LEVEL % "false", LEVEL % "false")).encode(), '"a" is there twice'),
         ((JSON % ('{"a": -1}', LEVEL % "false", LEVEL % "false")).encode(), "not a usable tokenizer.json"),
         ((JSON % ('{"a": 0, "b": 0}', LEVEL % "false", LEVEL % "false")).encode(), "same id"),
         ((JSON % ("{}", LEVEL % "false", LEVEL % "false")).encode(), "the vocabulary is empty"),
@@ -339,6 +358,15 @@ def test_bad_files_are_refused_in_one_line(tmp_path, data, why):
     path.write_bytes(data)
     message = refused(path)
     assert re.search(why, message), message
+
+
+def test_json_that_the_library_takes_and_trips_over_is_refused(folder, tmp_path):
+    whole = (folder / "prepend" / "tokenizer.json").read_text()
+    path = tmp_path / "tokenizer.json"
+    path.write_text(whole.replace('"SpecialToken":{"id":"<s>"', '"SpecialToken":{"id":"<t>"'))
+    assert 'its template names a token that it does not define, "<t>"' in refused(path)
+    path.write_text(whole.replace('"type":"Replace","pattern"', '"kind":"Replace","pattern"'))
+    assert "an untyped part" in refused(path)
 
 
 def test_a_sentencepiece_model_of_another_kind_is_refused(folder, tmp_path):

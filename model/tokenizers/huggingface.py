@@ -8,9 +8,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.strict_json import parse_object, read_object, short
+from model.checkpoints.checkpoint import CheckpointError, refused
+from model.checkpoints.strict_json import read_object, short
 from model.tokenizers.tokenizer import UNKNOWN, check_text
+
+MOST_BRACKETS = 2_000_000  # a list for each merge: Llama 3 has 280,000, Gemma 3 515,000
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,10 @@ def byte_characters() -> dict[str, int]:
 
 def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     """A tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` beside `path` may name its BOS."""
-    spec = parse_object(data, path)
+    spec = _parse(data, path)
     _build(data.decode(), path)  # checks the whole structure
     byte_level, dummy_prefix = _kind(spec, path)
+    _check_template(spec, path)
     tokenizer = _build(json.dumps(_without_prefix(spec)) if dummy_prefix else data.decode(), path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -104,6 +107,35 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     )
 
 
+def _parse(data: bytes, path: str) -> dict[str, Any]:
+    """The object in the file, which may be far larger than the JSON that `strict_json` is for."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            seen = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise refused(path, f"{short(twice)} is there twice")
+        return values
+
+    if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
+        raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
+    try:
+        spec = json.loads(data.decode(), object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise refused(path, f"is not JSON, or cut short: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise refused(path, "is not usable JSON: nested too deeply") from None
+    except CheckpointError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise refused(path, f"is not usable JSON: {error}") from None
+    if not isinstance(spec, dict):
+        raise refused(path, "is not a JSON object")
+    return spec
+
+
 def _build(text: str, path: str) -> Tokenizer:
     try:
         return Tokenizer.from_str(text)
@@ -113,11 +145,11 @@ def _build(text: str, path: str) -> Tokenizer:
 
 
 def _steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder as a list of its parts."""
+    """A normalizer, pre-tokenizer, decoder or post-processor as a list of its parts."""
     if component is None:
         return []
-    if component["type"] != "Sequence":
-        return [component]
+    if component.get("type") != "Sequence":
+        return [{"type": "an untyped part"} | component]
     parts = next(value for key, value in component.items() if key != "type")
     return [step for part in parts for step in _steps(part)]
 
@@ -129,7 +161,7 @@ def _kind(spec: dict[str, Any], path: str) -> tuple[bool, bool]:
     if spec["model"].get("type", "BPE") != "BPE":
         raise refused(path, f"a {spec['model']['type']} model is not supported, only BPE is")
     if types == ["ByteLevel"]:
-        prefixes = [step["add_prefix_space"] for step in before if step["type"] == "ByteLevel"]
+        prefixes = [step.get("add_prefix_space", True) for step in before if step["type"] == "ByteLevel"]
         if not prefixes or any(prefixes):
             raise refused(path, "a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported")
         return True, False
@@ -138,6 +170,15 @@ def _kind(spec: dict[str, Any], path: str) -> tuple[bool, bool]:
         return False, any(_adds_space(step) for step in (*_steps(spec.get("normalizer")), *before))
     found = " and ".join(types) or "no decoder"
     raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
+
+
+def _check_template(spec: dict[str, Any], path: str) -> None:
+    """The library panics over a template with a token that it does not define."""
+    for step in _steps(spec.get("post_processor")):
+        if step["type"] == "TemplateProcessing":
+            names = {part["SpecialToken"]["id"] for part in step["single"] if "SpecialToken" in part}
+            if missing := names - step["special_tokens"].keys():
+                raise refused(path, f"its template names a token that it does not define, {short(min(missing))}")
 
 
 def _adds_space(step: dict[str, Any]) -> bool:
@@ -161,7 +202,7 @@ def _without_prefix(spec: dict[str, Any]) -> dict[str, Any]:
     def change(component: dict[str, Any] | None) -> dict[str, Any] | None:
         if component is None:
             return None
-        if component["type"] == "Sequence":
+        if component.get("type") == "Sequence":
             key = next(key for key in component if key != "type")
             return component | {key: [part for part in map(change, component[key]) if part is not None]}
         if not _adds_space(component):

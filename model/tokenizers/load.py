@@ -8,7 +8,7 @@ from model.checkpoints.mapped import MappedFile
 from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
-LARGEST = 256 * 2**20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
+LARGEST = 64 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
