@@ -54,6 +54,6 @@ def check_length(ids: Sequence[int], context: int) -> None:
         raise ValueError(f"{len(ids)} tokens are more than the context of {context}")
 
 
-def _check(name: str, value: float, holds: bool, domain: str):
+def _check(name: str, value: float | int, holds: bool, domain: str):
     if not holds:  # NaN too: no comparison with it holds
         raise ValueError(f"{name} must be {domain}, got {value}")

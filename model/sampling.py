@@ -80,7 +80,7 @@ def greedy(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
 def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
     """Temperature, top-k, top-p, min-p, each as `reference.sampling` defines it; the temperature is not 0."""
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
-    p = jax.nn.softmax(jnp.where(below < 0, below / sampling.temperature, 0))  # 0 / T is NaN where T is denormal
+    p = jax.nn.softmax(jnp.where(below == 0, 0, below / sampling.temperature))  # 0 / T is NaN where T is denormal
     vocab = logits.shape[-1]
 
     def top_k(p: Array) -> Array:

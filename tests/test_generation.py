@@ -1,0 +1,190 @@
+"""Sessions, stops and streaming: what stands between a model and the text that a person sees."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.generation import Generation
+from model.options import SamplingOptions
+from model.session import Session
+
+VOCAB = 300
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+class Alphabet:
+    """Ids are bytes; 256 begins a text and 257 ends it."""
+
+    vocab, bos, special, dummy_prefix = VOCAB, 256, {"<s>": 256, "</s>": 257}, False
+
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def piece(self, token: int) -> str:
+        return str(token)
+
+
+class Script:
+    """A backend that says what it was told to say, and writes down what it was asked."""
+
+    burst, chunk = 4, 3
+
+    def __init__(self, says: bytes | list[int], capacity: int = 1000):
+        self.says, self.capacity = list(says), capacity
+        self.extended: list[list[int]] = []
+        self.rewound: list[int] = []
+        self.steps: list[int] = []
+
+    def start(self):
+        return []
+
+    def rewind(self, cache, length):
+        self.rewound.append(length)
+        return cache[:length]
+
+    def extend(self, cache, ids):
+        assert 0 < len(ids) <= self.chunk
+        self.extended.append(list(ids))
+        return cache + list(ids)
+
+    def decode(self, cache, token, *, steps, seen, seed, options, stops):
+        assert len(cache) + steps <= self.capacity
+        self.steps.append(steps)
+        drawn = []
+        for _ in range(steps):
+            cache = [*cache, token]
+            token = self.says.pop(0)
+            drawn.append(token)
+            if token in stops:
+                break
+        return drawn, cache
+
+    def logits(self, ids):
+        return np.zeros((len(ids), VOCAB))
+
+
+def generate(
+    backend, prompt=(256,), *, session=None, stops=frozenset({257}), stop=(), n=1000, interrupted=lambda: False
+):
+    session = session or Session(backend, vocab=VOCAB)
+    bursts = session.bursts(prompt, max_new_tokens=n, options=GREEDY, seed=0, stops=stops, interrupted=interrupted)
+    return Generation(bursts, Alphabet(), prompt="", prompt_ids=prompt, stop_texts=stop, stops=stops, seed=0)
+
+
+def test_a_stopping_token_ends_the_text_and_is_not_in_it():
+    generation = generate(Script([*b"abc", 257, *b"never"]))
+    assert "".join(token.text for token in generation) == "abc" == generation.completion
+    assert generation.finish_reason == "stop"
+    assert generation.ids == [*b"abc", 257]
+
+
+def test_length_and_context_end_it_too():
+    generation = generate(Script(b"abcdefgh"), n=5)
+    assert ("".join(t.text for t in generation), generation.finish_reason) == ("abcde", "length")
+    # 6 positions: BOS and five letters are computed, so six letters can be drawn.
+    generation = generate(Script(b"abcdefgh", capacity=6))
+    assert ("".join(t.text for t in generation), generation.finish_reason) == ("abcdef", "context")
+    generation = generate(Script(b"abc"), n=0)
+    assert ("".join(t.text for t in generation), generation.finish_reason) == ("", "length")
+
+
+@given(
+    text=st.text("ab", max_size=12),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_a_stop_text_cuts_at_its_first_appearance(text, stop):
+    generation = generate(Script([*text.encode(), 257]), stop=stop)
+    pieces = [token.text for token in generation]
+    cut = min((i for s in stop if (i := text.find(s)) >= 0), default=len(text))
+    assert "".join(pieces) == generation.completion
+    # Text is given as soon as no stop text can still begin in it, so the cut is where the first to be complete begins.
+    ends = min((text.find(s) + len(s) for s in stop if s in text), default=None)
+    if ends is None:
+        assert generation.completion == text
+    else:
+        begins = min(ends - len(s) for s in stop if text[:ends].endswith(s))
+        assert generation.completion == text[:begins]
+        assert len(generation.completion) >= cut
+    assert generation.finish_reason == "stop"
+
+
+@given(st.text(max_size=8))
+def test_streaming_never_breaks_a_character(text):
+    generation = generate(Script([*text.encode(), 257]))
+    pieces = [token.text for token in generation]
+    assert "".join(pieces) == text
+    assert all("�" not in piece for piece in pieces) or "�" in text
+
+
+def test_a_character_cut_off_at_the_end_is_shown_as_unreadable():
+    generation = generate(Script("a👋".encode()[:-1]), n=4)
+    assert "".join(token.text for token in generation) == "a�"
+
+
+def test_a_new_prompt_computes_only_what_is_new():
+    backend = Script([*b"xyz", 257, *b"uvw", 257])
+    session = Session(backend, vocab=VOCAB)
+    for _ in generate(backend, [256, *b"abcde"], session=session):
+        pass
+    assert list(itertools.chain(*backend.extended)) == [256, *b"abcd"]
+    assert session.ids == [256, *b"abcdexyz"]
+
+    backend.extended.clear()
+    for _ in generate(backend, [256, *b"abcdexyz", 257, *b"more"], session=session):
+        pass
+    assert list(itertools.chain(*backend.extended)) == [257, *b"mor"]
+    assert backend.rewound == []
+
+    backend.extended.clear()
+    backend.says = [257]
+    for _ in generate(backend, [256, *b"abXYZ"], session=session):
+        pass
+    assert backend.rewound == [3]
+    assert list(itertools.chain(*backend.extended)) == [*b"XY"]
+
+
+def test_an_interruption_keeps_what_was_drawn():
+    backend = Script(b"abcdefghij")
+    pressed = iter([False, False, True])
+    generation = generate(backend, interrupted=lambda: next(pressed, True))
+    assert "".join(token.text for token in generation) in ("a", "abcde"[: len(generation.completion)])
+    assert generation.finish_reason == "interrupted"
+
+
+def test_a_failing_step_leaves_no_stale_cache_behind():
+    backend = Script([])
+    session = Session(backend, vocab=VOCAB)
+    with pytest.raises(IndexError):
+        list(generate(backend, [256, *b"abc"], session=session))
+    assert session.ids == []
+    backend.says = [257]
+    backend.extended.clear()
+    list(generate(backend, [256, *b"abc"], session=session))
+    assert list(itertools.chain(*backend.extended)) == [256, *b"ab"]
+
+
+def test_the_first_token_comes_alone_and_bursts_stay_short():
+    backend = Script(b"abcdefghijklmnopqrstuvwxyz")
+    list(generate(backend, n=20))
+    assert backend.steps[0] == 1
+    assert max(backend.steps) <= Script.burst
+    assert sum(backend.steps) == 20
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", -1.0), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -1),
+        ("top_p", 0.0), ("top_p", 1.5), ("top_p", float("nan")), ("min_p", -0.1), ("min_p", 1.1),
+        ("repetition_penalty", 0.0), ("repetition_penalty", float("inf")),
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(option, value):
+    with pytest.raises(ValueError, match=option.replace("_", "-")):
+        SamplingOptions(**{option: value})
