@@ -357,20 +357,31 @@ def test_shards_that_are_missing_or_disagree_with_the_index(sharded):
     (sharded / SHARD).unlink()
     assert f'"{SHARD}", which is missing' in refusal(sharded, named=str(sharded))
     (sharded / SHARD).write_bytes((sharded / SHARD.replace("2", "1", 1)).read_bytes())
-    assert "is in" in refusal(sharded, named=str(sharded))
+    assert f", not {SHARD}" in refusal(sharded, named=str(sharded))
     (sharded / SHARD).write_bytes(good)
     index = change_index(sharded, **{"more": SHARD})
     assert "tensor 'more' is not in" in refusal(sharded, named=index)
 
 
-def test_a_tensor_in_two_shards(sharded):
+@pytest.mark.parametrize("where", [1, 3])
+def test_a_tensor_in_two_shards(sharded, where):
+    name = {1: NORM, 3: "model.embed_tokens.weight"}[where]
+    index = sharded / "model.safetensors.index.json"
+    right = json.loads(index.read_text())["weight_map"][name]
+    shard = f"model-0000{where}-of-00003.safetensors"
+    assert shard != right
     tensors = families.random_tensors(CONFIG)
-    third = sharded / SHARD.replace("2", "3", 1)
-    kept = {name: tensors[name] for name in header_of(third)[0] if name in tensors}
-    families.write_safetensors(third, {**kept, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"]})
-    assert "tensor 'model.embed_tokens.weight' is in" in refusal(sharded)
-    families.write_safetensors(third, {**kept, "stranger": tensors[NORM]})
-    refusal(sharded, named=str(sharded))
+    kept = [*header_of(sharded / shard)[0]][1:]  # all but the metadata
+    families.write_safetensors(sharded / shard, {key: tensors[key] for key in [*kept, name]})
+    assert refusal(sharded, named=str(index)).endswith(f"""puts tensor '{name}' in "{right}", not {shard}""")
+
+
+def test_a_tensor_that_the_index_does_not_know(sharded):
+    index = sharded / "model.safetensors.index.json"
+    text = json.loads(index.read_text())
+    del text["weight_map"][NORM]
+    index.write_text(json.dumps(text))
+    assert f"puts tensor '{NORM}' in null" in refusal(sharded, named=str(index))
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, "x", 7])

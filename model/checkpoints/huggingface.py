@@ -75,10 +75,8 @@ def _locate_all(directory: Path) -> Located:
     located: Located = {}
     for shard in dict.fromkeys(_shard_name(index_path, name) for name in weight_map.values()):
         for name, place in _locate(weights_file(_shard_path(directory, index_path, shard))).items():
-            if name in located:
-                raise refused(directory, f"tensor {name[:100]!r} is in {located[name][0].path} and in {shard}")
-            if weight_map.get(name) != shard:
-                raise refused(index_path, f"tensor {name[:100]!r} is in {shard}, unknown to the index")
+            if weight_map.get(name) != shard:  # so none is in two shards
+                raise refused(index_path, f"puts tensor {name[:100]!r} in {short(weight_map.get(name))}, not {shard}")
             located[name] = place
     for name, shard in weight_map.items():
         if name not in located:
