@@ -44,4 +44,4 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 def _share_read(name: str, config: Config) -> float:
     if name == EMBEDDING and not config.tied:
         return 1 / config.vocab
-    return config.experts_per_token / config.experts if ".experts." in name else 1
+    return config.experts_per_token / config.experts if ".experts." in name else 1.0

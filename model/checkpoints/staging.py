@@ -31,14 +31,18 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_file(path: str | Path) -> Iterator[Path]:
-    """The name of a file to create, which becomes `path` at the end; as `new_directory` otherwise."""
+def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """The name of a file to create, which becomes `path` at the end; as `new_directory` otherwise.
+
+    With `replace`, a file that stands at `path` is replaced by the complete new one.
+    """
     path, staged = _places(path)
     with os_errors(path):
         try:
-            _refuse_existing(path)
+            if not replace:
+                _refuse_existing(path)
             yield staged
-            _publish(staged, path)
+            _publish(staged, path, replace=replace)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
@@ -54,10 +58,11 @@ def _refuse_existing(path: Path) -> None:
         raise refused(path, "exists already")
 
 
-def _publish(staged: Path, path: Path) -> None:
+def _publish(staged: Path, path: Path, *, replace: bool = False) -> None:
     _flush(staged)
-    _refuse_existing(path)  # again: it may have appeared while we wrote
-    os.rename(staged, path)
+    if not replace:
+        _refuse_existing(path)  # again: it may have appeared while we wrote
+    os.replace(staged, path)
     _flush(path.parent)
 
 

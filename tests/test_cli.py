@@ -1,0 +1,269 @@
+"""The command line as scripts and people meet it: stdout is the result, stderr the talk, exit codes mean something."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cli
+
+REPOSITORY = Path(__file__).parents[1]
+MEMORY = 600_000_000  # bytes that refusing a bad file may take
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Run a command in this process; returns exit code, stdout and stderr."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["llamaspec", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def stories(data) -> list[str]:
+    folder = data / "stories260K"
+    return ["--model", str(folder / "stories260K.bin"), "--tokenizer", str(folder / "tok512.model")]
+
+
+def spawn(*arguments: str, stdin: str | None = None, **environment: str):
+    """Run a command in a process of its own; returns exit code, stdout, stderr and peak memory in bytes."""
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "cli.py"), *arguments],
+        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | environment,
+        text=True,
+        cwd="/",
+    )
+    assert process.stdout and process.stderr
+    if process.stdin and stdin is not None:
+        process.stdin.write(stdin)
+        process.stdin.close()
+    out, err = process.stdout.read(), process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, out, err, usage.ru_maxrss * 1024
+
+
+def assert_refused(result: tuple, *words: str, status: int = 1):
+    """One line on stderr that says `error:` and the words, nothing on stdout."""
+    code, out, err = result[:3]
+    lines = err.strip().splitlines()
+    assert (code, out, len(lines)) == (status, "", 1), err
+    assert lines[0].startswith("error: ")
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+@pytest.mark.parametrize("tokenizer", ["tok512.model", "tok512.bin"])
+@pytest.mark.parametrize("backend", ["jax", "reference"])
+def test_greedy_text_is_that_of_llama2c(run, data, backend, tokenizer):
+    folder = data / "stories260K"
+    expected = (folder / "greedy_200_steps.txt").read_text()
+    arguments = ["--model", str(folder / "stories260K.bin"), "--tokenizer", str(folder / tokenizer)]
+    request = ["--temperature", "0", "--max-new-tokens", "200", "--backend", backend]
+    code, out, err = run("generate", "", *arguments, *request)
+    assert (code, out) == (0, expected + "\n")
+    assert "200 tokens" in err
+
+
+def test_text_is_the_prompt_and_its_continuation(run, stories):
+    prompt = "  Lily  saw a 🦊 "
+    code, out, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9")
+    assert code == 0
+    assert out.startswith(prompt)
+    assert out.endswith("\n")
+    code, told, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9", "--json")
+    story = json.loads(told)
+    assert set(story) == {"text", "completion", "prompt_tokens", "tokens", "finish_reason", "seed", "timings"}
+    assert story["text"] + "\n" == out
+    assert story["text"] == prompt + story["completion"]
+    assert (story["tokens"], story["finish_reason"], story["seed"]) == (9, "length", 1)
+
+
+def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories):
+    _, out, err = run("story", *stories, "--max-new-tokens", "20")
+    (seed,) = [line.removeprefix("seed ") for line in err.splitlines() if line.startswith("seed ")]
+    _, again, _ = run("story", *stories, "--max-new-tokens", "20", "--seed", seed)
+    assert again == out
+
+
+def test_a_full_context_ends_the_text_and_a_longer_prompt_is_refused(run, stories):
+    code, out, _ = run("generate", "Once", *stories, "--context", "20", "--json", "--temperature", "0")
+    story = json.loads(out)
+    assert (code, story["finish_reason"]) == (0, "context")
+    assert story["prompt_tokens"] + story["tokens"] == 21  # the last token is drawn, and needs no room
+    assert_refused(run("generate", "Once " * 30, *stories, "--context", "20"), "context of 20")
+
+
+def test_stop_texts_end_a_story(run, stories):
+    _, out, _ = run("generate", "", *stories, "--temperature", "0", "--stop", "Lily", "--stop", "zebra")
+    assert out == "Once upon a time, there was a little girl named \n"
+
+
+def test_prompt_from_standard_input(stories):
+    code, out, _, _ = spawn("generate", "-", *stories, "--max-new-tokens", "1", "--seed", "1", stdin="Tim had a\n")
+    assert code == 0
+    assert out.startswith("Tim had a\n")
+
+
+def test_tokens(run, data):
+    tokenizer = ["--tokenizer", str(data / "llama2-tokenizer" / "tokenizer.model")]
+    assert run("tokens", "I have a dream", *tokenizer)[:2] == (0, "1 306 505 263 12561\n")
+    assert run("tokens", "I have a dream", *tokenizer, "--no-bos")[1] == "306 505 263 12561\n"
+    told = json.loads(run("tokens", "I have", *tokenizer, "--json")[1])
+    assert told == {"ids": [1, 306, 505], "pieces": ["<s>", "▁I", "▁have"]}
+    assert run("tokens", "--decode", "1,306,505,263,12561", *tokenizer)[1] == "I have a dream\n"
+    assert_refused(run("tokens", "--decode", "1,32000", *tokenizer), "32000", "31999")
+    assert_refused(run("tokens", "--decode", "1,-1", *tokenizer), "-1")
+    assert_refused(run("tokens", "--decode", "one", *tokenizer), "one", status=2)
+    assert_refused(run("tokens", *tokenizer), "TEXT", status=2)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("jax", np.float32), ("reference", np.float64)])
+def test_logits(run, stories, tmp_path, backend, dtype):
+    out = tmp_path / "logits.npy"
+    for _ in range(2):  # the second replaces the first
+        assert run("logits", "--prompt", "Once", *stories, "--out", str(out), "--backend", backend)[0] == 0
+    rows = np.load(out)
+    ids = [int(id) for id in run("tokens", "Once", *stories[2:])[1].split()]
+    assert (rows.shape, rows.dtype) == ((len(ids), 512), dtype)
+    run("logits", "--tokens", ",".join(map(str, ids)), *stories, "--out", str(out), "--backend", backend)
+    np.testing.assert_array_equal(np.load(out), rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "logits.npy"]
+
+
+def test_inspect(run, stories):
+    model = stories[1]
+    told = json.loads(run("inspect", model, "--json")[1])
+    assert set(told) == {
+        "format", "config", "tensors", "parameters", "bytes",
+        "flops_per_token", "bytes_per_token", "cache_bytes_per_token",
+    }  # fmt: skip
+    assert told["parameters"] == sum(int(np.prod(tensor["shape"])) for tensor in told["tensors"]) == 260_032
+    assert told["bytes"] == told["bytes_per_token"] == 4 * 260_032  # float32, tied: every weight is read
+    norms = 64 * 11
+    assert told["flops_per_token"] == 2 * (260_032 - norms)
+    assert told["cache_bytes_per_token"] == 2 * 5 * 4 * 8 * 4
+    assert "model.layers.4.mlp.up_proj.weight" in run("inspect", model)[1]
+
+
+def test_convert_there_and_back(run, stories, tmp_path):
+    model, folder, back = stories[1], tmp_path / "hf", tmp_path / "back.bin"
+    assert run("convert", model, str(folder), "--to", "safetensors")[0] == 0
+    assert run("convert", str(folder), str(back), "--to", "llama2c")[0] == 0
+    assert run("convert", str(back), str(tmp_path / "hf2"), "--to", "safetensors")[0] == 0
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "hf2" / "model.safetensors").read_bytes()
+    request = ["--tokenizer", stories[3], "--temperature", "0", "--max-new-tokens", "30"]
+    texts = [run("generate", "", "--model", str(m), *request)[1] for m in (model, folder, back)]
+    assert len(set(texts)) == 1
+    assert_refused(run("convert", model, str(folder), "--to", "safetensors"), "hf", "exists")
+
+
+def test_doctor(run):
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert all(word in out for word in ("jaxlib", "devices", "norm_qkv", "caches"))
+    assert json.loads(run("doctor", "--json")[1])["versions"]["numpy"] == np.__version__
+
+
+def test_version_and_help(run):
+    assert run("--version")[1].startswith("llamaspec, version ")
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in cli.llamaspec.commands:
+        assert command in out
+        assert run(command, "--help")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], ["temperature", "-1"]),
+        (["--temperature", "nan"], ["temperature", "nan"]),
+        (["--top-p", "0"], ["top-p"]),
+        (["--top-p", "nan"], ["top-p"]),
+        (["--top-k", "-1"], ["top-k"]),
+        (["--min-p", "2"], ["min-p"]),
+        (["--repetition-penalty", "0"], ["repetition-penalty"]),
+        (["--seed", str(2**70)], ["seed"]),
+        (["--seed", "-1"], ["seed"]),
+        (["--max-new-tokens", "-1"], ["max-new-tokens"]),
+    ],
+)
+def test_requests_out_of_range_are_refused_before_anything_is_read(run, arguments, words):
+    assert_refused(run("generate", "x", "--model", "/no/such/model", *arguments), *words)
+
+
+def test_requests_that_this_model_cannot_serve_are_refused(run, stories):
+    assert_refused(run("generate", "x", *stories, "--context", "513"), "context", "512")
+    assert_refused(run("generate", "x", *stories, "--context", "0"), "context")
+    assert_refused(run("generate", "x", *stories, "--kernels", "pallas"), "pallas")
+    assert_refused(run("logits", "--tokens", "1,512", *stories, "--out", "/nowhere/x.npy"), "512", "511")
+    assert_refused(run("logits", "--tokens", "", *stories, "--out", "/nowhere/x.npy"), "no tokens")
+
+
+def test_wrong_usage(run):
+    assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
+    assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)
+    assert_refused(run("tell"), "tell", status=2)
+
+
+def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
+    """In processes of their own, so that what each takes can be measured."""
+    tokenizer = str(data / "stories260K" / "tok512.model")
+    page = tmp_path / "page.bin"
+    page.write_text("<!DOCTYPE html><html><body>404</body></html>")
+    cut = tmp_path / "cut.bin"
+    cut.write_bytes((data / "stories260K" / "stories260K.bin").read_bytes()[:-1])
+    huge = tmp_path / "huge.bin"
+    huge.write_bytes(np.array([2**30, 2**30, 2**30, 4, 4, 2**30, 2**30], np.int32).tobytes() + bytes(1000))
+    for path in (page, cut, huge, tmp_path / "absent.bin"):
+        result = spawn("generate", "x", "--model", str(path), "--tokenizer", tokenizer)
+        assert_refused(result, path.name)
+        assert result[3] < MEMORY
+    other = str(data / "llama2-tokenizer" / "tokenizer.model")
+    result = spawn("generate", "x", "--model", str(data / "stories260K" / "stories260K.bin"), "--tokenizer", other)
+    assert_refused(result, "32000", "512")
+
+
+def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path, data):
+    """A header that promises 2^30 positions of a tiny model: the weights are there, the cache would be terabytes."""
+    original = (data / "stories260K" / "stories260K.bin").read_bytes()
+    from tests.families import FAMILIES, write_checkpoint
+
+    assert original
+    config = FAMILIES["llama-2"] | {"max_position_embeddings": 2**30}
+    write_checkpoint(tmp_path, config)
+    result = spawn(
+        "logits", "--tokens", "1,2", "--model", str(tmp_path), "--context", str(2**30), "--out", "/nowhere/x"
+    )
+    assert_refused(result, "do not fit", "context")
+    assert result[3] < MEMORY
+
+
+def test_a_closed_pipe_is_no_error(stories):
+    arguments = " ".join(["generate", "''", *stories, "--seed", "1"])
+    done = subprocess.run(
+        f"{sys.executable} {REPOSITORY / 'cli.py'} {arguments} | head -c 4",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(done.stdout) == 4
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
