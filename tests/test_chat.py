@@ -189,6 +189,28 @@ def test_an_answer_cut_within_a_character_is_kept_as_it_was_shown(kind, length):
     assert talk.chat.messages[1]["content"] == generation.completion
 
 
+def test_what_is_shown_for_half_a_character_is_not_taken_for_its_bytes(kind):
+    talk = Talk(kind)
+    begin, *rest = talk.tokenizer.encode(text("！", kind), start=False)[-3:]
+    assert talk.tokenizer.bytes_of(begin) == "\ufffd".encode()[:1] and len(rest) == 2
+    generation = talk.ask("Hi", [begin], max_new_tokens=1)
+    assert generation.completion == "\ufffd"
+    talk.ask("And", talk.answer(text("b", kind)))
+    assert talk.chat.messages[1]["content"] == "\ufffd"
+
+
+def test_the_space_in_front_of_an_answer_that_begins_a_text_is_not_shown_but_kept():
+    source = "{% for m in messages %}<s>{{ m.content }}{% endfor %}<s>"
+    talk = Talk("llama2", ChatTemplate("turns", source))
+    drawn = talk.tokenizer.encode(" ", start=False) + talk.tokenizer.encode("Yes", start=False)
+    assert drawn != talk.tokenizer.encode("Yes")  # it is in two tokens where one would do
+    generation = talk.ask("Hi", [*drawn, talk.stop])
+    assert generation.completion == "Yes"
+    talk.ask("And", [*drawn, talk.stop])
+    assert talk.cached[generation.prompt_tokens :][: len(drawn)] == drawn
+    assert talk.script.fed == talk.cached
+
+
 def test_a_stop_text_is_not_part_of_the_answer(kind):
     talk = Talk(kind)
     answer = text("one", kind)

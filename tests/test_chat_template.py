@@ -214,6 +214,14 @@ def test_what_thinking_templates_look_for_is_left_alone():
     assert SpecialTokens(LLAMA3).disguise_names("<think>a</think> <b") == "<think>a</think> <b"
 
 
+def test_of_names_that_begin_alike_the_longest_is_meant(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<a>", "<a>b", "c")))
+    tokenizer = load_tokenizer(tmp_path)
+    special = SpecialTokens(tokenizer)
+    assert special.encode("<a>b<a>c") == [tokenizer.special[name] for name in ("<a>b", "<a>", "c")]
+    assert special.encode(special.disguise_names("<a>b<a>c")) == tokenizer.encode("<a>b<a>c")
+
+
 def test_a_tokenizer_without_special_tokens(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=()))
     tokenizer = load_tokenizer(tmp_path)
