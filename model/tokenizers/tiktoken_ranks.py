@@ -32,7 +32,7 @@ SPECIAL = (
     *(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
 )  # 256 in all
 
-LONGEST_RUN = 25_000  # of white space, in characters; tiktoken's stack overflows somewhere beyond 200,000
+LONGEST_RUN = 25_000  # of white space, in characters; tiktoken's stack overflows somewhere below 1,000,000
 
 
 @dataclass(frozen=True)
