@@ -33,6 +33,7 @@ def node_cases() -> dict[str, list[Case]]:
 
     cases: dict[str, list[Case]] = {}
     for test in collected:
+        assert test.model is not None and test.data_sets is not None
         if "_expanded" in test.name or len(test.model.graph.node) != 1:
             continue
         [node] = test.model.graph.node

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import DTypeLike
 
 dtypes = st.sampled_from([np.dtype("float32"), np.dtype("bfloat16")])
 
@@ -57,7 +58,7 @@ def sizes(block: int, most: int | None = None) -> st.SearchStrategy[int]:
     return st.sampled_from(sorted(n for n in edges if 0 < n <= (most or 2 * block + 1)))
 
 
-def roundoff(dtype) -> float:
+def roundoff(dtype: DTypeLike) -> float:
     """The relative error of one correct rounding.
 
     >>> [roundoff(dtype) for dtype in ("float64", "float32", "bfloat16")] == [2**-53, 2**-24, 2**-8]
@@ -80,7 +81,9 @@ def assert_within(actual, exact, bound):
     assert excess[worst] <= 0, f"at {worst}: {actual[worst]} where {exact[worst]} was due, {excess[worst]} too far"
 
 
-def attention_bound(q, k, v, mask, *, scale: float | None = None, dtype=np.float64, sums=np.float64) -> float:
+def attention_bound(
+    q, k, v, mask, *, scale: float | None = None, dtype: DTypeLike = "float64", sums: DTypeLike = "float64"
+) -> float:
     """How far attention computed in `dtype`, with dot products accumulated in `sums`, may be from its exact value.
 
     A score is a dot product of head_dim terms times a scale, to which a mask is added, and is at most `top` =

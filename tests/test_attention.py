@@ -135,7 +135,8 @@ def test_order_of_the_keys_does_not_matter(noise, queries, keys, data):
 def test_keys_that_are_there_twice_change_nothing(noise, queries, keys, times):
     q, k, v = draw_qkv(noise, queries, keys, 2, 3)
     mask = causal_mask(queries, keys, offset=keys // 2)
-    again = attention(q, *(np.repeat(a, times, axis=0) for a in (k, v)), np.repeat(mask, times, axis=1))
+    many_k, many_v = (np.repeat(a, times, axis=0) for a in (k, v))
+    again = attention(q, many_k, many_v, np.repeat(mask, times, axis=1))
     assert_within(again, attention(q, k, v, mask), 2 * times * attention_bound(q, k, v, mask))
 
 

@@ -83,7 +83,7 @@ def onnx_attention(case: Case) -> Outputs:
     get = case.attributes.get
     flat = q.ndim == 3
     if flat:  # [batch, seq, heads * head_dim]
-        heads, kv_heads = get("q_num_heads"), get("kv_num_heads")
+        heads, kv_heads = case.attributes["q_num_heads"], case.attributes["kv_num_heads"]
         q, k, v = (a.reshape(*a.shape[:2], n, -1) for a, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
     else:  # [batch, heads, seq, head_dim]
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
@@ -229,7 +229,7 @@ def argmax(case: Case) -> Outputs:
 
     def greedy(logits: np.ndarray) -> int:
         [token] = np.flatnonzero(temper(logits[::-1] if last else logits, temperature=0.0))
-        return len(logits) - 1 - token if last else token
+        return len(logits) - 1 - int(token) if last else int(token)
 
     result = np.apply_along_axis(greedy, axis, data)
     return [Due(np.expand_dims(result, axis) if keep else result, 0.0)]

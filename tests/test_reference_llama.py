@@ -155,7 +155,8 @@ def test_no_logit_depends_on_a_later_token(tiny, tokens, data):
     at = data.draw(st.integers(0, len(tokens) - 1))
     changed = np.concatenate([tokens[:at], (tokens[at:] + 1) % config.vocab])
     before, after = full(params, tokens, config), full(params, changed, config)
-    np.testing.assert_array_equal(after[:at], before[:at])
+    # Exact in mathematics. In NumPy a product rounds otherwise when an expert is given more or fewer tokens at once.
+    assert_within(after[:at], before[:at], NEGLIGIBLE)
     assert np.any(after[at] != before[at])  # the token itself is another
 
 

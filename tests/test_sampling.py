@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference.sampling import distribution, draw, keep_min_p, keep_top_k, keep_top_p, penalise, temper
@@ -24,7 +24,7 @@ logits = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_siz
 fractions = st.floats(0, 1) | st.sampled_from([n / 16 for n in range(17)])
 top_ps = fractions.filter(lambda p: p > 0)
 top_ks = st.integers(0, 14)
-temperatures = st.sampled_from([0.0, 1e-300, 0.01, 0.5, 1.0, 1.3, 100.0])
+temperatures = st.sampled_from([0.0, 5e-324, 1e-300, 0.01, 0.5, 1.0, 1.3, 100.0])
 penalties = st.sampled_from([0.5, 1.0, 1.1, 2.0])
 
 
@@ -46,6 +46,7 @@ def test_top_k_by_loops(p, k):
 
 
 @given(p=sixteenths, top_p=top_ps)
+@example(p=np.array([0.25, 0.5, 0.25]), top_p=0.5)  # exactly reached: the others go
 def test_top_p_by_loops(p, top_p):
     """A token stays if those more probable than it hold less than top_p together."""
     close(keep_top_p(p, top_p=top_p), renormalised(p, [sum(q for q in p if q > x) < top_p or top_p == 1 for x in p]))
@@ -68,6 +69,7 @@ def test_penalty_by_loops(logits, penalty, data):
 
 
 @given(logits=logits, temperature=temperatures)
+@example(logits=np.array([2.0, 3.0]), temperature=5e-324)  # either overflows when divided
 def test_temperature(logits, temperature):
     p = temper(logits, temperature=temperature)
     if temperature >= 0.01:

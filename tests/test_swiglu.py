@@ -19,14 +19,15 @@ def bound(gate: float, y: float) -> float:
 @given(gate=gates, up=st.floats(-100, 100))
 @example(gate=-745.0, up=1.0)
 @example(gate=-0.0, up=1.0)
-@example(gate=5e-324, up=1.0)
+@example(gate=5e-324, up=4.0)
 def test_value(gate, up):
     """Against 50 digits."""
     with localcontext(prec=50):
         a = Decimal(gate)
         y = float(a / (1 + (-a).exp()) * Decimal(up))
-    # Of a sigmoid below the normal numbers no more than its spacing is known.
-    assert_within(swiglu(np.array([gate]), np.array([up])), [y], bound(gate, y) + abs(gate * up) * SMALLEST)
+    # Of a sigmoid, or of its product with the gate, that is subnormal, no more than the spacing is known.
+    subnormal = (abs(gate * up) + abs(up)) * SMALLEST
+    assert_within(swiglu(np.array([gate]), np.array([up])), [y], bound(gate, y) + subnormal)
 
 
 @given(gate=gates)
@@ -49,7 +50,7 @@ def test_far_from_zero_it_is_off_or_the_identity():
 
 @given(noise=noises, power=st.integers(-20, 20))
 def test_linear_in_up(noise, power):
-    gate, up = noise(2, 5), noise(2, 5)
+    gate, up = np.clip(noise(2, 5), -500, 500), noise(2, 5)  # below that the results are subnormal, and round
     y = swiglu(gate, up)
     np.testing.assert_array_equal(swiglu(gate, -up), -y)
     np.testing.assert_array_equal(swiglu(gate, up * 2.0**power), y * 2.0**power)
