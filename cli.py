@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from model.generation import Generation
     from model.llama import Llama
 
-PROGRESS_BYTES = 300_000_000  # a checkpoint smaller than this is read in less than two seconds: no bar
-
 BUILT_IN_MODELS: dict[str, Path] = {}
 
 
@@ -155,10 +153,12 @@ def chat(system: str | None, **options: Any):
     Reads lines from standard input when that is not a terminal, and answers each.
     """
     from model.chat import Chat
+    from model.chat_template import find_template
 
     request = _request(options)
     llama = _load(options)
-    conversation = Chat(llama, system=system)
+    places = [place for place in (options["tokenizer"], _model_path(options["model"])) if place]
+    conversation = Chat(llama, find_template(llama.tokenizer, *places), system=system)
     ask = _terminal_lines() if sys.stdin.isatty() else (line.rstrip("\n") for line in sys.stdin)
     for line in ask:
         match line.strip():
@@ -271,7 +271,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
     from model.llama import load_backend
     from model.options import check_length
 
-    with _reading(checkpoint) as progress:
+    with _progress() as progress:
         backend = load_backend(checkpoint, progress=progress, **options)
     check_length(sequence, backend.capacity)
     rows = backend.logits(sequence)
@@ -324,8 +324,15 @@ def convert(source: str, destination: str, form: str):
 
     checkpoint = open_checkpoint(_model_path(source))
     write = write_huggingface if form == "safetensors" else write_llama2c
-    with _reading(checkpoint) as progress:
-        write(checkpoint, destination, progress=lambda _, count: progress(count))
+    done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    with _progress() as progress:
+
+        def written(name: str, count: int):
+            nonlocal done
+            done += count
+            progress(f"writing {name}", done / total)
+
+        write(checkpoint, destination, progress=written)
     click.echo(f"{destination}: {len(checkpoint.tensors)} tensors", err=True)
 
 
@@ -422,25 +429,24 @@ def _load(options: dict[str, Any]) -> Llama:
     from model.llama import Llama, load_backend
 
     running = {name: options[name] for name in ("context", "dtype", "backend", "kernels")}
-    with _reading(checkpoint) as progress:
+    with _progress() as progress:
         backend = load_backend(checkpoint, progress=progress, **running)
     return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)
 
 
 @contextmanager
-def _reading(checkpoint: Any) -> Iterator[Callable[[int], object]]:
-    """A progress bar on stderr over the bytes of a large checkpoint; for a small one, or into a file, nothing."""
-    total = sum(tensor.bytes for tensor in checkpoint.tensors.values())
-    if total < PROGRESS_BYTES or not sys.stderr.isatty():
-        yield lambda _: None
+def _progress() -> Iterator[Callable[[str, float], object]]:
+    """A bar on stderr while it lasts; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda stage, share: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=total)
-        yield lambda count: bar.advance(task, count)
+        task = bar.add_task("opening", total=1)
+        yield lambda stage, share: bar.update(task, description=stage, completed=share)
 
 
 def _prepare_jax():

@@ -60,8 +60,8 @@ def forward(
 def prefill(
     params: Params,
     tokens: Int[Array, "batch seq"],
-    lengths: Int[Array, " batch"],
     cache: Cache,
+    lengths: Int[Array, " batch"],
     *,
     config: Config,
     ops: Ops,

@@ -1,20 +1,24 @@
 """The compiled model behind a generation: two programs serve every prompt, turn and length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
 from model.forward import decode, forward, prefill
+from model.memory import return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
-from model.params import Params
+from model.params import Params, abstract_params
 from model.sampling import as_arrays, random_key
 from reference.config import Config
 
+CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
+STOPS = 16  # ids that may end a text; as many as any tokenizer has, with room
 BURST = 16  # tokens that decoding draws at most before it returns to the host
 CHUNK = {"cpu": 64, "gpu": 256}  # prompt tokens computed at once: enough to reuse each weight, few to waste as padding
 
@@ -37,26 +41,61 @@ def choose_ops(kernels: str) -> Ops:
             raise ValueError(f"no kernels named {kernels} in this version: choose auto, xla or cpu")
 
 
+class Programs(NamedTuple):
+    """What runs a generation, compiled for fixed shapes. A call takes arrays in the order of `_shapes`."""
+
+    prefill: Callable[..., Cache]
+    decode: Callable[..., tuple[Array, Array, Cache]]
+
+
+def compile_programs(config: Config, *, ops: Ops, capacity: int, chunk: int, dtype: np.dtype) -> Programs:
+    """Compile for the default device, before any weight is in memory: the compiler takes some hundred MB itself."""
+    params = abstract_params(config, dtype=dtype, positions=capacity + chunk)
+    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=dtype))
+
+    def shape(*dimensions: int, dtype: type = np.int32):
+        return jax.ShapeDtypeStruct(dimensions, dtype)
+
+    def compile(program: Callable, *arguments, **fixed):
+        jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
+        # XLA's CPU compiler halves its vectors by default, for fear of clocking down.
+        options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
+        compiled = jitted.lower(params, *arguments).compile(compiler_options=options)
+        return_freed_memory()
+        return compiled
+
+    scalars = jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions()))
+    return Programs(
+        prefill=compile(prefill, shape(1, chunk), cache, shape(1)),
+        decode=compile(
+            decode,
+            shape(1),
+            cache,
+            shape(1, config.vocab, dtype=np.bool_),
+            shape(1, 2, dtype=np.uint32),
+            scalars,
+            shape(STOPS),
+            shape(),
+            burst=BURST,
+        ),
+    )
+
+
 class JaxBackend:
     """A Llama on the default device, one sequence at a time."""
 
     burst = BURST
 
-    def __init__(self, params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int):
+    def __init__(self, params: Params, programs: Programs, config: Config, *, ops: Ops, capacity: int, chunk: int):
         self.capacity = capacity
-        self._params, self._config, self._chunk = params, config, chunk
-        # XLA's CPU compiler halves its vectors by default, for fear of clocking down.
-        options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
-        fixed = {"config": config, "ops": ops}
-        jit = partial(jax.jit, donate_argnames="cache", compiler_options=options)
-        self._prefill = jit(partial(prefill, **fixed))
-        self._decode = jit(partial(decode, burst=BURST, **fixed))
-        self._forward = jit(partial(forward, **fixed))
+        self.chunk = chunk
+        self._params, self._programs, self._config = params, programs, config
+        self._forward = jax.jit(partial(forward, config=config, ops=ops))
 
     def start(self) -> Cache:
         """An empty cache. It has room for a whole chunk past the capacity, since the last chunk is padded."""
         dtype = self._params.embedding.dtype
-        return empty_cache(self._config, batch=1, capacity=self.capacity + self._chunk, dtype=dtype)
+        return empty_cache(self._config, batch=1, capacity=self.capacity + self.chunk, dtype=dtype)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
         """Forget all but the first `length` positions."""
@@ -64,14 +103,7 @@ class JaxBackend:
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
         """Append at most a chunk of tokens to the cache."""
-        tokens = np.zeros((1, self._chunk), np.int32)
-        tokens[0, : len(ids)] = ids
-        return self._prefill(self._params, tokens, np.array([len(ids)], np.int32), cache=cache)
-
-    @property
-    def chunk(self) -> int:
-        """How many tokens `extend` takes at once."""
-        return self._chunk
+        return self._programs.prefill(self._params, self._padded(ids), cache, np.array([len(ids)], np.int32))
 
     def decode(
         self,
@@ -85,25 +117,29 @@ class JaxBackend:
         stops: Sequence[int],
     ) -> tuple[list[int], Cache]:
         """Feed `token` and draw up to `steps` tokens (at most `burst`), ending at one of `stops`."""
-        drawn, taken, cache = self._decode(
+        drawn, taken, cache = self._programs.decode(
             self._params,
             np.array([token], np.int32),
-            cache=cache,
-            seen=seen[None],
-            keys=random_key(seed)[None],
-            sampling=as_arrays(options),
-            stops=np.array(stops, np.int32),
-            steps=np.int32(steps),
+            cache,
+            seen[None],
+            random_key(seed)[None],
+            as_arrays(options),
+            np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32),
+            np.int32(steps),
         )
         return np.asarray(drawn)[: int(taken), 0].tolist(), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Logits for what follows each of `ids`, in float32."""
         cache, rows = self.start(), []
-        for start in range(0, len(ids), self._chunk):
-            part = ids[start : start + self._chunk]
-            tokens = np.zeros((1, self._chunk), np.int32)
-            tokens[0, : len(part)] = part
-            logits, cache = self._forward(self._params, tokens, cache=cache, lengths=np.array([len(part)], np.int32))
+        for start in range(0, len(ids), self.chunk):
+            part = ids[start : start + self.chunk]
+            lengths = np.array([len(part)], np.int32)
+            logits, cache = self._forward(self._params, self._padded(part), cache, lengths=lengths)
             rows.append(np.asarray(logits)[0, : len(part)])
         return np.concatenate(rows)
+
+    def _padded(self, ids: Sequence[int]) -> np.ndarray:
+        tokens = np.zeros((1, self.chunk), np.int32)
+        tokens[0, : len(ids)] = ids
+        return tokens

@@ -13,10 +13,10 @@ from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
-from model.jax_backend import JaxBackend, choose_ops, prompt_chunk
+from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
 from model.memory import check_fits, device_bytes
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed
-from model.params import load_params, weight_bytes
+from model.params import Progress, check_weights, load_params, no_progress, weight_bytes
 from model.reference_backend import ReferenceBackend, load_reference_params
 from model.session import Backend, Session
 from model.tokenizers.of_model import tokenizer_of
@@ -136,14 +136,14 @@ def load(
     dtype: Literal["float32", "bfloat16"] | None = None,
     backend: BackendName = "jax",
     kernels: str = "auto",
-    progress: Callable[[int], object] = lambda _: None,
+    progress: Progress = no_progress,
 ) -> Llama:
     """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
 
     `tokenizer` is a file or directory; None looks beside the model. `context` is the length of a
     sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
-    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `progress` is told of
-    bytes as they are read. Raises CheckpointError for files that cannot be used, ValueError for
+    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `progress` is told
+    what goes on and what share of it is done. Raises CheckpointError for files that cannot be used, ValueError for
     arguments out of range, MemoryError for a model that does not fit: each a single line.
     """
     checkpoint = open_checkpoint(path)
@@ -159,21 +159,25 @@ def load_backend(
     dtype: Literal["float32", "bfloat16"] | None = None,
     backend: BackendName = "jax",
     kernels: str = "auto",
-    progress: Callable[[int], object] = lambda _: None,
+    progress: Progress = no_progress,
 ) -> Backend:
     """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
     config = checkpoint.config
     capacity = _capacity(context, config)
     if backend == "reference":
         _check_memory(config, np.dtype(np.float64), capacity)
+        check_weights(checkpoint, progress=progress)
         return ReferenceBackend(load_reference_params(checkpoint), config, capacity=capacity)
     ops = choose_ops(kernels)
-    run_dtype = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
+    weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
-    _check_memory(config, run_dtype, rows)
-    params = load_params(checkpoint, dtype=run_dtype, positions=rows, progress=progress)
-    return JaxBackend(params, config, ops=ops, capacity=capacity, chunk=chunk)
+    _check_memory(config, weights, rows)
+    check_weights(checkpoint, progress=progress)
+    progress("compiling", 0)
+    programs = compile_programs(config, ops=ops, capacity=capacity, chunk=chunk, dtype=weights)
+    params = load_params(checkpoint, dtype=weights, positions=rows, progress=progress)
+    return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk)
 
 
 def _capacity(context: int | None, config: Config) -> int:

@@ -25,7 +25,7 @@ SMALLEST_SPAN = 64  # cache rows; attention reads the smallest power of two time
 class Positions(NamedTuple):
     """Where the new tokens stand, and how far RoPE turns them there."""
 
-    index: Int[Array, "batch seq"]  # consecutive along seq
+    at: Int[Array, "batch seq"]  # consecutive along seq
     cos: Float[Array, "batch seq pairs"]
     sin: Float[Array, "batch seq pairs"]
 
@@ -52,7 +52,7 @@ def norm_qkv(
         k = rmsnorm(k, layer.k_norm, eps=config.eps)
     q, k = rope(q, positions), rope(k, positions)
     append = jax.vmap(lambda rows, new, start: lax.dynamic_update_slice(rows, new, (0, start, 0)))
-    start = positions.index[:, 0]
+    start = positions.at[:, 0]
     k, v = (a.astype(x.dtype).swapaxes(1, 2) for a in (k, v))  # [batch, kv_heads, seq, head_dim]
     return q.astype(x.dtype), LayerCache(append(cache.k, k, start), append(cache.v, v, start))
 
@@ -80,9 +80,9 @@ def attend(
         return branch
 
     spans = _spans(cache.k.shape[2])
-    used = jnp.max(positions.index) + 1
+    used = jnp.max(positions.at) + 1
     smallest = jnp.sum(jnp.asarray(spans[:-1], jnp.int32) < used)  # of the spans that cover what is used
-    h = lax.switch(smallest, [over(span) for span in spans], q, cache.k, cache.v, positions.index)
+    h = lax.switch(smallest, [over(span) for span in spans], q, cache.k, cache.v, positions.at)
     return h.reshape(batch, seq, -1).astype(cache.k.dtype)
 
 

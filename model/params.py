@@ -4,8 +4,8 @@ q, k and v share their input, and so do gate and up: stacked, each is one produc
 three or two. Layers stay in a list, since slices of one large array would be copied at every use.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +15,14 @@ from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
 from model.checkpoints.checks import check_finite
 from reference.config import Config
 from reference.rope import frequencies
+
+PART = 16 << 20  # bytes
+Progress = Callable[[str, float], object]  # told what goes on, and what share of it is done
+
+
+def no_progress(stage: str, share: float) -> None:
+    """Tell nobody."""
+
 
 HUGE_PAGE = 2 << 20  # bytes; weights that start on one are read faster, and JAX on a CPU takes them as they are
 
@@ -66,31 +74,55 @@ def rope_table(config: Config, positions: int) -> Rope:
     return Rope(*(jax.device_put(table.astype(np.float32)) for table in (np.cos(angles), np.sin(angles))))
 
 
-def load_params(
-    checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, progress: Callable[[int], object] = lambda _: None
-) -> Params:
-    """Read every tensor of `checkpoint`, as `dtype`, onto the default device.
+def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, progress: Progress = no_progress) -> Params:
+    """Read every tensor of `checkpoint`, as `dtype`, onto the default device. `check_weights` comes first.
 
-    `positions` is the number of positions that the RoPE table covers; `progress` is told of bytes
-    as they are read. Raises CheckpointError for a tensor that holds NaN or infinity.
+    `positions` is the number of positions that the RoPE table covers.
     """
-    config = checkpoint.config
+    done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
 
     def place(*names: str) -> Array:
-        """Join tensors along their rows in one buffer, which JAX then owns."""
+        nonlocal done
         tensors = [checkpoint.tensors[name] for name in names]
         rows = sum(tensor.shape[0] for tensor in tensors)
         buffer = _aligned((rows, *tensors[0].shape[1:]), dtype)
         start = 0
-        for name, tensor in zip(names, tensors, strict=True):
-            values = tensor.read()
-            check_finite(name, values, path=checkpoint.path)
-            buffer[start : start + len(values)] = values
-            start += len(values)
-            del values
-            checkpoint.release()
-            progress(tensor.bytes)
+        for tensor in tensors:
+            for values in _in_parts(tensor.read()):
+                buffer[start : start + len(values)] = values
+                start += len(values)
+                checkpoint.release()
+                done += values.nbytes
+                progress("reading weights", done / total)
         return jax.device_put(buffer, may_alias=True)
+
+    return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
+
+
+def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
+    """Raise CheckpointError for a tensor that holds NaN or infinity."""
+    done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    for name, tensor in checkpoint.tensors.items():
+        for values in _in_parts(tensor.read()):
+            check_finite(name, values, path=checkpoint.path)
+            checkpoint.release()
+            done += values.nbytes
+            progress("checking weights", done / total)
+
+
+def abstract_params(config: Config, *, dtype: np.dtype, positions: int) -> Params:
+    """The shapes and dtypes that `load_params` will give: enough to compile for."""
+    shapes = tensor_shapes(config)
+    table = jax.ShapeDtypeStruct((positions, config.head_dim // 2), np.float32)
+
+    def place(*names: str) -> Any:
+        return jax.ShapeDtypeStruct((sum(shapes[name][0] for name in names), *shapes[names[0]][1:]), dtype)
+
+    return _assemble(config, place, Rope(table, table))  # type: ignore
+
+
+def _assemble(config: Config, place: Callable[..., Array], rope: Rope) -> Params:
+    """The whole tree of weights; `place` joins the tensors of the names that it is given along their rows."""
 
     def linear(*names: str, bias: bool = False) -> Linear:
         weight = place(*(f"{name}.weight" for name in names))
@@ -127,13 +159,20 @@ def load_params(
         layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
         norm=place("model.norm.weight"),
         head=embedding if config.tied else place("lm_head.weight"),
-        rope=rope_table(config, positions),
+        rope=rope,
     )
 
 
 def weight_bytes(config: Config, dtype: np.dtype) -> int:
     """Bytes that the weights take, each stored once as `dtype`."""
     return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()) * dtype.itemsize
+
+
+def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Runs of rows of a few megabytes, so that little of the file is in memory beside what it is copied to."""
+    rows = max(1, PART // max(1, values[:1].nbytes))
+    for start in range(0, len(values), rows):
+        yield values[start : start + rows]
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

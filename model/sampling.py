@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from model.options import SamplingOptions
 
@@ -20,11 +20,11 @@ from model.options import SamplingOptions
 class Sampling(NamedTuple):
     """`SamplingOptions` as run-time values, so that changing one recompiles nothing."""
 
-    temperature: Float[ArrayLike, ""]
-    top_k: Int[ArrayLike, ""]
-    top_p: Float[ArrayLike, ""]
-    min_p: Float[ArrayLike, ""]
-    repetition_penalty: Float[ArrayLike, ""]
+    temperature: Array | np.float32
+    top_k: Array | np.int32
+    top_p: Array | np.float32
+    min_p: Array | np.float32
+    repetition_penalty: Array | np.float32
 
 
 def as_arrays(options: SamplingOptions) -> Sampling:

@@ -1,31 +1,32 @@
 """Models of random weights, in memory, of shapes that make mistakes show."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 
-_SMALL = {"dim": 24, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 6, "ffn": 40, "vocab": 50, "context": 64}
-_NUMBERS = {"eps": 1e-5, "theta": 10_000.0}
-
+SMALL = Config(
+    dim=24, layers=2, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=50, context=64, eps=1e-5, theta=10_000.0
+)
 CONFIGS = {
-    "1 to 1, biases, scaled, tied": Config(
-        **_SMALL, **_NUMBERS, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
+    "1 to 1, biases, scaled, tied": replace(
+        SMALL, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
     ),
-    "3 to 1, q/k norms, window": Config(
-        **_SMALL | {"heads": 3, "kv_heads": 1, "head_dim": 10}, **_NUMBERS, qk_norm=True, windows=(3, None)
-    ),
-    "7 to 1, rescaled": Config(
-        **_SMALL | {"heads": 14, "kv_heads": 2, "head_dim": 4},
-        **_NUMBERS | {"theta": 500_000.0},
+    "3 to 1, q/k norms, window": replace(SMALL, heads=3, kv_heads=1, head_dim=10, qk_norm=True, windows=(3, None)),
+    "7 to 1, rescaled": replace(
+        SMALL,
+        heads=14,
+        kv_heads=2,
+        head_dim=4,
+        theta=500_000.0,
         scaling=Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=16),
     ),
     # As wide as the blocks of the CPU's product, which narrower matrices do not reach.
-    "2 to 1, wide, tied": Config(
-        **_SMALL | {"dim": 128, "kv_heads": 2, "head_dim": 32, "ffn": 320}, **_NUMBERS, tied=True
-    ),
-    "experts": Config(**_SMALL | {"kv_heads": 2}, **_NUMBERS, experts=4, experts_per_token=2),
+    "2 to 1, wide, tied": replace(SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320, tied=True),
+    "experts": replace(SMALL, kv_heads=2, experts=4, experts_per_token=2),
 }
 
 

@@ -77,7 +77,7 @@ def test_any_split_into_chunks_gives_the_logits_of_one_pass(name, seed, data):
         logits, cache = run(checkpoint, chunk[None], cache=cache, lengths=[count])
         rows.append(logits[0, :count])
         start += count
-    assert int(cache.lengths[0]) == LONGEST
+    assert cache is not None and int(cache.lengths[0]) == LONGEST
     assert_agree(np.concatenate(rows), whole[0])
 
 

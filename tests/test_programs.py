@@ -1,0 +1,108 @@
+"""Two compiled programs serve every prompt and turn, and what they are given is in memory once."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from model.llama import BackendName, Llama, load_backend
+from model.options import SamplingOptions
+from tests.random_models import SMALL, random_checkpoint
+from tests.test_generation import VOCAB, Alphabet
+
+REPOSITORY = Path(__file__).parents[1]
+CONFIG = replace(SMALL, vocab=VOCAB, context=700)
+
+
+def make_llama(backend: BackendName = "jax") -> Llama:
+    checkpoint = random_checkpoint(CONFIG, seed=0)
+    return Llama(CONFIG, Alphabet(), load_backend(checkpoint, backend=backend), stops=frozenset({257}))
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """The names of programs that XLA has compiled since."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **about: str | int):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(str(about.get("fun_name", event)))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_prompts_of_any_length_compile_two_programs(compiled):
+    llama = make_llama()
+    for length, temperature in ((3, 0.0), (40, 0.8), (300, 1.0)):
+        sampling = SamplingOptions(temperature=temperature, top_k=length)
+        text = "".join(token.text for token in llama.generate("x" * length, sampling=sampling, max_new_tokens=20))
+        assert text
+    session = llama.session()
+    ids = llama.encode("a question")
+    for _ in range(3):
+        turn = llama.continue_ids(session, ids, max_new_tokens=30)
+        for _ in turn:
+            pass
+        ids = [*ids, *turn.ids, *llama.tokenizer.encode(" another")]
+    assert len(compiled) == 2, compiled
+
+
+def test_both_backends_tell_the_same_story():
+    llama, reference = make_llama(), make_llama("reference")
+    prompts = ["", "a", "Hello", "x" * 70, "1 2 3", "\n", "🦊 fox", "The end", "AbC", "?!"]
+    for seed, prompt in enumerate(prompts):
+        for temperature in (0.0, 0.8):
+            sampling = SamplingOptions(temperature=temperature)
+            ids = []
+            for model in (llama, reference):
+                generation = model.generate(prompt, sampling=sampling, seed=seed, max_new_tokens=24)
+                assert "".join(token.text for token in generation) == generation.completion
+                ids.append(generation.ids)
+            assert ids[0] == ids[1], (prompt, temperature)
+
+
+def test_weights_are_in_memory_once(tmp_path):
+    """Peak memory of a process that loads a model and draws tokens: weights, cache, and 400 MB for everything else."""
+    script = """
+import sys
+import numpy as np
+from model.checkpoints.llama2c_writer import write_llama2c
+from tests.random_models import SMALL, random_checkpoint
+config = Config(dim=1024, layers=8, heads=16, kv_heads=16, head_dim=64, ffn=2816, vocab=16000, context=512,
+                eps=1e-5, theta=10_000.0)
+write_llama2c(random_checkpoint(config, seed=0), sys.argv[1])
+"""
+    model = tmp_path / "model.bin"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, "-c", script, str(model)], check=True, env=environment)
+    weights = model.stat().st_size
+    assert weights > 450_000_000  # a second copy would not hide in the 400 MB
+
+    script = """
+import resource, sys
+import numpy as np
+from model.cache import cache_bytes
+from model.checkpoints.open import open_checkpoint
+from model.llama import load_backend
+from model.options import SamplingOptions
+from model.session import Session
+checkpoint = open_checkpoint(sys.argv[1])
+backend = load_backend(checkpoint)
+session = Session(backend, vocab=checkpoint.config.vocab)
+for _ in session.bursts([1, 2, 3], max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
+    pass
+cache = cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backend.chunk, dtype=np.dtype(np.float32))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, cache)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(model)], check=True, env=environment, capture_output=True, text=True
+    )
+    peak, cache = map(int, done.stdout.split())
+    assert peak < weights + cache + 400_000_000
