@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -53,7 +53,7 @@ def compile_programs(config: Config, *, ops: Ops, capacity: int, chunk: int, dty
     params = abstract_params(config, dtype=dtype, positions=capacity + chunk)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=dtype))
 
-    def shape(*dimensions: int, dtype: type = np.int32):
+    def shape(*dimensions: int, dtype: Any = np.int32):
         return jax.ShapeDtypeStruct(dimensions, dtype)
 
     def compile(program: Callable, *arguments, **fixed):

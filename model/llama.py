@@ -174,7 +174,7 @@ def load_backend(
     rows = capacity + chunk  # the last chunk of a prompt is padded
     _check_memory(config, weights, rows)
     check_weights(checkpoint, progress=progress)
-    progress("compiling", 0)
+    progress("compiling", 0.0)
     programs = compile_programs(config, ops=ops, capacity=capacity, chunk=chunk, dtype=weights)
     params = load_params(checkpoint, dtype=weights, positions=rows, progress=progress)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk)

@@ -57,8 +57,8 @@ class Session:
         """The tokens whose keys and values are in the cache."""
         return list(self._ids)
 
-    def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> int:
-        """Bring the cache to all of `prompt` but its last token; returns how many tokens had to be computed."""
+    def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Bring the cache to all of `prompt` but its last token. False if interrupted on the way."""
         if len(prompt) > self._backend.capacity:
             raise ValueError(f"the prompt is {len(prompt)} tokens, the context {self._backend.capacity}")
         shared = _common_prefix(self._ids, prompt[:-1])
@@ -66,10 +66,10 @@ class Session:
         for start in range(shared, len(prompt) - 1, self._backend.chunk):
             if interrupted():
                 self._put(cache, prompt[:start])
-                return start - shared
+                return False
             cache = self._backend.extend(cache, prompt[start : min(start + self._backend.chunk, len(prompt) - 1)])
         self._put(cache, prompt[:-1])
-        return len(prompt) - 1 - shared
+        return True
 
     def bursts(
         self,
@@ -86,7 +86,9 @@ class Session:
         A stopping token is drawn and given, and its keys and values are not computed. Raises
         ValueError for a prompt longer than the context, FloatingPointError if logits are not finite.
         """
-        self.prefill(prompt, interrupted=interrupted)
+        if not self.prefill(prompt, interrupted=interrupted):
+            yield [], "interrupted"
+            return
         if max_new_tokens == 0:
             yield [], "length"
             return

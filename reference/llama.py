@@ -97,7 +97,7 @@ def attend(
     q, k = rope_halves(q, positions, turns), rope_halves(k, positions, turns)
     cache = LayerCache(np.concatenate([cache.k, k]), np.concatenate([cache.v, v]))
     h = attention(q, cache.k, cache.v, causal_mask(seq, offset + seq, offset=offset, window=window))
-    return add(x, linear(h.reshape(seq, -1), *layer.o)), cache
+    return add(x, linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)), cache
 
 
 def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Config) -> Float[np.ndarray, "seq dim"]:

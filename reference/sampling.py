@@ -65,7 +65,7 @@ def keep_top_k(p: Float[np.ndarray, " vocab"], *, k: int) -> Float[np.ndarray, "
 
 
 def keep_top_p(p: Float[np.ndarray, " vocab"], *, top_p: float) -> Float[np.ndarray, " vocab"]:
-    """The most probable tokens that together reach `top_p`; 1 keeps all.
+    """The most probable tokens that together reach `top_p`, a number above 0; 1 keeps all.
 
     >>> keep_top_p(np.array([0.5, 0.125, 0.25, 0.125]), top_p=0.6).round(4)
     array([0.6667, 0.    , 0.3333, 0.    ])

@@ -28,7 +28,7 @@ def softmax(x: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
     array([0.25, 0.75, 0.  ])
     """
     x = x.astype(np.float64)
-    weights = np.exp(x - _finite(np.max(x, axis=-1, keepdims=True)))
+    weights = np.exp(x - _finite(np.max(x, axis=-1, keepdims=True, initial=-np.inf)))
     total = np.sum(weights, axis=-1, keepdims=True)
     return weights / np.where(total == 0, 1, total)
 

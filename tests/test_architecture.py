@@ -34,7 +34,7 @@ RULES = [
     Rule(
         "model/",
         never=("reference",),
-        but=("reference.config", "reference.rope"),  # hyperparameters, and the frequencies: tables, not layers
+        but=("reference.config", "reference.rope", "reference.byte_bpe"),  # constants and tables, not layers
         beside="model/reference_backend.py",
     ),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next

@@ -158,7 +158,7 @@ def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed
             expected.value, value, rtol=1e-12, atol=1e-12
         )  # it bounds the reference's own values
         check(np.asarray(logits)[row, :length], expected)
-        certain = np.isfinite(expected.error)
+        certain = expected.error < 1e6  # unlike those of tokens whose experts hang on rounding
         assert np.median(expected.error[certain]) < 0.1 * np.abs(value).max()  # and it says something
 
 

@@ -75,6 +75,7 @@ import sys
 import numpy as np
 from model.checkpoints.llama2c_writer import write_llama2c
 from tests.random_models import SMALL, random_checkpoint
+from reference.config import Config
 config = Config(dim=1024, layers=8, heads=16, kv_heads=16, head_dim=64, ffn=2816, vocab=16000, context=512,
                 eps=1e-5, theta=10_000.0)
 write_llama2c(random_checkpoint(config, seed=0), sys.argv[1])

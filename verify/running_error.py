@@ -32,6 +32,7 @@ from reference.swiglu import swiglu
 U = 2.0**-24
 TINY = 2.0**-126  # the smallest normal float32; what underflows may be flushed to zero
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
+NO_BOUND = 1e30  # an error that says nothing; infinity would turn into NaN where a weight is 0
 
 
 class Approx(NamedTuple):
@@ -195,7 +196,7 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has no bound: infinity."""
+    """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts)
     router, gate, up, down = layer.ffn
     n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
@@ -225,7 +226,7 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     others = p + p_error
     np.put_along_axis(others, chosen, 0, axis=-1)
     certain = lowest_chosen > others.max(axis=-1)
-    return rounded(Approx(y.value, np.where(certain[:, None], error, np.inf)), unit)
+    return rounded(Approx(y.value, np.where(certain[:, None], error, NO_BOUND)), unit)
 
 
 def norm_logits(x: Approx, norm: np.ndarray, head: np.ndarray, *, config: Config, unit: float) -> Approx:
