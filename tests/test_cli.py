@@ -1,17 +1,16 @@
 """The command line as scripts and people meet it: stdout is the result, stderr the talk, exit codes mean something."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cli
+from tests.families import FAMILIES, write_checkpoint
+from tests.processes import REPOSITORY, Done, run_llamaspec
 
-REPOSITORY = Path(__file__).parents[1]
 MEMORY = 600_000_000  # bytes that refusing a bad file may take
 
 
@@ -37,30 +36,7 @@ def stories(data) -> list[str]:
     return ["--model", str(folder / "stories260K.bin"), "--tokenizer", str(folder / "tok512.model")]
 
 
-def spawn(*arguments: str, stdin: str | None = None, **environment: str):
-    """Run a command in a process of its own; returns exit code, stdout, stderr and peak memory in bytes."""
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "cli.py"), *arguments],
-        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | environment,
-        text=True,
-        cwd="/",
-    )
-    assert process.stdout and process.stderr
-    if process.stdin and stdin is not None:
-        process.stdin.write(stdin)
-        process.stdin.close()
-    out, err = process.stdout.read(), process.stderr.read()
-    process.stdout.close()
-    process.stderr.close()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, out, err, usage.ru_maxrss * 1024
-
-
-def assert_refused(result: tuple, *words: str, status: int = 1):
+def assert_refused(result: tuple | Done, *words: str, status: int = 1):
     """One line on stderr that says `error:` and the words, nothing on stdout."""
     code, out, err = result[:3]
     lines = err.strip().splitlines()
@@ -116,9 +92,9 @@ def test_stop_texts_end_a_story(run, stories):
 
 
 def test_prompt_from_standard_input(stories):
-    code, out, _, _ = spawn("generate", "-", *stories, "--max-new-tokens", "1", "--seed", "1", stdin="Tim had a\n")
-    assert code == 0
-    assert out.startswith("Tim had a\n")
+    done = run_llamaspec("generate", "-", *stories, "--max-new-tokens", "1", "--seed", "1", stdin="Tim had a\n")
+    assert done.code == 0
+    assert done.out.startswith("Tim had a\n")
 
 
 def test_tokens(run, data):
@@ -233,27 +209,25 @@ def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
     huge = tmp_path / "huge.bin"
     huge.write_bytes(np.array([2**30, 2**30, 2**30, 4, 4, 2**30, 2**30], np.int32).tobytes() + bytes(1000))
     for path in (page, cut, huge, tmp_path / "absent.bin"):
-        result = spawn("generate", "x", "--model", str(path), "--tokenizer", tokenizer)
+        result = run_llamaspec("generate", "x", "--model", str(path), "--tokenizer", tokenizer)
         assert_refused(result, path.name)
-        assert result[3] < MEMORY
+        assert result.peak < MEMORY
     other = str(data / "llama2-tokenizer" / "tokenizer.model")
-    result = spawn("generate", "x", "--model", str(data / "stories260K" / "stories260K.bin"), "--tokenizer", other)
+    result = run_llamaspec(
+        "generate", "x", "--model", str(data / "stories260K" / "stories260K.bin"), "--tokenizer", other
+    )
     assert_refused(result, "32000", "512")
 
 
-def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path, data):
-    """A header that promises 2^30 positions of a tiny model: the weights are there, the cache would be terabytes."""
-    original = (data / "stories260K" / "stories260K.bin").read_bytes()
-    from tests.families import FAMILIES, write_checkpoint
-
-    assert original
+def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path):
+    """A tiny model that promises 2^30 positions: the weights are there, the cache would be terabytes."""
     config = FAMILIES["llama-2"] | {"max_position_embeddings": 2**30}
     write_checkpoint(tmp_path, config)
-    result = spawn(
+    result = run_llamaspec(
         "logits", "--tokens", "1,2", "--model", str(tmp_path), "--context", str(2**30), "--out", "/nowhere/x"
     )
     assert_refused(result, "do not fit", "context")
-    assert result[3] < MEMORY
+    assert result.peak < MEMORY
 
 
 def test_a_closed_pipe_is_no_error(stories):

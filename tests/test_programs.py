@@ -1,21 +1,17 @@
 """Two compiled programs serve every prompt and turn, and what they are given is in memory once."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import pytest
 
 from model.llama import BackendName, Llama, load_backend
 from model.options import SamplingOptions
+from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
 
-REPOSITORY = Path(__file__).parents[1]
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 
@@ -68,29 +64,21 @@ def test_both_backends_tell_the_same_story():
             assert ids[0] == ids[1], (prompt, temperature)
 
 
-def test_weights_are_in_memory_once(tmp_path):
-    """Peak memory of a process that loads a model and draws tokens: weights, cache, and 400 MB for everything else."""
-    script = """
+WRITE = """
 import sys
-import numpy as np
-from model.checkpoints.llama2c_writer import write_llama2c
-from tests.random_models import SMALL, random_checkpoint
+from model.checkpoints import write_llama2c
 from reference.config import Config
+from tests.processes import run_python
+from tests.random_models import random_checkpoint
 config = Config(dim=1024, layers=8, heads=16, kv_heads=16, head_dim=64, ffn=2816, vocab=16000, context=512,
                 eps=1e-5, theta=10_000.0)
 write_llama2c(random_checkpoint(config, seed=0), sys.argv[1])
 """
-    model = tmp_path / "model.bin"
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    subprocess.run([sys.executable, "-c", script, str(model)], check=True, env=environment)
-    weights = model.stat().st_size
-    assert weights > 450_000_000  # a second copy would not hide in the 400 MB
-
-    script = """
-import resource, sys
+GENERATE = """
+import sys
 import numpy as np
 from model.cache import cache_bytes
-from model.checkpoints.open import open_checkpoint
+from model.checkpoints import open_checkpoint
 from model.llama import load_backend
 from model.options import SamplingOptions
 from model.session import Session
@@ -99,11 +87,16 @@ backend = load_backend(checkpoint)
 session = Session(backend, vocab=checkpoint.config.vocab)
 for _ in session.bursts([1, 2, 3], max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
     pass
-cache = cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backend.chunk, dtype=np.dtype(np.float32))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, cache)
+print(cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backend.chunk, dtype=np.dtype(np.float32)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(model)], check=True, env=environment, capture_output=True, text=True
-    )
-    peak, cache = map(int, done.stdout.split())
-    assert peak < weights + cache + 400_000_000
+
+
+def test_weights_are_in_memory_once(tmp_path):
+    """Peak memory of loading a model and drawing tokens: weights, cache, and 400 MB for everything else."""
+    model = tmp_path / "model.bin"
+    assert run_python(WRITE, str(model)).code == 0
+    weights = model.stat().st_size
+    assert weights > 450_000_000  # a second copy would not hide in the 400 MB
+    done = run_python(GENERATE, str(model))
+    assert done.code == 0, done.err
+    assert done.peak < weights + int(done.out) + 400_000_000

@@ -1,0 +1,46 @@
+"""Commands in processes of their own, with what they took."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).parents[1]
+
+# The kernel's own high-water mark. Unlike getrusage's, it does not begin with what the parent held when it forked.
+_MEASURED = """
+import atexit, re, sys
+def report(path=sys.argv.pop(1)):
+    status = open("/proc/self/status").read()
+    open(path, "w").write(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+atexit.register(report)
+"""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+    peak: int  # bytes of memory
+
+
+def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
+    """Run a Python script, given as text, with the repository importable, from a folder that is not the repository."""
+    with tempfile.TemporaryDirectory() as folder:
+        peak = Path(folder) / "peak"
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURED + script, str(peak), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        )
+        return Done(done.returncode, done.stdout, done.stderr, int(peak.read_text()) * 1024)
+
+
+def run_llamaspec(*arguments: str, stdin: str = "") -> Done:
+    """Run a command of `llamaspec`."""
+    return run_python("import cli; cli.main()", *arguments, stdin=stdin)
