@@ -122,8 +122,7 @@ def story(prompt: str, as_json: bool, **options: Any):
 def _generate(prompt: str, *, as_json: bool, **options: Any):
     request = _request(options)
     generation = _load(options).generate(prompt, **request)
-    if options["seed"] is None:
-        click.echo(f"seed {generation.seed}", err=True)
+    _tell_seed(options, generation.seed)
     if as_json:
         for _ in generation:
             pass
@@ -159,6 +158,9 @@ def chat(system: str | None, **options: Any):
     llama = _load(options)
     places = [place for place in (options["tokenizer"], _model_path(options["model"])) if place]
     conversation = Chat(llama, find_template(llama.tokenizer, *places), system=system)
+    _tell_seed(options, request["seed"])
+    if sys.stdin.isatty():
+        click.echo("/reset forgets, /exit leaves, Ctrl-C stops an answer", err=True)
     ask = _terminal_lines() if sys.stdin.isatty() else (line.rstrip("\n") for line in sys.stdin)
     for line in ask:
         match line.strip():
@@ -172,7 +174,7 @@ def chat(system: str | None, **options: Any):
                 continue
         try:
             with _interruption() as interrupted:
-                _stream(conversation.reply(line, interrupted=interrupted, **request))
+                _stream(conversation.reply(line, interrupted=interrupted, **request), answer=True)
         except ValueError as error:
             if not sys.stdin.isatty():
                 raise
@@ -418,6 +420,11 @@ def _request(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _tell_seed(options: dict[str, Any], seed: int):
+    if options["seed"] is None:
+        click.echo(f"seed {seed}", err=True)
+
+
 def _load(options: dict[str, Any]) -> Llama:
     """The model that the options name. Its files are checked before JAX, which takes a second, is imported."""
     from model.checkpoints.open import open_checkpoint
@@ -480,10 +487,14 @@ def _print_json(value: object):
     _print(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _stream(generation: Generation):
+def _stream(generation: Generation, *, answer: bool = False):
+    """Print tokens as they come, then a newline. An `answer` begins with a word: templates put a space before it."""
+    begun = not answer
     try:
         for token in generation:
-            _print(token.text)
+            text = token.text if begun else token.text.lstrip()
+            begun = begun or text != ""
+            _print(text)
     finally:
         _print("\n")
 

@@ -97,6 +97,16 @@ def test_prompt_from_standard_input(stories):
     assert done.out.startswith("Tim had a\n")
 
 
+def test_chat_reads_lines_and_answers_each(stories):
+    script = "Tell me about Lily.\n\nAnd then?\n/reset\nTell me about Lily.\n/exit\nnever read\n"
+    done = run_llamaspec("chat", *stories, "--seed", "3", "--max-new-tokens", "12", stdin=script)
+    assert done.code == 0, done.err
+    first, second, third = done.out.splitlines()
+    assert first == third != second
+    assert all(line and line == line.lstrip() for line in (first, second))
+    assert done.err == "forgotten\n"
+
+
 def test_tokens(run, data):
     tokenizer = ["--tokenizer", str(data / "llama2-tokenizer" / "tokenizer.model")]
     assert run("tokens", "I have a dream", *tokenizer)[:2] == (0, "1 306 505 263 12561\n")
