@@ -19,7 +19,7 @@ from model.cache import LayerCache
 from model.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Config
 
-SMALLEST_SPAN = 64  # cache rows; attention reads the smallest power of two times this that covers what is in use
+SMALLEST_SPAN = 64  # cache rows; attention reads the smallest of a series of spans that covers what is in use
 
 
 class Positions(NamedTuple):
@@ -79,7 +79,8 @@ def attend(
 
         return branch
 
-    spans = _spans(cache.k.shape[2])
+    # A single query is as slow as what it reads; for many, the rows too many are little beside the products.
+    spans = _spans(cache.k.shape[2], growth=2 if seq == 1 else 4)
     used = jnp.max(positions.at) + 1
     smallest = jnp.sum(jnp.asarray(spans[:-1], jnp.int32) < used)  # of the spans that cover what is used
     h = lax.switch(smallest, [over(span) for span in spans], q, cache.k, cache.v, positions.at)
@@ -174,12 +175,13 @@ def _visible(index: Int[Array, "batch seq"], span: int, window: int | None) -> B
     return j <= i if window is None else (j <= i) & (j > i - window)
 
 
-def _spans(capacity: int) -> list[int]:
+def _spans(capacity: int, *, growth: int) -> list[int]:
+    """What attention may read of a cache: each span costs a branch of the program, and memory to compile it."""
     spans = []
     span = SMALLEST_SPAN
-    while span < capacity:
+    while 4 * span < 3 * capacity:
         spans.append(span)
-        span *= 2
+        span *= growth
     return [*spans, capacity]
 
 

@@ -4,6 +4,7 @@ q, k and v share their input, and so do gate and up: stacked, each is one produc
 three or two. Layers stay in a list, since slices of one large array would be copied at every use.
 """
 
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -176,9 +177,10 @@ def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array that starts on a huge page if it fills one, else on a cache line."""
+    """An array of zeros in memory of its own, in huge pages as far as it fills them, the rest in small ones."""
     size = int(np.prod(shape)) * dtype.itemsize
-    alignment = HUGE_PAGE if size >= HUGE_PAGE else 64
-    raw = np.empty(size + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + size].view(dtype).reshape(shape)
+    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE
+    if whole := size // HUGE_PAGE * HUGE_PAGE:
+        memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
+    return np.frombuffer(memory, dtype, int(np.prod(shape)), start).reshape(shape)

@@ -13,7 +13,6 @@ from model.checkpoints.hf_config_writer import format_config, format_tokens
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
 
-
 # What belongs to a model beside its weights: how it reads and writes text.
 COMPANIONS = (
     "tokenizer.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
