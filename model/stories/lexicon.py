@@ -26,6 +26,10 @@ class Character:
         return "her" if self.she else "his"
 
     @property
+    def theirs(self) -> str:
+        return "hers" if self.she else "his"
+
+    @property
     def introduced(self) -> str:
         """
         >>> Character("Dot", "rabbit", she=True).introduced, Character("Ben", "boy", she=False).introduced
@@ -49,11 +53,22 @@ HOMES = (
     "in a small house by the river",
     "in a cosy hut near the forest",
     "in an old mill behind the hill",
-    "in a quiet village",
+    "in a pretty village",
     "in a tiny cottage by the sea",
     "in a round house under a big oak",
+    "in a little house at the end of the road",
+    "in a warm den between two hills",
 )
-DAYS = ("one sunny morning", "one day", "on a warm afternoon", "one fine day", "early one morning", "on Sunday")
+DAYS = (
+    "one sunny morning",
+    "one day",
+    "on a warm afternoon",
+    "one fine day",
+    "early one morning",
+    "one spring morning",
+    "one summer day",
+    "on Sunday",
+)
 COLOURS = ("red", "blue", "green", "yellow", "white", "orange", "purple", "pink")
 
 
@@ -82,12 +97,20 @@ def a(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-@dataclass(frozen=True)
+def capital(text: str) -> str:
+    """
+    >>> capital("in the garden"), capital('"Oh no!" she cried')
+    ('In the garden', '"Oh no!" she cried')
+    """
+    return text[:1].upper() + text[1:]
+
+
+@dataclass(frozen=True, eq=False)
 class Thing:
-    """A toy that can be lost. In the texts, N is the hero and <they>, <them>, <their> the pronouns."""
+    """A toy that can be lost. The braces are filled from the words of a `World`."""
 
     noun: str
-    use: str  # "to fly <their> kite"
+    use: str  # "to fly {their} kite"
     joys: tuple[str, ...]
     losses: tuple[str, ...]
     spots: tuple[str, ...]  # kinds of spots where it can end
@@ -99,94 +122,102 @@ WIND = (
     "Whoosh! The wind was so strong that the {noun} flew away.",
 )
 DROP = (
-    "But then N tripped over a root and dropped the {noun}.",
-    "But the {noun} slipped out of <their> hands.",
-    "But N ran too fast, fell down and lost the {noun}.",
+    "But then {n} tripped over a root and dropped the {noun}.",
+    "But the {noun} slipped out of {their} hands.",
+    "But {n} ran too fast, fell down and lost the {noun}.",
 )
 
 THINGS = (
     Thing(
         "kite",
-        "to fly <their> kite",
-        ("The kite danced in the sky.", "The kite flew higher and higher."),
+        "to fly {their} kite",
+        ("The kite danced in the sky.", "The kite flew higher and higher.", "The kite looked like a big bird."),
         WIND,
-        ("tree", "water", "bush"),
+        ("tree", "water", "sea", "bush"),
     ),
     Thing(
         "ball",
-        "to play with <their> ball",
-        ("The ball bounced up and down.", "N threw the ball up and caught it again."),
-        ("But then N kicked the ball too hard.", "But N threw the ball too far.", "But the ball bounced away."),
-        ("tree", "water", "bush", "hole"),
+        "to play with {their} ball",
+        (
+            "The ball bounced up and down.",
+            "{n} threw the ball up and caught it again.",
+            "The ball rolled through the grass.",
+        ),
+        ("But then {n} kicked the ball too hard.", "But {n} threw the ball too far.", "But the ball bounced away."),
+        ("tree", "water", "sea", "bush", "hole"),
     ),
     Thing(
         "hat",
-        "to wear <their> hat",
-        ("The hat looked very fine.", "The birds looked at the hat and sang."),
+        "to wear {their} hat",
+        ("The hat looked very fine.", "The birds looked at the hat and sang.", "{n} danced with the hat."),
         WIND,
-        ("tree", "water", "bush"),
+        ("tree", "water", "sea", "bush"),
     ),
     Thing(
         "balloon",
-        "to play with <their> balloon",
-        ("The balloon danced in the air.", "N ran, and the balloon followed <them>."),
-        ("But the string slipped out of <their> hands.", "But N let go of the string.", WIND[0]),
+        "to play with {their} balloon",
+        (
+            "The balloon danced in the air.",
+            "{n} ran, and the balloon followed {them}.",
+            "The balloon was as round as the moon.",
+        ),
+        ("But the string slipped out of {their} hands.", "But {n} let go of the string.", WIND[0]),
         ("tree",),
     ),
     Thing(
         "boat",
-        "to sail <their> boat",
-        ("The boat sailed very well.", "The boat danced on the waves."),
+        "to sail {their} boat",
+        ("The boat sailed very well.", "The boat danced on the waves.", "The boat sailed round and round."),
         ("But then a big wave came.", "But the wind was too strong for the boat.", "But the boat sailed too far."),
-        ("water",),
+        ("water", "sea"),
     ),
     Thing(
         "bell",
-        "to ring <their> bell",
-        ("The bell went ding, ding, ding.", "The bell made a clear sound."),
+        "to ring {their} bell",
+        ("The bell went ding, ding, ding.", "The bell made a clear sound.", "{n} rang the bell three times."),
         DROP,
-        ("water", "bush", "hole"),
+        ("water", "sea", "bush", "hole"),
     ),
     Thing(
         "drum",
-        "to play <their> drum",
-        ("The drum went boom, boom, boom.", "N played a merry song on the drum."),
+        "to play {their} drum",
+        ("The drum went boom, boom, boom.", "{n} played a merry song on the drum.", "The drum made a deep sound."),
         DROP,
-        ("water", "bush"),
+        ("water", "sea", "bush"),
     ),
     Thing(
         "flute",
-        "to play <their> flute",
-        ("The flute made a sweet sound.", "N played a merry song on the flute."),
+        "to play {their} flute",
+        ("The flute made a sweet sound.", "{n} played a merry song on the flute.", "The birds sang with the flute."),
         DROP,
-        ("water", "bush", "hole"),
+        ("water", "sea", "bush", "hole"),
     ),
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """Somewhere to go: "in the park", "to the park"."""
+    """Somewhere to go, and the kinds of spots there."""
 
     noun: str
-    at: str
+    far: bool  # from home
     spots: tuple[str, ...]
     water: str = ""
 
 
 PLACES = (
-    Place("garden", "in the garden", ("tree", "water", "bush", "hole"), "pond"),
-    Place("park", "in the park", ("tree", "water", "bush", "hole"), "pond"),
-    Place("forest", "in the forest", ("tree", "water", "bush", "hole"), "stream"),
-    Place("meadow", "in the meadow", ("tree", "water", "bush", "hole"), "stream"),
-    Place("beach", "on the beach", ("water", "hole"), "sea"),
-    Place("hill", "on the hill", ("tree", "bush", "hole")),
+    Place("garden", False, ("tree", "water", "bush", "hole"), "pond"),
+    Place("park", False, ("tree", "water", "bush", "hole"), "pond"),
+    Place("forest", True, ("tree", "water", "bush", "hole"), "stream"),
+    Place("meadow", True, ("tree", "water", "bush", "hole"), "stream"),
+    Place("beach", True, ("sea",), "sea"),
+    Place("hill", True, ("tree", "bush", "hole")),
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spot:
-    """Where a lost thing lies, why the hero cannot get at it, and who can. {noun} is the thing, {water} the pond."""
+    """Where a lost thing lies, why the hero cannot get at it, and who can."""
 
     at: str
     landings: tuple[str, ...]
@@ -199,7 +230,7 @@ SPOTS = {
         "in a tall tree",
         ("The {noun} got stuck in a tall tree.", "The {noun} landed at the top of a tall tree."),
         (
-            "jumped as high as <they> could, but the tree was too tall",
+            "jumped as high as {they} could, but the tree was too tall",
             "shook the tree, but the {noun} did not fall down",
             "tried to climb the tree, but the branches were too thin",
         ),
@@ -221,6 +252,20 @@ SPOTS = {
             "duck": "swam out as fast as it could",
             "frog": "jumped into the {water} with a big splash",
             "turtle": "swam slowly through the {water}",
+        },
+    ),
+    "sea": Spot(
+        "in the sea",
+        ("The {noun} fell into the sea.", "Splash! The {noun} was far out in the sea."),
+        (
+            "reached out with a stick, but the stick was too short",
+            "put one foot into the water, but it was too cold",
+            "waited and waited, but the {noun} did not come back",
+        ),
+        {
+            "seal": "swam out as fast as it could",
+            "turtle": "swam slowly through the waves",
+            "crab": "went into the water without a sound",
         },
     ),
     "bush": Spot(
@@ -248,16 +293,16 @@ SPOTS = {
         {
             "mole": "crawled into the dark hole",
             "snake": "went down into the hole without a sound",
-            "ferret": "crawled down and down",
+            "mouse": "ran down and down",
         },
     ),
 }
 HELPER_TRAITS = ("old", "friendly", "small", "wise")
 TREATS = ("cookies", "berries", "bread", "cheese", "cake")
-RELATIVES = {"grandmother": "her", "grandfather": "him", "mother": "her", "father": "him"}
+RELATIVES = ("grandmother", "grandfather", "mother", "father")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dish:
     noun: str
     some: str  # "a cake", "some pancakes"
@@ -280,7 +325,7 @@ GIVERS = {  # of what a cook lacks: who has it, and where
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plant:
     noun: str
     size: str
@@ -288,74 +333,218 @@ class Plant:
 
 
 PLANTS = (
-    Plant("pumpkin", "big", ("made a pot of hot soup for {helper}", "made a pumpkin pie for {helper}")),
-    Plant("sunflower", "tall", ("sat in its shade with {helper}", "danced round the sunflower with {helper}")),
-    Plant("rose", "fine", ("showed the rose to {helper}", "danced round the rose with {helper}")),
-    Plant("carrot", "long", ("made a pot of hot soup for {helper}", "shared the carrot with {helper}")),
-    Plant("melon", "sweet", ("shared the melon with {helper}", "cut the melon and gave a piece to {helper}")),
+    Plant("pumpkin", "big", ("made a pot of hot soup for the {helper}", "made a pumpkin pie for the {helper}")),
+    Plant("sunflower", "tall", ("sat in its shade with the {helper}", "danced round it with the {helper}")),
+    Plant("rose", "fine", ("showed it to the {helper}", "danced round it with the {helper}")),
+    Plant("carrot", "long", ("made a pot of hot soup for the {helper}", "shared it with the {helper}")),
+    Plant("melon", "sweet", ("shared it with the {helper}", "cut it and gave a big piece to the {helper}")),
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Soil:
+    """Why a seed does not grow."""
+
+    trouble: str
+    said: str
+    cures: tuple[str, ...]
+    helpers: tuple[str, ...]
+
+
+SOILS = (
+    Soil(
+        "too dry",
+        "The ground is too dry. Your seed is thirsty",
+        ("So {n} brought water from the well every morning.", "They brought water from the stream together."),
+        ("frog", "snail"),
+    ),
+    Soil(
+        "too hard",
+        "The ground is too hard. Your seed cannot move",
+        ("It dug and dug until the ground was soft.", "They dug together until the ground was soft."),
+        ("worm", "mole"),
+    ),
+    Soil(
+        "too cold",
+        "The ground is too cold. Your seed needs a blanket",
+        ("So they put dry leaves on the ground.", "It gave {n} a soft blanket for the seed."),
+        ("sheep", "goose"),
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Weather:
+    """What two friends are caught in."""
+
+    noun: str
+    when: str
+    comes: tuple[str, ...]
+    tries: tuple[str, ...]
+    helpers: tuple[str, ...]
+    offers: tuple[str, ...]
+    ways_out: tuple[str, ...]
+    fear: str
+
+
+ASTRAY = (
+    "They looked for the path, but they came back to the same stone.",
+    "They went to the left and to the right, but they could not find the path.",
+    "They called for help, but nobody came.",
+)
+FOLLOW = (
+    "The {helper} went first, and they followed it step by step.",
+    "It was a long way, but the {helper} did not leave them alone.",
+)
+WEATHERS = (
+    Weather(
+        "storm",
+        "it began to rain",
+        (
+            "Then a big storm came, and it began to rain.",
+            "Suddenly there was a storm, and it began to rain.",
+            "But a storm was near, and it began to rain.",
+        ),
+        (
+            "They stood under a tree, but the rain came through the leaves.",
+            "They wanted to run home, but the path was full of water.",
+            "They crept under a bush, but it was cold and wet there.",
+        ),
+        ("badger", "beaver", "donkey"),
+        (
+            '"Come with me," said the {helper}. "My house is warm and dry."',
+            '"You are all wet," said the {helper}. "Come to my house!"',
+            '"I have a warm fire at home," said the {helper}. "Come and see!"',
+        ),
+        (
+            "They sat by the fire until the rain stopped.",
+            "The {helper} gave them a blanket, and they waited until the rain stopped.",
+        ),
+        "afraid of storms",
+    ),
+    Weather(
+        "fog",
+        "the fog came",
+        (
+            "Then a thick fog came, and they could not see the path.",
+            "Suddenly there was thick fog all around them.",
+            "But the fog came, and everything was white.",
+        ),
+        ASTRAY,
+        ("goat", "donkey", "goose"),
+        (
+            '"Come with me," said the {helper}. "I know every path."',
+            '"I live here," said the {helper}. "I can show you the way."',
+        ),
+        FOLLOW,
+        "afraid of fog",
+    ),
+    Weather(
+        "dark night",
+        "it was dark",
+        (
+            "Then the sun went down, and soon it was dark.",
+            "Suddenly it was dark, and they could not see the path.",
+            "But the sun went down, and it was dark.",
+        ),
+        ASTRAY,
+        ("owl", "cat", "bat"),
+        (
+            '"Come with me," said the {helper}. "I can see in the dark."',
+            '"The dark is my friend," said the {helper}. "I can show you the way."',
+        ),
+        FOLLOW,
+        "afraid of the dark",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Need:
+    """What somebody asks for before they give."""
+
+    said: str
+    does: str
+    did: str  # the answer to what the hero did
+
+
+NEEDS = (
+    Need("My bed is hard and cold", "{n} brought dry leaves and made a soft bed", "{They} made a soft bed"),
+    Need("I am very thirsty", "{n} ran to the stream and brought fresh water", "{They} brought fresh water"),
+    Need("A stone lies on my path", "{n} pushed and pushed until it rolled away", "{They} pushed the stone away"),
+    Need("I feel lonely today", "{n} sat down and sang a merry song", "{They} sang a song"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rescue:
+    """Who is in trouble, how, and what one does who has learnt."""
+
+    who: str
+    trouble: str
+    does: str
+
+
+@dataclass(frozen=True, eq=False)
 class Skill:
-    """Something to learn: who can teach it, what goes wrong first, and what it is good for."""
+    """Something to learn: what goes wrong at first, who can teach it, and what it is good for."""
 
     verb: str
-    where: str
+    place: str
     tries: tuple[str, ...]
     teachers: tuple[str, ...]
     advice: tuple[str, ...]
-    success: tuple[str, ...]
-    needs: tuple[tuple[str, str, str], ...]  # who is in trouble, how, and what the hero does
+    successes: tuple[str, ...]
+    rescues: tuple[Rescue, ...]
 
 
 SKILLS = (
     Skill(
         "swim",
-        "in the pond",
-        ("jumped into the pond, but the water was too deep", "tried, but the water got into <their> nose"),
+        "pond",
+        ("jumped in, but the water was too deep", "tried to swim, but the water got into {their} nose"),
         ("duck", "frog", "turtle"),
-        ("Kick your legs slowly", "Take a deep breath"),
-        ("swam all the way across the pond", "swam round the pond three times"),
+        ("Kick with both legs", "Take a deep breath"),
+        ("swam from one side of the pond to the other", "swam all the way round the pond"),
         (
-            ("chick", "fell into the pond", "swam out and carried the chick to the shore"),
-            ("beetle", "sat on a leaf in the middle of the pond", "swam out and pushed the leaf to the shore"),
+            Rescue("chick", "fell into the pond", "swam out and brought the chick back"),
+            Rescue("beetle", "was on a leaf in the middle of the pond", "swam out and pushed the leaf to the grass"),
         ),
     ),
     Skill(
         "sing",
-        "in the park",
-        ("opened <their> mouth, but no sound came out", "tried, but it sounded like an old door"),
-        ("robin", "lark", "cricket"),
+        "park",
+        ("opened {their} mouth, but no sound came out", "tried to sing, but it sounded like an old door"),
+        ("robin", "sparrow", "cricket"),
         ("Listen to the wind", "Take a deep breath"),
-        ("sang a song from the first word to the last", "sang so well that the trees listened"),
+        ("sang a whole song", "sang so well that the birds stopped to listen"),
         (
-            ("chick", "was crying and could not sleep", "sang until the chick closed its eyes"),
-            ("beetle", "was lost in the fog", "sang until the beetle found the way home"),
+            Rescue("chick", "could not sleep", "sang until it closed its eyes"),
+            Rescue("beetle", "was lost in the fog", "sang until it found the way home"),
         ),
     ),
     Skill(
         "jump",
-        "in the meadow",
-        ("jumped over a stone, but fell on <their> nose", "tried, but landed in the mud"),
+        "meadow",
+        ("jumped over a stone, but fell on {their} nose", "tried to jump, but landed in the mud"),
         ("frog", "cricket", "goat"),
         ("Bend your legs", "Look far ahead"),
-        ("jumped over the stream", "jumped over a big stone"),
+        ("jumped over a big stone", "jumped from one side of the stream to the other"),
         (
-            ("chick", "was alone on the other side of the stream", "jumped over the stream and brought the chick back"),
-            ("beetle", "lay on its back behind a high wall", "jumped over the wall and turned the beetle round"),
+            Rescue("chick", "was alone behind a high wall", "jumped over the wall and brought the chick back"),
+            Rescue("beetle", "got stuck on the other side of the stream", "jumped over and brought the beetle back"),
         ),
     ),
     Skill(
         "climb",
-        "in the forest",
-        ("climbed a tree, but a branch broke", "tried, but slipped and landed in the mud"),
+        "forest",
+        ("climbed a tree, but a branch broke", "tried to climb, but landed in the mud"),
         ("squirrel", "goat", "lizard"),
         ("Hold on tightly", "Do not look down"),
-        ("climbed to the top of a tall tree", "climbed the highest rock in the forest"),
+        ("climbed to the top of a tall tree", "climbed from branch to branch"),
         (
-            ("chick", "fell out of its nest", "climbed up and put the chick back into the nest"),
-            ("beetle", "got stuck on a high branch", "climbed up and carried the beetle down"),
+            Rescue("chick", "fell out of its nest", "climbed the tree and put the chick back"),
+            Rescue("beetle", "got stuck on a high branch", "climbed up and brought the beetle down"),
         ),
     ),
 )

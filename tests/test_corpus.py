@@ -1,0 +1,296 @@
+"""The stories that the embedded model learns: their grammar, their probabilities, their tokens."""
+
+import math
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.chat_template import ChatTemplate, SpecialTokens
+from model.checkpoints.checkpoint import CheckpointError
+from model.stories import lexicon, plots, vocabulary
+from model.stories.choices import Choices, Replay
+from model.stories.corpus import OPEN, Message, Story, conversation, request, story, told
+from model.stories.lexicon import Character
+from model.tokenizers.sentencepiece_model import read_sentencepiece
+from model.tokenizers.tokenizer import Tokenizer, decode
+
+ROOT = Path(__file__).parents[1]
+WORD = re.compile(r"[A-Za-z]+")
+TEMPLATE = ChatTemplate(
+    "chat_template.jinja",
+    Path(vocabulary.__file__).with_name("chat_template.jinja").read_text("utf-8"),
+    {"bos_token": "<s>", "eos_token": "</s>"},
+)
+FEELINGS = "happy|glad|proud|thankful"
+seeds = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    return [story(random.Random(seed)) for seed in range(2000)]
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[list[Message]]:
+    return [conversation(random.Random(seed)) for seed in range(500)]
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return vocabulary.train_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model) -> Tokenizer:
+    return read_sentencepiece(model, path="tokenizer.model")
+
+
+def slips(text: str) -> list[str]:
+    """What no text may have.
+
+    >>> slips("Then an dog  saw a owl and and sat")
+    ['an d', '  ', 'a o', 'and and', 'no end']
+    """
+    wrong = r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]|  |[{}<>_]|\b(\w+) \1\b|\bNone\b|[.!?,] ?[.,]|[.!?]\"? [a-z]"
+    plain = re.sub(r'[?!]" [a-z]', '" x', text)  # a question or a cry ends within what is said: "Why?" asked Mia.
+    found = [match[0] for match in re.finditer(wrong, plain)]
+    return found + ["no end"] * (not re.search(r'[.!?]"?$', text)) + ["quotes"] * (text.count('"') % 2)
+
+
+def test_every_text_is_grammatical(stories, conversations):
+    said = [message.content for talk in conversations for message in talk if message.role == "assistant"]
+    assert [(text, slips(text)) for text in said + [tale.text for tale in stories] if slips(text)] == []
+
+
+def test_stories_are_short_and_their_words_few(stories):
+    lengths = [len(tale.text.split()) for tale in stories]
+    assert 90 <= min(lengths) and max(lengths) <= 190
+    assert len({word.lower() for tale in stories for word in WORD.findall(tale.text)}) <= 560
+
+
+def test_a_pronoun_means_the_hero_or_the_friend(stories):
+    for tale in stories:
+        words = {word.lower() for word in WORD.findall(tale.text)}
+        she = tale.facts["they"] == "she"
+        theirs, others = ({"she", "her", "hers"}, {"he", "him", "his"})[:: 1 if she else -1]
+        assert words & theirs
+        if "m" in tale.facts:  # of the other kind, so that each pronoun means one of them
+            assert tale.facts["m_they"] != tale.facts["they"]
+        else:
+            assert not words & others, tale.text
+
+
+def test_names_say_whether_it_is_he_or_she(stories):
+    for tale in stories:
+        assert (tale.facts["n"] in lexicon.GIRLS + lexicon.SHE_ANIMALS) == (tale.facts["they"] == "she")
+        assert tale.facts["kind"] not in tale.facts.get("helper", "")
+
+
+def test_the_world_refuses_what_cannot_be():
+    world = plots.World(Choices(random.Random(0)), Character("Dot", "fox", she=True))
+    world.put("kite", "Dot", taken_from=None)
+    with pytest.raises(ValueError, match="kite: at Dot, not Ben"):
+        world.put("kite", "a tree", taken_from="Ben")
+    with pytest.raises(ValueError, match="there"):
+        world.go("home")
+
+
+def test_answers_can_be_read_in_the_story(stories):
+    """Judged from the text, not from the facts."""
+    for tale in stories:
+        for asked, answer in tale.questions:
+            text = tale.text.lower()
+            core = re.sub(r"^(to the|to|the|for|they|he|she|an|a) ", "", answer.removesuffix(".").lower())
+            done = re.search(r"^(made a soft bed|brought fresh water|pushed the stone away|sang a song)$", core)
+            assert done or set(WORD.findall(core)) - {"the"} <= set(WORD.findall(text)), (asked, answer, text)
+            match asked[0].split():
+                case ["How", "did", _, "feel", "at", "the", "end?"]:
+                    assert re.findall(FEELINGS, tale.text)[-1] == core
+                case ["What", "colour", "was", "the", noun]:
+                    noun = noun.removesuffix("?")
+                    assert re.search(rf"{core} {noun}|Something {core} lay .* It was an? {noun}!", tale.text)
+                case ["Who", "helped", _]:
+                    assert re.search(rf"\b(old|friendly|small|wise) {core}\b", text)
+                case ["Where", "did", _, "go?"]:
+                    assert re.search(rf"(to the|to) {core}\b", text)
+
+
+def test_a_question_has_one_answer(stories):
+    for tale in stories:
+        asked = [way for question in tale.questions for way in question.asked]
+        assert len(asked) == len(set(asked)) >= 6
+
+
+@given(seeds)
+def test_what_is_asked_for_is_told(seed):
+    choices = Choices(random.Random(seed))
+    plan, asked = request(choices)
+    text = told(choices, plan).text
+    about = None if plan.subject is None else getattr(plan.subject, "noun", getattr(plan.subject, "verb", None))
+    for word in filter(None, (plan.kind, plan.name, plan.colour, about)):
+        assert word in asked or (word == plan.kind and f"about {plan.name}" in asked)
+        assert word.split()[0] in text
+    assert bool(asked) == (plan != OPEN)
+
+
+def test_a_conversation_takes_turns(conversations):
+    assert {message.role for talk in conversations for message in talk} == {"user", "assistant"}
+    for talk in conversations:
+        assert [message.role for message in talk] == ["user", "assistant"] * (len(talk) // 2)
+    assert {3, 4, 5} <= {len(talk) // 2 for talk in conversations}
+
+
+def test_no_two_stories_of_many_are_the_same():
+    # Where nobody checks every call's types, ten times as fast.
+    tell = "import random; from model.stories.corpus import story"
+    count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
+    told = subprocess.run(
+        [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "20000\n"
+
+
+def test_no_two_stories_are_alike(stories):
+    texts = [tale.text for tale in stories[:1000]]
+    openings = Counter(" ".join(text.split()[:12]) for text in texts)
+    assert openings.most_common(1)[0][1] <= 25
+    grams = [{tuple(words[i : i + 5]) for i in range(len(words) - 4)} for words in map(str.split, texts[:300])]
+    alike = [len(one & other) / len(one | other) for i, one in enumerate(grams) for other in grams[:i]]
+    assert sum(alike) / len(alike) < 0.05 and max(alike) < 0.6
+
+
+def test_held_out_stories_are_new():
+    texts = [{message.content for seed in range(i, 2000, 4) for message in vocabulary.messages(seed)} for i in (0, 1)]
+    assert len(texts[0]) == 500 and not texts[0] & texts[1]
+
+
+@given(seeds)
+def test_a_seed_tells_one_story(seed):
+    assert story(random.Random(seed)) == story(random.Random(seed))
+    assert conversation(random.Random(seed)) == conversation(random.Random(seed))
+
+
+@given(seeds)
+def test_nats_are_those_of_the_choices(seed):
+    once = story(random.Random(seed))
+    replay = Replay(once.trail)
+    again = told(replay, OPEN)
+    assert again == once
+    probability = math.prod(w[chosen] / sum(w) for w, chosen in zip(replay.weights, once.trail, strict=True))
+    assert math.isclose(once.nats, -math.log(probability), rel_tol=1e-12)
+    assert 30 < once.nats < 60
+
+
+@given(seeds, st.data())
+def test_another_choice_makes_another_text(seed, data):
+    """So that the probability of a text is that of its choices."""
+    once = story(random.Random(seed))
+    replay = Replay(once.trail)
+    told(replay, OPEN)
+    i = data.draw(st.integers(0, len(once.trail) - 1), label="choice")
+    other = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda other: other != once.trail[i]))
+    assert told(Replay((*once.trail[:i], other)), OPEN).text != once.text
+
+
+def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
+    """All that a part of the grammar can say, with its probability; after the choices of `start`, those of the rest."""
+    trails = [start]
+    while trails:
+        trail = trails.pop()
+        replay = Replay(trail)
+        text = tell(replay)
+        odds = zip(replay.weights, replay.trail, strict=True)
+        yield text, math.prod(weights[chosen] / sum(weights) for weights, chosen in list(odds)[len(start) :])
+        # The first option was taken wherever the trail had ended: the others there are still to come.
+        for i in range(len(trail), len(replay.trail)):
+            trails += [(*replay.trail[:i], other) for other in range(1, len(replay.weights[i]))]
+
+
+def introduction(choices: Choices) -> str:
+    world = plots.World(choices, Character("Dot", "fox", she=True))
+    plots.introduce(world)
+    plots.become(world, "sad", "upset")
+    return " ".join(world.sentences)
+
+
+def test_probabilities_sum_to_one_and_no_text_is_made_twice():
+    texts, probabilities = zip(*derivations(introduction), strict=True)
+    assert len(set(texts)) == len(texts) == 8 * 8 * 8 * 2 * 4
+    assert math.isclose(sum(probabilities), 1)
+
+
+@given(seeds, st.integers(1, 5))
+def test_so_it_is_for_every_rest_of_a_story(seed, left):
+    start = story(random.Random(seed)).trail[:-left]
+    texts, probabilities = zip(*derivations(lambda choices: told(choices, OPEN).text, start), strict=True)
+    assert len(set(texts)) == len(texts) > 1
+    assert math.isclose(sum(probabilities), 1)
+
+
+def test_a_choice_between_equals_is_refused():
+    with pytest.raises(ValueError, match="different"):
+        Choices(random.Random(0)).pick(["a fox", "a fox"])
+
+
+def test_the_vocabulary_is_small_and_its_control_tokens_are_llamas(model, tokenizer):
+    assert vocabulary.train_tokenizer(range(0, 1000, 2)) == vocabulary.train_tokenizer(range(0, 1000, 2)) != model
+    assert tokenizer.vocab == vocabulary.VOCAB <= 1024
+    assert tokenizer.dummy_prefix and tokenizer.bos == 1
+    assert tokenizer.special == {"<s>": 1, "</s>": 2, "<|user|>": 3, "<|assistant|>": 4}
+
+
+@given(text=st.text())
+def test_any_text_comes_back(tokenizer, text):
+    text = text.replace("▁", "_")  # SentencePiece's own way to write a space
+    assert decode(tokenizer, tokenizer.encode(text)) == text
+
+
+def test_words_are_pieces(tokenizer, stories):
+    tokens = sum(len(tokenizer.encode(tale.text)) for tale in stories[:200])
+    assert tokens < 1.5 * sum(len(tale.text.split()) for tale in stories[:200])
+
+
+def test_the_loss_counts_what_the_model_says(tokenizer):
+    for seed in range(1, 200, 2):
+        said = vocabulary.messages(seed)
+        document = vocabulary.encode(said, tokenizer)
+        assert len(document.ids) == len(document.counted)
+        counted = [token for token, counts in zip(document.ids, document.counted, strict=True) if counts]
+        answers = [message for message in said if message.role != "user"]
+        assert counted.count(vocabulary.EOS) == len(answers) and counted[-1] == vocabulary.EOS
+        assert decode(tokenizer, counted).replace(" ", "") == "".join(m.content for m in answers).replace(" ", "")
+        assert document.nats == sum(message.nats for message in answers)
+        assert document.ids[0] == vocabulary.BOS and not document.counted[0]
+
+
+def test_documents_are_of_stories_and_conversations_in_training_and_held_out(tokenizer):
+    for parity in (0, 1):
+        documents = list(vocabulary.documents(range(parity, 80, 2), tokenizer))
+        conversations = [document for document in documents if tokenizer.special["<|user|>"] in document.ids]
+        assert len(conversations) == len(documents) / 2
+
+
+@pytest.mark.parametrize("seed", [2, 3, 7])
+def test_the_chat_template_writes_what_was_trained(tokenizer, seed):
+    said = vocabulary.messages(seed)
+    messages = [{"role": message.role, "content": message.content} for message in said]
+    special = SpecialTokens(tokenizer)
+    document = vocabulary.encode(said, tokenizer)
+    rendered = TEMPLATE.render(messages, add_generation_prompt=False)
+    assert special.encode(rendered) == document.ids
+
+    last = max(i for i, token in enumerate(document.ids) if token == tokenizer.special["<|assistant|>"])
+    assert special.encode(TEMPLATE.render(messages[:-1])) == document.ids[: last + 1]
+
+
+def test_the_chat_template_refuses_what_was_not_trained():
+    with pytest.raises(CheckpointError, match="alternate"):
+        TEMPLATE.render([{"role": "system", "content": "Be a pirate."}, {"role": "user", "content": "Hello!"}])
