@@ -276,6 +276,7 @@ def test_documents_are_of_stories_and_conversations_in_training_and_held_out(tok
         documents = list(vocabulary.documents(range(parity, 80, 2), tokenizer))
         conversations = [document for document in documents if tokenizer.special["<|user|>"] in document.ids]
         assert len(conversations) == len(documents) / 2
+        assert 0.1 < vocabulary.entropy_rate(documents) < 0.3
 
 
 @pytest.mark.parametrize("seed", [2, 3, 7])

@@ -56,7 +56,7 @@ HOMES = (
     "in a pretty village",
     "in a tiny cottage by the sea",
     "in a round house under a big oak",
-    "in a little house at the end of the road",
+    "in a tall house at the end of the road",
     "in a warm den between two hills",
 )
 DAYS = (

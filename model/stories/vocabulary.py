@@ -93,5 +93,11 @@ def encode(said: Iterable[Message], tokenizer: Tokenizer) -> Document:
     return Document(ids, counted, nats)
 
 
+def entropy_rate(documents: Iterable[Document]) -> float:
+    """Nats per counted token: the floor of the mean loss on such documents."""
+    surprisals, counts = zip(*((document.nats, sum(document.counted)) for document in documents), strict=True)
+    return sum(surprisals) / sum(counts)
+
+
 def documents(seeds: Iterable[int], tokenizer: Tokenizer) -> Iterator[Document]:
     return (encode(messages(seed), tokenizer) for seed in seeds)
