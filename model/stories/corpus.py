@@ -10,7 +10,7 @@ Of a conversation, a model learns the assistant's part. What the person says is 
 that was asked for by hero and topic has only the rest of its choices as its surprisal, and an answer has none, as it
 follows from the story.
 
-Training takes even seeds, evaluation odd ones. A story of 40 nats is one of some e**40, so no held-out one was trained on.
+Training takes even seeds, evaluation odd ones. A story of 40 nats is one of some e**40: no held-out one was trained on.
 """
 
 import random
