@@ -6,6 +6,7 @@ one implementation of each: `XLA` runs anywhere; `CPU` differs in its products, 
 XLA's CPU compiler.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from model.cache import LayerCache
 from model.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Config
 
+LANES = 16  # float32 numbers in an AVX-512 register
 SMALLEST_SPAN = 64  # cache rows; attention reads the smallest of a series of spans that covers what is in use
 
 
@@ -199,13 +201,14 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"
     registers there, where a dot would widen the whole matrix in memory first.
     """
     cols = weight.shape[1]
-    block = max((b for b in range(64, 257, 64) if cols % b == 0), default=0)
-    if x.size != cols or not block:
+    # Too short a block leaves large partial sums, and more than 64 slices in one loop are slow: 256 is best.
+    blocks = [size for size in range(LANES, min(cols, 64 * LANES) + 1, LANES) if cols % size == 0]
+    if x.size != cols or not blocks:
         return dot(x, weight)
-    lanes = 16  # float32 numbers in an AVX-512 register
+    block = min(blocks, key=lambda size: abs(math.log2(size / 256)))
     w = weight.reshape(-1, cols // block, block)
     v = lax.optimization_barrier(x.astype(jnp.float32)).reshape(cols // block, block)
-    slices = (slice(i, i + lanes) for i in range(0, block, lanes))
+    slices = (slice(i, i + LANES) for i in range(0, block, LANES))
     partial_sums = sum(w[:, :, s].astype(jnp.float32) * v[:, s] for s in slices)  # [rows, blocks, lanes]
     return jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2)).reshape(*x.shape[:-1], -1)
 

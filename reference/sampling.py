@@ -47,7 +47,7 @@ def temper(logits: Float[np.ndarray, " vocab"], *, temperature: float) -> Float[
     """
     logits = logits.astype(np.float64)
     if temperature == 0:
-        return np.eye(len(logits))[np.argmax(logits)]
+        return (np.arange(len(logits)) == np.argmax(logits)).astype(np.float64)
     below = logits - np.max(logits)  # shifted first: a small temperature must not overflow
     with np.errstate(over="ignore"):
         return softmax(below / temperature)

@@ -6,6 +6,8 @@ from dataclasses import replace
 import jax
 import pytest
 
+from model.chat import Chat
+from model.chat_template import find_template
 from model.llama import BackendName, Llama, load_backend
 from model.options import SamplingOptions
 from tests.processes import run_python
@@ -40,13 +42,9 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
         sampling = SamplingOptions(temperature=temperature, top_k=length)
         text = "".join(token.text for token in llama.generate("x" * length, sampling=sampling, max_new_tokens=20))
         assert text
-    session = llama.session()
-    ids = llama.encode("a question")
-    for _ in range(3):
-        turn = llama.continue_ids(session, ids, max_new_tokens=30)
-        for _ in turn:
-            pass
-        ids = [*ids, *turn.ids, *llama.tokenizer.encode(" another")]
+    chat = Chat(llama, find_template(llama.tokenizer))
+    for question in ("Hello?", "And then?", "Thank you!"):
+        assert [token for token in chat.reply(question, max_new_tokens=30)]
     assert len(compiled) == 2, compiled
 
 
