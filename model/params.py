@@ -5,10 +5,11 @@ three or two. Layers stay in a list, since slices of one large array would be co
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -109,6 +110,11 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
             checkpoint.release()
             done += values.nbytes
             progress("checking weights", done / total)
+
+
+def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
+    """The tree of named tensors that are arrays already, as in training: traceable, and so differentiable."""
+    return _assemble(config, lambda *names: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
 def abstract_params(config: Config, *, dtype: np.dtype, positions: int) -> Params:
