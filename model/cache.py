@@ -37,5 +37,6 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
 
 
 def cache_bytes(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> int:
-    """Bytes that `empty_cache` takes."""
-    return 2 * config.layers * batch * config.kv_heads * capacity * config.head_dim * dtype.itemsize
+    """Bytes that `empty_cache` takes, and the table of RoPE's angles, which is as long."""
+    rows = 2 * config.layers * batch * config.kv_heads * capacity * config.head_dim * dtype.itemsize
+    return rows + capacity * config.head_dim * 4

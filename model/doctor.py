@@ -11,16 +11,9 @@ from model.memory import device_bytes, gigabytes
 from model.ops import CPU, XLA
 
 PACKAGES = (
-    "llamaspec",
-    "jax",
-    "jaxlib",
-    "numpy",
-    "ml_dtypes",
-    "sentencepiece",
-    "tokenizers",
-    "tiktoken",
-    "safetensors",
-)
+    "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
+    "tiktoken", "safetensors", "regex", "jinja2", "click", "rich", "prompt_toolkit", "hypothesis",
+)  # fmt: skip
 
 
 def examine() -> dict[str, dict[str, Any]]:

@@ -107,10 +107,10 @@ class _StopTexts:
         if self.found:
             return ""
         text = self._held + text
-        at = min((i for stop in self.stops if (i := text.find(stop)) >= 0), default=-1)
-        if at >= 0:
+        end = min((at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0), default=None)
+        if end is not None:  # the first stop text to be complete, however the text came in pieces
             self.found = True
-            return text[:at]
+            return text[: min(end - len(stop) for stop in self.stops if text[:end].endswith(stop))]
         longest = max((len(stop) for stop in self.stops), default=0)
         held = next((n for n in range(min(longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - held :]

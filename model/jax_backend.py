@@ -18,7 +18,7 @@ from model.sampling import as_arrays, random_key
 from reference.config import Config
 
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
-STOPS = 16  # ids that may end a text; as many as any tokenizer has, with room
+STOPS = 64  # ids that may end a text, at most
 BURST = 16  # tokens that decoding draws at most before it returns to the host
 CHUNK = {"cpu": 64, "gpu": 256}  # prompt tokens computed at once: enough to reuse each weight, few to waste as padding
 
@@ -117,6 +117,8 @@ class JaxBackend:
         stops: Sequence[int],
     ) -> tuple[list[int], Cache]:
         """Feed `token` and draw up to `steps` tokens (at most `burst`), ending at one of `stops`."""
+        if len(stops) > STOPS:
+            raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
         drawn, taken, cache = self._programs.decode(
             self._params,
             np.array([token], np.int32),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import ml_dtypes
@@ -15,15 +15,13 @@ from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
 from model.memory import check_fits, device_bytes
-from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed
+from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
 from model.params import Progress, check_weights, load_params, no_progress, weight_bytes
 from model.reference_backend import ReferenceBackend, load_reference_params
 from model.session import Backend, Session
 from model.tokenizers.of_model import tokenizer_of
-from model.tokenizers.tokenizer import Tokenizer
+from model.tokenizers.tokenizer import Tokenizer, encode_text
 from reference.config import Config
-
-LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if asked for
 
 BackendName = Literal["jax", "reference"]
 
@@ -44,8 +42,7 @@ class Llama:
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         """The ids of a text, BOS first where the model's convention has it."""
-        begin = [self.tokenizer.bos] if bos and self.tokenizer.bos is not None else []
-        return [*begin, *self.tokenizer.encode(text)]
+        return encode_text(self.tokenizer, text, bos=bos)
 
     def generate(
         self,
@@ -54,7 +51,7 @@ class Llama:
         max_new_tokens: int = 256,
         sampling: SamplingOptions | None = None,
         seed: int | None = None,
-        stop: Iterable[str] = (),
+        stop: str | Iterable[str] = (),
     ) -> Generation:
         """Continue `prompt`. Iterate over the result for tokens as they are drawn.
 
@@ -89,7 +86,7 @@ class Llama:
         max_new_tokens: int = 256,
         sampling: SamplingOptions | None = None,
         seed: int | None = None,
-        stop: Iterable[str] = (),
+        stop: str | Iterable[str] = (),
         stops: frozenset[int] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Generation:
@@ -116,7 +113,7 @@ class Llama:
             self.tokenizer,
             prompt=prompt,
             prompt_ids=ids,
-            stop_texts=[text for text in stop if text],
+            stop_texts=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
             stops=stops,
             seed=seed,
         )
@@ -163,7 +160,11 @@ def load_backend(
 ) -> Backend:
     """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
     config = checkpoint.config
-    capacity = _capacity(context, config)
+    capacity = choose_context(context, config.context)
+    if backend not in get_args(BackendName):
+        raise ValueError(f"no backend named {backend}: choose jax or reference")
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
     if backend == "reference":
         _check_memory(config, np.dtype(np.float64), capacity)
         check_weights(checkpoint, progress=progress)
@@ -178,14 +179,6 @@ def load_backend(
     programs = compile_programs(config, ops=ops, capacity=capacity, chunk=chunk, dtype=weights)
     params = load_params(checkpoint, dtype=weights, positions=rows, progress=progress)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk)
-
-
-def _capacity(context: int | None, config: Config) -> int:
-    if context is None:
-        return min(config.context, LONGEST_DEFAULT_CONTEXT)
-    if not 1 <= context <= config.context:
-        raise ValueError(f"context must be between 1 and the model's {config.context} tokens, got {context}")
-    return context
 
 
 def _default_dtype(checkpoint: Checkpoint) -> np.dtype:

@@ -21,7 +21,8 @@ from model.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Config
 
 LANES = 16  # float32 numbers in an AVX-512 register
-SMALLEST_SPAN = 64  # cache rows; attention reads the smallest of a series of spans that covers what is in use
+SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
+LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
 
 
 class Positions(NamedTuple):
@@ -66,27 +67,65 @@ def attend(
     *,
     window: int | None,
     config: Config,
+    longest: int = LONGEST_SPAN,
 ) -> Float[Array, "batch seq width"]:
-    """Causal grouped-query attention over the part of the cache that is in use."""
+    """Causal grouped-query attention over the part of the cache that is in use.
+
+    Up to `longest` rows are read at once, in spans of a few lengths; of a longer cache, so many at a time.
+    """
     batch, seq = q.shape[:2]
+    capacity = cache.k.shape[2]
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.astype(jnp.float32) * config.head_dim**-0.5
 
     def over(span: int):
-        def branch(q: Array, k: Array, v: Array, index: Array) -> Array:
-            k, v = (a[:, :, :span].astype(jnp.float32) for a in (k, v))
-            scores = jnp.einsum("bskgd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
-            p = jax.nn.softmax(jnp.where(_visible(index, span, window), scores, -jnp.inf), axis=-1)
-            return jnp.einsum("bkgst,bktd->bskgd", p, v, precision=lax.Precision.HIGHEST)
+        def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
+            scores = _scores(q, k[:, :, :span], _visible(at, jnp.arange(span), window))
+            return _weighted(jax.nn.softmax(scores, axis=-1), v[:, :, :span])
 
         return branch
 
     # A single query is as slow as what it reads; for many, the rows too many are little beside the products.
-    spans = _spans(cache.k.shape[2], growth=2 if seq == 1 else 4)
+    spans = _spans(min(capacity, longest), growth=2 if seq == 1 else 4)
+    branches = [over(span) for span in spans]
+    if capacity > longest:
+        branches.append(partial(_attend_in_blocks, block=longest, window=window))
     used = jnp.max(positions.at) + 1
-    smallest = jnp.sum(jnp.asarray(spans[:-1], jnp.int32) < used)  # of the spans that cover what is used
-    h = lax.switch(smallest, [over(span) for span in spans], q, cache.k, cache.v, positions.at)
-    return h.reshape(batch, seq, -1).astype(cache.k.dtype)
+    smallest = jnp.sum(jnp.asarray(spans[: len(branches) - 1], jnp.int32) < used)  # of what covers the rows in use
+    h = lax.switch(smallest, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
+    return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(cache.k.dtype)
+
+
+def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
+    """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time."""
+    batch, seq, kv_heads, group, head_dim = q.shape
+    capacity = k.shape[2]
+
+    def step(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        maximum, total, h = running
+        start = jnp.minimum(i * block, capacity - block)  # the last block overlaps the one before
+        rows = start + jnp.arange(block)
+        keys, values = (lax.dynamic_slice_in_dim(a, start, block, axis=2) for a in (k, v))
+        scores = _scores(q, keys, _visible(at, rows, window) & (rows >= i * block))
+        larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
+        shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
+        p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
+        return larger, total * rescale + jnp.sum(p, axis=-1, keepdims=True), h * rescale + _weighted(p, values)
+
+    rows = (batch, kv_heads, group, seq)
+    start = (jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1)), jnp.zeros((*rows, head_dim)))
+    blocks = jnp.max(at) // block + 1
+    _, total, h = lax.fori_loop(0, blocks, step, start)
+    return h / total
+
+
+def _scores(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
+    scores = jnp.einsum("bskgd,bktd->bkgst", q, k.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    return jnp.where(visible, scores, -jnp.inf)
+
+
+def _weighted(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head_dim"]:
+    return jnp.einsum("bkgst,bktd->bkgsd", p, v.astype(jnp.float32), precision=lax.Precision.HIGHEST)
 
 
 def project_add(
@@ -172,9 +211,11 @@ def _swiglu(gate_up: Float[Array, "*batch gate_up"]) -> Float[Array, "*batch ffn
     return jax.nn.silu(gate) * up
 
 
-def _visible(index: Int[Array, "batch seq"], span: int, window: int | None) -> Bool[Array, "batch 1 1 seq span"]:
-    i, j = index[:, None, None, :, None], jnp.arange(span)
-    return j <= i if window is None else (j <= i) & (j > i - window)
+def _visible(
+    at: Int[Array, "batch seq"], rows: Int[Array, " rows"], window: int | None
+) -> Bool[Array, "batch 1 1 seq rows"]:
+    i = at[:, None, None, :, None]
+    return rows <= i if window is None else (rows <= i) & (rows > i - window)
 
 
 def _spans(capacity: int, *, growth: int) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_SEED = 2**64 - 1
+LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if asked for
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,14 @@ class SamplingOptions:
 
     def __post_init__(self):
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
-        _check("top-k", self.top_k, 0 <= self.top_k < 2**31, "0 (off) or more")
+        _check(
+            "top-k", self.top_k, isinstance(self.top_k, int) and 0 <= self.top_k < 2**31, "a whole number, 0 or more"
+        )
         _check("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("min-p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
-        _check("repetition-penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "above 0")
+        # Beyond these, logits of ordinary size leave the range of float32.
+        penalty = self.repetition_penalty
+        _check("repetition-penalty", penalty, 0.01 <= penalty <= 100, "between 0.01 and 100")
 
 
 def check_seed(seed: int | None) -> int:
@@ -36,8 +41,16 @@ def check_seed(seed: int | None) -> int:
 
 def check_max_new_tokens(count: int) -> int:
     """How many tokens to generate at most. Raises ValueError below 0."""
-    _check("max-new-tokens", count, count >= 0, "0 or more")
+    _check("max-new-tokens", count, isinstance(count, int) and count >= 0, "a whole number, 0 or more")
     return count
+
+
+def choose_context(context: int | None, trained: int) -> int:
+    """The length of a sequence that was asked for, or for None the model's own, 4096 at most. Raises ValueError."""
+    if context is None:
+        return min(trained, LONGEST_DEFAULT_CONTEXT)
+    _check("context", context, 1 <= context <= trained, f"between 1 and the model's {trained} tokens")
+    return context
 
 
 def check_ids(ids: Sequence[int], vocab: int) -> None:

@@ -72,8 +72,11 @@ class Params(NamedTuple):
 def rope_table(config: Config, positions: int) -> Rope:
     """cos and sin of the first `positions` positions, float32."""
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    angles = np.arange(positions)[:, None] * turns
-    return Rope(*(jax.device_put(table.astype(np.float32)) for table in (np.cos(angles), np.sin(angles))))
+    cos, sin = np.empty((2, positions, len(turns)), np.float32)
+    for start in range(0, positions, 4096):  # in parts: in float64 the whole would be several times as large
+        angles = np.arange(start, min(start + 4096, positions))[:, None] * turns
+        cos[start : start + 4096], sin[start : start + 4096] = np.cos(angles), np.sin(angles)
+    return Rope(jax.device_put(cos), jax.device_put(sin))
 
 
 def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, progress: Progress = no_progress) -> Params:

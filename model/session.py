@@ -50,6 +50,7 @@ class Session:
         self._vocab = vocab
         self._ids: list[int] = []  # tokens whose keys and values the cache holds
         self._cache = None
+        self._generations = 0
         self._step_seconds = float("inf")  # of the latest burst, to size the next: the first is a single token
 
     @property
@@ -84,8 +85,11 @@ class Session:
         """Draw tokens after `prompt`, a few at a time, the last with the reason why nothing follows.
 
         A stopping token is drawn and given, and its keys and values are not computed. Raises
-        ValueError for a prompt longer than the context, FloatingPointError if logits are not finite.
+        ValueError for a prompt longer than the context, FloatingPointError if logits are not finite, RuntimeError
+        if another generation has begun on this session meanwhile.
         """
+        self._generations += 1
+        mine = self._generations
         if not self.prefill(prompt, interrupted=interrupted):
             yield [], "interrupted"
             return
@@ -96,6 +100,8 @@ class Session:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         while True:
+            if self._generations != mine:
+                raise RuntimeError("another generation has begun on this session")
             room = self._backend.capacity - len(self._ids)
             if interrupted() or room == 0:
                 yield [], "interrupted" if room else "context"

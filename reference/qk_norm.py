@@ -1,9 +1,10 @@
-r"""Normalised queries and keys, one head at a time (Henry et al., 2020, https://arxiv.org/abs/2010.04245; Qwen3).
+r"""Normalised queries and keys, one head at a time, as Qwen3 does it (https://arxiv.org/abs/2505.09388).
 
     q_h = RMSNorm(q_h, g_q)        k_h = RMSNorm(k_h, g_k)        for every head h, before RoPE
 
-All heads share one weight of head_dim numbers. With unit-sized q and k a score cannot grow with the
-size of the activations, which is what makes long trainings diverge.
+All heads share one weight of head_dim numbers. With q and k of a fixed size a score cannot grow with the
+activations, which is what makes long trainings diverge. The idea is that of Henry et al., 2020
+(https://arxiv.org/abs/2010.04245), who divide by the Euclidean norm and learn a single scale.
 """
 
 import numpy as np

@@ -9,7 +9,7 @@ that is how attention sees distance. Fast pairs (small i) tell near tokens apart
 
 Which two features are a pair is a convention, and the two in use give different numbers:
 
-    interleaved   (0, 1), (2, 3), ...           the paper, Meta's checkpoints, llama2.c, GGUF
+    interleaved   (0, 1), (2, 3), ...           the paper, Meta's checkpoints, llama2.c, llama.cpp's Llamas
     halves        (0, d/2), (1, d/2 + 1), ...   Hugging Face
 
 A checkpoint moves from one to the other by permuting the rows of its q and k projections; scores do

@@ -4,7 +4,8 @@ Everything up to the draw is a function to a distribution over the vocabulary, s
 without randomness. `distribution` applies the filters in this order:
 
     repetition penalty   logit <- logit / r if logit > 0, else logit r, for tokens seen before
-                         (Keskar et al., 2019, https://arxiv.org/abs/1909.05858)
+                         (after Keskar et al., 2019, https://arxiv.org/abs/1909.05858, who always divide;
+                         multiplying what is negative is Hugging Face's repair)
     temperature          p = softmax(logits / T); T = 0 is greedy: all of it on the largest logit
     top-k                keep a token if fewer than k are more probable
                          (Fan et al., 2018, https://arxiv.org/abs/1805.04833)

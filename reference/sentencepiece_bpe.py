@@ -12,7 +12,8 @@ The space in front (the dummy prefix) lets a word begin with the same piece at t
 A piece's score is minus its place in the order in which training found it, so step 3 replays the training.
 
 Pieces of text are all that text can spell: "<s>" or "<0x41>" in a text are ordinary characters, never the control
-token or the byte. Not here, because no Llama has them: normalisation (NFKC) and pieces that users define.
+token or the byte. Not here, because no released Llama has them: normalisation (NFKC, squeezed spaces) and pieces that
+users define.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,8 @@
 """The command line as scripts and people meet it: stdout is the result, stderr the talk, exit codes mean something."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 import cli
 from tests.families import FAMILIES, write_checkpoint
-from tests.processes import REPOSITORY, Done, run_llamaspec
+from tests.processes import REPOSITORY, Done, run_llamaspec, run_python
 
 MEMORY = 600_000_000  # bytes that refusing a bad file may take
 
@@ -116,7 +118,10 @@ def test_tokens(run, data):
     assert run("tokens", "--decode", "1,306,505,263,12561", *tokenizer)[1] == "I have a dream\n"
     assert_refused(run("tokens", "--decode", "1,32000", *tokenizer), "32000", "31999")
     assert_refused(run("tokens", "--decode", "1,-1", *tokenizer), "-1")
-    assert_refused(run("tokens", "--decode", "one", *tokenizer), "one", status=2)
+    assert json.loads(run("tokens", "--decode", "1,306", *tokenizer, "--json")[1]) == {"text": "I"}
+    for ids in ("one", "1,,2", "1_0", "٣"):
+        assert_refused(run("tokens", "--decode", ids, *tokenizer), ids, status=2)
+    assert_refused(run("tokens", "--decode", "1", "--no-bos", *tokenizer), "--no-bos", status=2)
     assert_refused(run("tokens", *tokenizer), "TEXT", status=2)
 
 
@@ -131,6 +136,18 @@ def test_logits(run, stories, tmp_path, backend, dtype):
     run("logits", "--tokens", ",".join(map(str, ids)), *stories, "--out", str(out), "--backend", backend)
     np.testing.assert_array_equal(np.load(out), rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "logits.npy"]
+
+
+def test_logits_replace_a_file_and_nothing_else(run, stories, tmp_path):
+    (tmp_path / "target.npy").write_bytes(b"old")
+    (tmp_path / "link.npy").symlink_to("target.npy")
+    assert run("logits", "--tokens", "1", *stories, "--out", str(tmp_path / "link.npy"))[0] == 0
+    assert (tmp_path / "link.npy").is_symlink()
+    assert np.load(tmp_path / "target.npy").shape == (1, 512)
+    os.mkfifo(tmp_path / "pipe")
+    assert_refused(run("logits", "--tokens", "1", *stories, "--out", str(tmp_path / "pipe")), "not a regular file")
+    assert (tmp_path / "pipe").is_fifo()
+    assert_refused(run("logits", "--tokens", "1", *stories, "--out", str(tmp_path / "no" / "x.npy")), "No such file")
 
 
 def test_inspect(run, stories):
@@ -199,14 +216,42 @@ def test_requests_that_this_model_cannot_serve_are_refused(run, stories):
     assert_refused(run("generate", "x", *stories, "--context", "513"), "context", "512")
     assert_refused(run("generate", "x", *stories, "--context", "0"), "context")
     assert_refused(run("generate", "x", *stories, "--kernels", "pallas"), "pallas")
-    assert_refused(run("logits", "--tokens", "1,512", *stories, "--out", "/nowhere/x.npy"), "512", "511")
-    assert_refused(run("logits", "--tokens", "", *stories, "--out", "/nowhere/x.npy"), "no tokens")
+    assert_refused(run("logits", "--tokens", "1,512", *stories, "--out", "x.npy"), "512", "511")
+    assert_refused(run("logits", "--tokens", "", *stories, "--out", "x.npy"), "no tokens")
 
 
 def test_wrong_usage(run):
     assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
     assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)
     assert_refused(run("tell"), "tell", status=2)
+    assert_refused(run("convert", "a", "b"), "--to", status=2)
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage:")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_closed_streams(stories, closed):
+    command = [sys.executable, str(REPOSITORY / "cli.py"), "generate", "-", *stories, "--max-new-tokens", "1"]
+    done = subprocess.run(f"echo Once | {' '.join(command)} {closed}", shell=True, capture_output=True, text=True)
+    assert "fault" not in done.stderr
+    if closed == "2>&-":
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("Once")
+    else:
+        assert_refused((done.returncode, done.stdout, done.stderr), "closed", status=1 if closed == ">&-" else 2)
+
+
+def test_a_conversion_that_is_told_to_end_leaves_nothing(stories, tmp_path):
+    script = """
+import os, signal, cli
+from model.checkpoints import huggingface_writer
+huggingface_writer.check_finite = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+cli.main()
+"""
+    done = run_python(script, "convert", stories[1], str(tmp_path / "copy"), "--to", "safetensors")
+    assert done.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
@@ -234,7 +279,7 @@ def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path)
     config = FAMILIES["llama-2"] | {"max_position_embeddings": 2**30}
     write_checkpoint(tmp_path, config)
     result = run_llamaspec(
-        "logits", "--tokens", "1,2", "--model", str(tmp_path), "--context", str(2**30), "--out", "/nowhere/x"
+        "logits", "--tokens", "1,2", "--model", str(tmp_path), "--context", str(2**30), "--out", str(tmp_path / "x")
     )
     assert_refused(result, "do not fit", "context")
     assert result.peak < MEMORY

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.generation import Generation
+from model.generation import Generation, _StopTexts
 from model.options import SamplingOptions
 from model.session import Session
 
@@ -169,6 +169,22 @@ def test_a_failing_step_leaves_no_stale_cache_behind():
     assert list(itertools.chain(*backend.extended)) == [256, *b"ab"]
 
 
+def test_two_generations_do_not_mix_on_one_session():
+    backend = Script(b"abcdefgh")
+    session = Session(backend, vocab=VOCAB)
+    first = generate(backend, session=session)
+    assert next(first).text == "a"
+    next(generate(backend, session=session))
+    with pytest.raises(RuntimeError, match="another generation"):
+        list(first)
+
+
+@pytest.mark.parametrize("pieces", [["baa"], ["b", "a", "a"], ["ba", "a"]])
+def test_the_stop_text_that_is_complete_first_counts(pieces):
+    texts = _StopTexts(["baa", "a"])
+    assert "".join(map(texts.feed, pieces)) + texts.finish() == "b"
+
+
 def test_the_first_token_comes_alone_and_bursts_stay_short():
     backend = Script(b"abcdefghijklmnopqrstuvwxyz")
     list(generate(backend, n=20))
@@ -182,7 +198,8 @@ def test_the_first_token_comes_alone_and_bursts_stay_short():
     [
         ("temperature", -1.0), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -1),
         ("top_p", 0.0), ("top_p", 1.5), ("top_p", float("nan")), ("min_p", -0.1), ("min_p", 1.1),
-        ("repetition_penalty", 0.0), ("repetition_penalty", float("inf")),
+        ("repetition_penalty", 0.0), ("repetition_penalty", 1e-300),
+        ("repetition_penalty", float("inf")),
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(option, value):

@@ -48,6 +48,46 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     assert len(compiled) == 2, compiled
 
 
+ARGUMENTS = """
+from tests.test_programs import CONFIG, make_llama
+from tests.random_models import random_checkpoint
+from model import SamplingOptions
+from model.llama import load_backend
+checkpoint, llama = random_checkpoint(CONFIG, seed=0), make_llama("reference")
+for call in (
+    lambda: load_backend(checkpoint, backend="numpy"),
+    lambda: load_backend(checkpoint, dtype="float16"),
+    lambda: load_backend(checkpoint, context=701),
+    lambda: load_backend(checkpoint, kernels="fast"),
+    lambda: SamplingOptions(top_k=1.5),
+    lambda: llama.generate("x", max_new_tokens=2.5),
+    lambda: llama.continue_ids(llama.session(), [300]),
+    lambda: llama.continue_ids(llama.session(), []),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+assert "".join(token.text for token in llama.generate("x", stop="zz", max_new_tokens=3, seed=1))
+"""
+
+
+def test_arguments_out_of_range_are_refused():
+    """In a process of its own, where no types are checked but by the code itself."""
+    done = run_python(ARGUMENTS)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    for word, line in zip(["numpy", "float16", "701", "fast", "1.5", "2.5", "300", "no tokens"], lines, strict=False):
+        assert word in line
+    assert len(lines) == 8
+
+
+def test_more_stops_than_a_program_takes_are_refused():
+    llama = make_llama()
+    with pytest.raises(ValueError, match="65 ids"):
+        list(llama.continue_ids(llama.session(), [1, 2], stops=frozenset(range(65))))
+
+
 def test_both_backends_tell_the_same_story():
     llama, reference = make_llama(), make_llama("reference")
     prompts = ["", "a", "Hello", "x" * 70, "1 2 3", "\n", "🦊 fox", "The end", "AbC", "?!"]
@@ -60,6 +100,31 @@ def test_both_backends_tell_the_same_story():
                 assert "".join(token.text for token in generation) == generation.completion
                 ids.append(generation.ids)
             assert ids[0] == ids[1], (prompt, temperature)
+
+
+LONG = """
+from dataclasses import replace
+import jax
+import numpy as np
+from model.cache import cache_bytes
+from model.llama import load_backend
+from model.params import weight_bytes
+from tests.random_models import SMALL, random_checkpoint
+config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
+backend = load_backend(random_checkpoint(config, seed=0), context=config.context)
+cache = backend.rewind(backend.start(), config.context - backend.chunk)
+jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
+float32 = np.dtype(np.float32)
+rows = cache_bytes(config, batch=1, capacity=config.context + backend.chunk, dtype=float32)
+print(weight_bytes(config, float32) + rows)
+"""
+
+
+def test_the_end_of_a_long_cache_takes_no_more_memory():
+    """All scores of 64 queries and 32 heads at 32,768 keys would be 268 MB, and as much for probabilities."""
+    done = run_python(LONG)
+    assert done.code == 0, done.err
+    assert done.peak < int(done.out) + 400_000_000
 
 
 WRITE = """

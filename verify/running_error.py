@@ -114,8 +114,11 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     return Approx(value, spread(x.error) + gamma(3) * spread(x.size))
 
 
-def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray) -> Approx:
-    """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum."""
+def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int = 1) -> Approx:
+    """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
+
+    With more than one of `blocks`, by an online softmax, which rescales what it has as often.
+    """
     value = attention(q.value, k.value, v.value, mask)
     group = q.value.shape[1] // k.value.shape[1]
     q = q.map(lambda part: part.swapaxes(0, 1))  # [heads queries head_dim]
@@ -126,23 +129,26 @@ def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray) -> Approx:
     scores = q.value @ k.value / np.sqrt(head_dim) + mask
     size = q.size @ k.size / np.sqrt(head_dim)
     moved = size - np.abs(q.value) @ np.abs(k.value) / np.sqrt(head_dim) + gamma(head_dim + 3) * size
-    p, p_error = _softmax(scores, np.where(np.isneginf(scores), 0, moved))
+    p, p_error = _softmax(scores, np.where(np.isneginf(scores), 0, moved), blocks=blocks)
     error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) - p @ np.abs(v.value)
     return Approx(value, error.swapaxes(0, 1))
 
 
-def _softmax(scores: np.ndarray, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _softmax(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Softmax of scores that are off by up to `moved`: exact probabilities and their errors.
 
     Shifting all scores alike changes nothing, so only the rounding of score minus maximum counts,
-    and that grows with the distance. Every weight is then off by a factor e^a, and so is the sum.
+    and that grows with the distance. Every weight is then off by a factor e^a, and so is the sum. An online softmax
+    multiplies by exp(old maximum - new) once a block: the distances add up to that between the scores at most.
     """
     p = softmax(scores)
     below = np.where(np.isneginf(scores), 0, np.max(scores, axis=-1, keepdims=True) - scores)
     a = moved + U * (below + moved + np.max(moved, axis=-1, keepdims=True))
+    if blocks > 1:
+        a = a + U * np.max(below + moved, axis=-1, keepdims=True)
     a = np.minimum(a, 100)  # where a score is as uncertain as that, the last line's 1 takes over
     most, least = (np.sum(p * np.exp(sign * a), axis=-1, keepdims=True) for sign in (1, -1))
-    slack = 2 * ELEMENTARY + gamma(scores.shape[-1] + 2)
+    slack = 2 * blocks * ELEMENTARY + gamma(scores.shape[-1] + 2 * blocks)
     rate = np.maximum(np.exp(a) / least * (1 + slack) / (1 - slack) - 1, 1 - np.exp(-a) / most * (1 - slack))
     # No probability is computed to be above 1, but for its own roundings.
     return p, np.minimum(p * rate + 2 * TINY, 1 + slack) * np.isfinite(scores)
@@ -172,9 +178,9 @@ def norm_qkv(
     return rounded(q, unit), rounded(k, unit), rounded(v, unit)
 
 
-def attend(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, unit: float) -> Approx:
+def attend(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, unit: float, blocks: int = 1) -> Approx:
     """Attention, heads side by side."""
-    return rounded(attended(q, k, v, mask).map(lambda part: part.reshape(len(part), -1)), unit)
+    return rounded(attended(q, k, v, mask, blocks=blocks).map(lambda part: part.reshape(len(part), -1)), unit)
 
 
 def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:

@@ -8,6 +8,7 @@ from model.checkpoints.checkpoint import refused
 from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 
+SMALLEST = 2.0**-126  # the smallest normal float32, below which a number may count as 0; its inverse is float32 too
 LARGEST = 2**31 - 1  # of any dimension: llama2.c stores them in 32 bits, and no model comes near
 MOST_LAYERS = 10_000  # the deepest Llama has 126; a header must not make us name billions of tensors
 MOST_EXPERTS = 10_000
@@ -34,8 +35,8 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
         chosen = config.experts_per_token
         require(1 <= chosen <= config.experts, f"{_short(chosen)} experts per token of {config.experts}")
 
-    require(_positive(config.eps), f"eps is {_short(config.eps)}, not a positive number")
-    require(_positive(config.theta), f"theta is {_short(config.theta)}, not a positive number")
+    require(SMALLEST <= config.eps <= 1 / SMALLEST, f"eps is {_short(config.eps)}, not a positive float32 number")
+    require(SMALLEST <= config.theta <= 1 / SMALLEST, f"theta is {_short(config.theta)}, not a positive float32 number")
     match config.scaling:
         case LinearScaling(factor):
             require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")

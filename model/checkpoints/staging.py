@@ -1,5 +1,6 @@
 """New files that appear whole or not at all: written beside their place under another name, then renamed."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -34,13 +35,15 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """The name of a file to create, which becomes `path` at the end; as `new_directory` otherwise.
 
-    With `replace`, a file that stands at `path` is replaced by the complete new one.
+    With `replace`, a file that stands at `path`, or that a link there names, is replaced by the complete new one.
     """
-    path, staged = _places(path)
+    path, staged = _places(os.path.realpath(path) if replace else path)
     with os_errors(path):
         try:
             if not replace:
                 _refuse_existing(path)
+            elif path.exists() and not path.is_file():  # a device, say, which a rename would destroy
+                raise refused(path, "exists and is not a regular file")
             yield staged
             _publish(staged, path, replace=replace)
         except BaseException:
@@ -50,6 +53,10 @@ def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 def _places(path: str | Path) -> tuple[Path, Path]:
     path = Path(os.path.abspath(path))
+    with os_errors(path):
+        os.stat(path.parent)  # now rather than after an hour's work
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return path, path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.partial"
 
 

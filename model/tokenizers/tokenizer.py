@@ -49,6 +49,12 @@ class Tokenizer(Protocol):
         ...
 
 
+def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[int]:
+    """The ids of a whole text, BOS first where the model's convention has it."""
+    begin = [tokenizer.bos] if bos and tokenizer.bos is not None else []
+    return [*begin, *tokenizer.encode(text)]
+
+
 class Decoder:
     """Ids in, one at a time; text out, as soon as its characters are whole.
 
