@@ -7,6 +7,7 @@ command imports what it needs when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,6 +107,8 @@ def generate(prompt: str, as_json: bool, **options: Any):
 
     Prints the prompt and its continuation as it is drawn. Without PROMPT, a text from its beginning.
     """
+    if prompt == "-" and sys.stdin is None:
+        raise click.UsageError("standard input is closed")
     _generate(sys.stdin.read() if prompt == "-" else prompt, as_json=as_json, **options)
 
 
@@ -122,7 +125,7 @@ def story(prompt: str, as_json: bool, **options: Any):
 
 def _generate(prompt: str, *, as_json: bool, **options: Any):
     request = _request(options)
-    generation = _load(options).generate(prompt, **request)
+    generation = _load(options, prompt=prompt).generate(prompt, **request)
     _tell_seed(options, generation.seed)
     if as_json:
         for _ in generation:
@@ -162,7 +165,7 @@ def chat(system: str | None, **options: Any):
     _tell_seed(options, request["seed"])
     if sys.stdin.isatty():
         click.echo("/reset forgets, /exit leaves, Ctrl-C stops an answer", err=True)
-    ask = _terminal_lines() if sys.stdin.isatty() else (line.rstrip("\n") for line in sys.stdin)
+    ask = _terminal_lines() if sys.stdin.isatty() else (line.rstrip("\r\n") for line in sys.stdin)
     for line in ask:
         match line.strip():
             case "":
@@ -222,8 +225,11 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
     """The ids of TEXT, on one line."""
     if (text is None) == (decode is None):
         raise click.UsageError("give either TEXT or --decode IDS")
+    if decode is not None and no_bos:
+        raise click.UsageError("--no-bos is for TEXT: --decode leaves control tokens out")
     from model.tokenizers.load import load_tokenizer
     from model.tokenizers.tokenizer import decode as decode_ids
+    from model.tokenizers.tokenizer import encode_text
 
     if tokenizer:
         vocabulary = load_tokenizer(tokenizer)
@@ -234,11 +240,14 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
         vocabulary = tokenizer_of(open_checkpoint(_model_path(model)), None)
     if decode is not None:
         ids = _parse_ids(decode, vocabulary.vocab)
-        _print(decode_ids(vocabulary, ids) + "\n")
+        decoded = decode_ids(vocabulary, ids)
+        if as_json:
+            _print_json({"text": decoded})
+        else:
+            _print(decoded + "\n")
         return
     assert text is not None
-    begin = [] if no_bos or vocabulary.bos is None else [vocabulary.bos]
-    ids = [*begin, *vocabulary.encode(text)]
+    ids = encode_text(vocabulary, text, bos=not no_bos)
     if as_json:
         _print_json({"ids": ids, "pieces": [vocabulary.piece(id) for id in ids]})
     else:
@@ -261,25 +270,26 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
 
     from model.checkpoints.open import open_checkpoint
     from model.checkpoints.staging import new_file
+    from model.options import check_length, choose_context
     from model.tokenizers.of_model import tokenizer_of
+    from model.tokenizers.tokenizer import encode_text
 
     checkpoint = open_checkpoint(_model_path(model))
     if ids is not None:
         sequence = _parse_ids(ids, checkpoint.config.vocab)
     else:
         assert prompt is not None
-        vocabulary = tokenizer_of(checkpoint, tokenizer)
-        sequence = [*([] if vocabulary.bos is None else [vocabulary.bos]), *vocabulary.encode(prompt)]
-    _prepare_jax()
-    from model.llama import load_backend
-    from model.options import check_length
+        sequence = encode_text(tokenizer_of(checkpoint, tokenizer), prompt)
+    check_length(sequence, choose_context(options["context"], checkpoint.config.context))
+    with new_file(out, replace=True) as staged:
+        _prepare_jax()
+        from model.llama import load_backend
 
-    with _progress() as progress:
-        backend = load_backend(checkpoint, progress=progress, **options)
-    check_length(sequence, backend.capacity)
-    rows = backend.logits(sequence)
-    with new_file(out, replace=True) as staged, open(staged, "wb") as file:
-        np.save(file, rows)
+        with _progress() as progress:
+            backend = load_backend(checkpoint, progress=progress, **options)
+        rows = backend.logits(sequence)
+        with open(staged, "wb") as file:
+            np.save(file, rows)
     click.echo(f"{out}: {rows.shape[0]} x {rows.shape[1]} {rows.dtype}", err=True)
 
 
@@ -298,7 +308,7 @@ def inspect(model: str, as_json: bool):
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)
     for key, value in description.items():
         if key == "config":
             for name, number in value.items():
@@ -360,6 +370,7 @@ def doctor(as_json: bool):
 @click.option("--out", metavar="DIR", help="Where checkpoints go, and the model at the end, as DIR/model.")
 @click.option("--steps", type=int, default=1500, show_default=True)
 @click.option("--batch", type=int, default=32, show_default=True, help="Documents a step.")
+@click.option("--answers", type=float, default=1.0, show_default=True, help="Importance of answers about stories.")
 @click.option("--lr", type=float, default=0.004, show_default=True, help="The highest learning rate.")
 @click.option("--dim", type=int, default=192, show_default=True, help="Width of the residual stream.")
 @click.option("--layers", type=int, default=5, show_default=True)
@@ -450,8 +461,19 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
 
 def main() -> NoReturn:
     """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted."""
+    import signal
+
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        _fail("standard output is closed", 1)
+    for end in (signal.SIGTERM, signal.SIGHUP):  # as exceptions, so that a half-written file is removed
+        signal.signal(end, lambda number, _: sys.exit(128 + number))
     try:
         llamaspec.main(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         _fail(f"{error.format_message()}{hint}", 2)
@@ -471,31 +493,29 @@ def main() -> NoReturn:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {' '.join(message.split())}", err=True)
     sys.exit(status)
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = str(error) or type(error).__name__
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 
 
 def _model_path(model: str) -> Path:
-    path = Path(model)
     if os.path.exists(model) or model not in BUILT_IN_MODELS:
-        return path
+        return Path(model)
     return BUILT_IN_MODELS[model]
 
 
 def _parse_ids(text: str, vocab: int) -> list[int]:
     from model.options import check_ids
 
-    try:
-        ids = [int(id) for id in text.split(",") if id.strip()]
-    except ValueError:
-        raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}") from None
+    if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):
+        raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}")
+    ids = [int(id) for id in text.split(",") if text.strip()]
     check_ids(ids, vocab)
     return ids
 
@@ -518,13 +538,18 @@ def _tell_seed(options: dict[str, Any], seed: int):
         click.echo(f"seed {seed}", err=True)
 
 
-def _load(options: dict[str, Any]) -> Llama:
-    """The model that the options name. Its files are checked before JAX, which takes a second, is imported."""
+def _load(options: dict[str, Any], *, prompt: str | None = None) -> Llama:
+    """The model that the options name. Files and prompt are checked before JAX, which takes a second, is imported."""
     from model.checkpoints.open import open_checkpoint
+    from model.options import check_length, choose_context
     from model.tokenizers.of_model import tokenizer_of
+    from model.tokenizers.tokenizer import encode_text
 
     checkpoint = open_checkpoint(_model_path(options["model"]))
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    context = choose_context(options["context"], checkpoint.config.context)
+    if prompt is not None:
+        check_length(encode_text(tokenizer, prompt), context)
     _prepare_jax()
     from model.llama import Llama, load_backend
 
