@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from model.llama import Llama
     from model.train_loop import Progress as TrainingProgress
 
-BUILT_IN_MODELS: dict[str, Path] = {}
+BUILT_IN = "stories"  # the name of the model that will come with the package
 
 
 class _Commands(click.Group):
@@ -58,7 +58,7 @@ def _options(*options: Callable) -> Callable:
     return decorate
 
 
-model_option = click.option("--model", default="stories", show_default=True, help="Checkpoint: a file or a directory.")
+model_option = click.option("--model", default=BUILT_IN, show_default=True, help="Checkpoint: a file or a directory.")
 tokenizer_option = click.option(
     "--tokenizer", help="Tokenizer file or directory.  [default: tokenizer.json, .model or .bin beside the model]"
 )
@@ -294,7 +294,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
 
 
 @llamaspec.command()
-@click.argument("model", default="stories")
+@click.argument("model", default=BUILT_IN)
 @json_option
 def inspect(model: str, as_json: bool):
     """What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token."""
@@ -505,9 +505,9 @@ def _one_line(error: Exception) -> str:
 
 
 def _model_path(model: str) -> Path:
-    if os.path.exists(model) or model not in BUILT_IN_MODELS:
-        return Path(model)
-    return BUILT_IN_MODELS[model]
+    if model == BUILT_IN and not os.path.exists(model):
+        raise ValueError("no model is built in yet: name a file or a directory with --model")
+    return Path(model)
 
 
 def _parse_ids(text: str, vocab: int) -> list[int]:
