@@ -10,6 +10,7 @@ COMPLETE := .venv/.complete
 .PHONY: setup python story test lint ci
 
 setup: $(COMPLETE)
+	@:  # a recipe, or make would say that there is nothing to do
 
 # The last thing that a set-up does is to touch this file, so that half a set-up does not count.
 $(COMPLETE): pyproject.toml constraints.txt
