@@ -34,10 +34,20 @@ from model.checkpoints.staging import new_file
 from model.params import check_weights
 from model.stories import vocabulary
 from model.stories.corpus import AFTERWARDS, SOCIAL, Message
-from model.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
+from model.stories.vocabulary import BOS, EOS, documents, encode, entropy_rate, messages
 from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer
-from model.training import WHOLE, Tensors, batches, compile_step, initial_tensors, optimiser, remat, summed_loss
+from model.training import (
+    WHOLE,
+    Example,
+    Tensors,
+    batches,
+    compile_step,
+    initial_tensors,
+    optimiser,
+    remat,
+    summed_loss,
+)
 from reference.config import Config
 
 HELD_OUT = 400  # documents of the built-in corpus that the loss is measured on
@@ -61,6 +71,7 @@ class Recipe:
     decay: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are float32
     remat: bool = False
+    answers: float = 1.0  # how much more than others the tokens count that answer a question about a story
 
 
 class Source(Protocol):
@@ -72,9 +83,9 @@ class Source(Protocol):
     eos: int | None
     floor: float | None  # nats per counted token of the held-out documents, where it is known
 
-    def training(self, step: int, recipe: Recipe) -> list[Document]: ...
+    def training(self, step: int, recipe: Recipe) -> list[Example]: ...
 
-    def held_out(self) -> list[Document]: ...
+    def held_out(self) -> list[Example]: ...
 
 
 class Stories:
@@ -86,15 +97,29 @@ class Stories:
         self.tokenizer = read_sentencepiece(model, path="the stories' tokenizer")
         self.files = {"tokenizer.model": model, "chat_template.jinja": template.read_bytes()}
         self.bos, self.eos = BOS, EOS
-        self._held_out = list(documents(range(1, 2 * HELD_OUT, 2), self.tokenizer))
-        self.floor = entropy_rate(self._held_out)
+        held_out = list(documents(range(1, 2 * HELD_OUT, 2), self.tokenizer))
+        self._held_out = [Example(ids, [float(c) for c in counted]) for ids, counted, _ in held_out]
+        self.floor = entropy_rate(held_out)
 
-    def training(self, step: int, recipe: Recipe) -> list[Document]:
+    def training(self, step: int, recipe: Recipe) -> list[Example]:
         first = recipe.seed * SPREAD + step * recipe.batch
-        return list(documents(range(2 * first, 2 * (first + recipe.batch), 2), self.tokenizer))
+        seeds = range(2 * first, 2 * (first + recipe.batch), 2)
+        return [self._example(messages(seed), answers=recipe.answers) for seed in seeds]
 
-    def held_out(self) -> list[Document]:
+    def held_out(self) -> list[Example]:
         return self._held_out
+
+    def _example(self, said: list[Message], *, answers: float) -> Example:
+        """The conversation, its answers about stories more important than the rest."""
+        ids, counted, _ = encode(said, self.tokenizer)
+        weights = [float(c) for c in counted]
+        end = len(ids)
+        for message in reversed(said):  # each ends where the next begins
+            start = end - len(encode([message], self.tokenizer).ids) + 1  # less the <s>
+            if decided_by_a_story(message):
+                weights[start:end] = [w * answers for w in weights[start:end]]
+            end = start
+        return Example(ids, weights)
 
 
 class Text:
@@ -116,21 +141,21 @@ class Text:
             raise refused(file, "has less than two paragraphs: one to train on, one to hold out")
         self._held_out, self._training = all[::20], [d for i, d in enumerate(all) if i % 20]
 
-    def _documents(self, text: str, context: int) -> list[Document]:
+    def _documents(self, text: str, context: int) -> list[Example]:
         ids = [*self.tokenizer.encode(text), *([] if self.eos is None else [self.eos])]
         begin = [] if self.bos is None else [self.bos]
         size = context - len(begin)
         parts = [[*begin, *ids[i : i + size]] for i in range(0, len(ids), size)]
-        return [Document(part, [i >= len(begin) for i in range(len(part))], 0.0) for part in parts]
+        return [Example(part, [float(i >= len(begin)) for i in range(len(part))]) for part in parts]
 
-    def training(self, step: int, recipe: Recipe) -> list[Document]:
+    def training(self, step: int, recipe: Recipe) -> list[Example]:
         count = len(self._training)
         return [
             self._training[np.random.default_rng([recipe.seed, n // count]).permutation(count)[n % count]]
             for n in range(step * recipe.batch, (step + 1) * recipe.batch)
         ]
 
-    def held_out(self) -> list[Document]:
+    def held_out(self) -> list[Example]:
         return self._held_out
 
 
@@ -199,8 +224,8 @@ def train(
         chosen = source.training(number, recipe)
         gradient, nats, count = zeros(), jnp.zeros(()), 0
         for batch in batches(chosen, rows=rows, context=context):
-            gradient, nats = step.add_gradient(gradient, nats, tensors, batch.ids, batch.counted)
-            count += int(batch.counted[:, 1:].sum())
+            gradient, nats = step.add_gradient(gradient, nats, tensors, batch.ids, batch.weights)
+            count += int(batch.counted.sum())
         tensors, state = step.update(tensors, state, gradient, jnp.float32(count))
         loss = float(nats) / count
         if not np.isfinite(loss):
@@ -236,13 +261,13 @@ def evaluate(tensors: Tensors, config: Config, source: Source, *, score: Callabl
     rows = ROWS.get(jax.default_backend(), ROWS["gpu"])
     nats, count = 0.0, 0
     for batch in batches(source.held_out(), rows=rows, context=config.context):
-        nats += float(score(tensors, batch.ids, batch.counted)[0])
-        count += int(batch.counted[:, 1:].sum())
+        nats += float(score(tensors, batch.ids, batch.weights)[1][0])
+        count += int(batch.counted.sum())
     right = asked = 0
     if source.floor is not None:
         for batch in batches(questions(source.tokenizer), rows=rows, context=config.context):
-            likeliest = np.asarray(score(tensors, batch.ids, batch.counted)[1])  # [batch, seq - 1]
-            wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted[:, 1:], axis=1)
+            likeliest = np.asarray(score(tensors, batch.ids, batch.weights)[1][1])  # [batch, seq - 1]
+            wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted, axis=1)
             real = np.any(batch.counted, axis=1)
             right, asked = right + int(np.sum(real & ~wrong)), asked + int(np.sum(real))
     return Evaluation(nats / count, source.floor, right, asked)
@@ -260,26 +285,26 @@ def evaluate_model(path: str | Path, source: Source) -> Evaluation:
     return evaluate(tensors, config, source, score=score)
 
 
-def questions(tokenizer: Tokenizer, count: int = QUESTIONS) -> list[Document]:
+def questions(tokenizer: Tokenizer, count: int = QUESTIONS) -> list[Example]:
     """Held-out conversations, each cut behind an answer that a story decides; the answer alone is counted.
 
     As each of its ids must be the likeliest after those before it, to be right throughout is what decoding at
     temperature 0 to the same answer is.
     """
-    found: list[Document] = []
+    found: list[Example] = []
     seed = 1
     while len(found) < count:
         said = messages(seed)
         for turn, message in enumerate(said):
-            if _decided_by_a_story(message):
+            if decided_by_a_story(message):
                 before, all = encode(said[:turn], tokenizer), encode(said[: turn + 1], tokenizer)
                 header = len(before.ids) + 1  # the name of the role
-                found.append(Document(all.ids, [i >= header for i in range(len(all.ids))], 0.0))
+                found.append(Example(all.ids, [float(i >= header) for i in range(len(all.ids))]))
         seed += 2
     return found[:count]
 
 
-def _decided_by_a_story(message: Message) -> bool:
+def decided_by_a_story(message: Message) -> bool:
     manners = {answer for _, answers in (*SOCIAL, *AFTERWARDS) for answer in answers}
     return message.role == "assistant" and message.nats == 0.0 and message.content not in manners
 

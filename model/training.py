@@ -24,7 +24,6 @@ from model.checkpoints.checkpoint import tensor_shapes
 from model.forward import forward
 from model.ops import XLA, Ops, Positions
 from model.params import params_of, rope_table
-from model.stories.vocabulary import Document
 from reference.config import Config
 
 EMBEDDING_STD = 0.02
@@ -33,24 +32,35 @@ LENGTHS = (*range(32, 257, 32), *range(320, 1025, 64))  # what documents are pad
 Tensors = dict[str, Array]  # weights, or their gradients, by name
 
 
+class Example(NamedTuple):
+    """A document to train on."""
+
+    ids: list[int]
+    weights: list[float]  # of the prediction of this id in the loss; 0: not counted
+
+
 class Batch(NamedTuple):
-    """Documents of similar lengths, padded at the end."""
+    """Examples of similar lengths, padded at the end."""
 
     ids: Int[np.ndarray, "batch seq"]
-    counted: Bool[np.ndarray, "batch seq"]  # whether the loss counts the prediction of this id
+    weights: Float[np.ndarray, "batch seq"]
+
+    @property
+    def counted(self) -> Bool[np.ndarray, "batch predicted"]:
+        return self.weights[:, 1:] > 0
 
 
-def batches(documents: Iterable[Document], *, rows: int, context: int) -> Iterator[Batch]:
-    """`documents` sorted by length, `rows` at a time; empty rows fill the last batch. The end of a long one is cut."""
-    ordered = sorted(documents, key=lambda document: len(document.ids))
+def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator[Batch]:
+    """`examples` sorted by length, `rows` at a time; empty rows fill the last batch. The end of a long one is cut."""
+    ordered = sorted(examples, key=lambda example: len(example.ids))
     for start in range(0, len(ordered), rows):
         part = ordered[start : start + rows]
         length = padded(min(len(part[-1].ids), context))
-        ids, counted = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)
-        for row, document in enumerate(part):
-            seq = min(len(document.ids), context)
-            ids[row, :seq], counted[row, :seq] = document.ids[:seq], document.counted[:seq]
-        yield Batch(ids, counted)
+        ids, weights = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
+        for row, example in enumerate(part):
+            seq = min(len(example.ids), context)
+            ids[row, :seq], weights[row, :seq] = example.ids[:seq], example.weights[:seq]
+        yield Batch(ids, weights)
 
 
 def padded(length: int) -> int:
@@ -88,29 +98,32 @@ def optimiser(*, lr: float, steps: int, warm_up: int, decay: float) -> optax.Gra
     rate = optax.warmup_cosine_decay_schedule(0.0, lr, warm_up, max(steps, warm_up + 1))
     return optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(rate, b1=0.9, b2=0.99, weight_decay=decay, mask=lambda t: {n: a.ndim > 1 for n, a in t.items()}),
+        optax.adamw(rate, b1=0.9, b2=0.99, weight_decay=decay, mask=lambda t: jax.tree.map(lambda a: a.ndim > 1, t)),
     )
 
 
 def summed_loss(
     tensors: Tensors,
     ids: Int[Array, "batch seq"],
-    counted: Bool[Array, "batch seq"],
+    importance: Float[Array, "batch seq"],
     *,
     config: Config,
     ops: Ops,
     dtype: np.dtype,
-) -> tuple[Float[Array, ""], Int[Array, "batch predicted"]]:
-    """Nats of all predictions that count, computed in `dtype` with sums in float32; and the likeliest ids.
+) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
+    """Nats of all predictions, each times its importance, computed in `dtype` with sums in float32.
 
-    The first id of a row has no prediction: `predicted` is seq - 1.
+    Beside them the nats of all that have an importance, as they are, and the likeliest ids. The first id of a row has
+    no prediction: `predicted` is seq - 1.
     """
     batch, seq = ids.shape
     params = params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, seq))
     cache = empty_cache(config, batch=batch, capacity=seq, dtype=dtype)
     logits = forward(params, ids, cache, config=config, ops=ops)[0][:, :-1]
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])
-    return jnp.sum(jnp.where(counted[:, 1:], nats, 0.0)), jnp.argmax(logits, axis=-1)
+    importance = importance[:, 1:]
+    plain = jnp.sum(jnp.where(importance > 0, nats, 0.0))
+    return jnp.sum(nats * importance), (plain, jnp.argmax(logits, axis=-1))
 
 
 class Step(NamedTuple):
@@ -118,15 +131,15 @@ class Step(NamedTuple):
 
     add_gradient: Callable[..., tuple[Tensors, Array]]
     update: Callable[..., tuple[Tensors, optax.OptState]]
-    score: Callable[..., tuple[Array, Array]]
+    score: Callable[..., tuple[Array, tuple[Array, Array]]]  # `summed_loss`
 
 
 def compile_step(config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype) -> Step:
     loss = partial(summed_loss, config=config, ops=ops, dtype=dtype)
 
-    def add_gradient(gradient: Tensors, nats: Array, tensors: Tensors, ids: Array, counted: Array):
+    def add_gradient(gradient: Tensors, nats: Array, tensors: Tensors, ids: Array, importance: Array):
         """`gradient` and `nats`, of batches before, with those of this one."""
-        (more, _), slopes = jax.value_and_grad(loss, has_aux=True)(tensors, ids, counted)
+        (_, (more, _)), slopes = jax.value_and_grad(loss, has_aux=True)(tensors, ids, importance)
         return jax.tree.map(jnp.add, gradient, slopes), nats + more
 
     def update(tensors: Tensors, state: optax.OptState, gradient: Tensors, count: Array):
