@@ -26,6 +26,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory) -> None:
+    """Compiled programs and histories of commands go where pytest cleans up, not to the caches of whoever runs it."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of models and tokenizers that are not ours to copy into the repository."""
