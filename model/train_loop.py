@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
-from safetensors import SafetensorError
-from safetensors.numpy import safe_open, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused, tensor_shapes
 from model.checkpoints.checks import check_model
@@ -77,11 +77,20 @@ class Recipe:
 class Source(Protocol):
     """Documents, and the tokenizer that spells them."""
 
-    tokenizer: Tokenizer
-    files: Mapping[str, bytes]  # what the model needs beside its weights
-    bos: int | None
-    eos: int | None
-    floor: float | None  # nats per counted token of the held-out documents, where it is known
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def files(self) -> Mapping[str, bytes]: ...  # what the model needs beside its weights
+
+    @property
+    def bos(self) -> int | None: ...
+
+    @property
+    def eos(self) -> int | None: ...
+
+    @property
+    def floor(self) -> float | None: ...  # nats per counted token of the held-out documents, where it is known
 
     def training(self, step: int, recipe: Recipe) -> list[Example]: ...
 
