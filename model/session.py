@@ -100,11 +100,14 @@ class Session:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         while True:
+            if interrupted():
+                yield [], "interrupted"
+                return
             if self._generations != mine:
                 raise RuntimeError("another generation has begun on this session")
             room = self._backend.capacity - len(self._ids)
-            if interrupted() or room == 0:
-                yield [], "interrupted" if room else "context"
+            if room == 0:
+                yield [], "context"
                 return
             ids, steps = self._ids, min(self._burst(), remaining, room)
             cache, began = self._take(len(ids)), perf_counter()

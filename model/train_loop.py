@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,7 @@ class Recipe:
     answers: float = 1.0  # how much more than others the tokens count that answer a question about a story
 
 
+@runtime_checkable
 class Source(Protocol):
     """Documents, and the tokenizer that spells them."""
 

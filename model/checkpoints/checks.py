@@ -35,8 +35,13 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
         chosen = config.experts_per_token
         require(1 <= chosen <= config.experts, f"{_short(chosen)} experts per token of {config.experts}")
 
-    require(SMALLEST <= config.eps <= 1 / SMALLEST, f"eps is {_short(config.eps)}, not a positive float32 number")
-    require(SMALLEST <= config.theta <= 1 / SMALLEST, f"theta is {_short(config.theta)}, not a positive float32 number")
+    require(
+        SMALLEST <= config.eps <= 1 / SMALLEST, f"eps is {_short(config.eps)}, not a positive number that float32 holds"
+    )
+    require(
+        SMALLEST <= config.theta <= 1 / SMALLEST,
+        f"theta is {_short(config.theta)}, not a positive number that float32 holds",
+    )
     match config.scaling:
         case LinearScaling(factor):
             require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
