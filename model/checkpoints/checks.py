@@ -35,13 +35,10 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
         chosen = config.experts_per_token
         require(1 <= chosen <= config.experts, f"{_short(chosen)} experts per token of {config.experts}")
 
-    require(
-        SMALLEST <= config.eps <= 1 / SMALLEST, f"eps is {_short(config.eps)}, not a positive number that float32 holds"
-    )
-    require(
-        SMALLEST <= config.theta <= 1 / SMALLEST,
-        f"theta is {_short(config.theta)}, not a positive number that float32 holds",
-    )
+    for name in ("eps", "theta"):
+        number = getattr(config, name)
+        float32_holds = SMALLEST <= number <= 1 / SMALLEST
+        require(float32_holds, f"{name} is {_short(number)}, not a positive number that float32 holds")
     match config.scaling:
         case LinearScaling(factor):
             require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
