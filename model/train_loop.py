@@ -80,21 +80,21 @@ class Source(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
-
     @property
-    def files(self) -> Mapping[str, bytes]: ...  # what the model needs beside its weights
+    def files(self) -> Mapping[str, bytes]:
+        """What the model needs beside its weights."""
+        ...
 
     @property
     def bos(self) -> int | None: ...
-
     @property
     def eos(self) -> int | None: ...
-
     @property
-    def floor(self) -> float | None: ...  # nats per counted token of the held-out documents, where it is known
+    def floor(self) -> float | None:
+        """Nats per counted token of the held-out documents, where that is known: no model's mean loss is less."""
+        ...
 
     def training(self, step: int, recipe: Recipe) -> list[Example]: ...
-
     def held_out(self) -> list[Example]: ...
 
 
@@ -206,6 +206,7 @@ def train(
     """Train, and give the directory of the model. Raises CheckpointError, one line, where a file cannot be used."""
     out = Path(out)
     check_recipe(recipe, source)
+    check_at_least_one(eval_every=eval_every, save_every=save_every)
     transform = optimiser(lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay)
     tensors = initial_tensors(recipe.config, seed=recipe.seed)
     state, begun, seconds = transform.init(tensors), 0, 0.0
@@ -256,14 +257,19 @@ def train(
 
 def check_recipe(recipe: Recipe, source: Source) -> None:
     """Raise ValueError for a number that cannot be."""
-    for name in ("steps", "batch"):
-        if getattr(recipe, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(recipe, name)}")
-    if not 0 < recipe.lr < np.inf:
-        raise ValueError(f"lr must be positive, got {recipe.lr}")
+    check_at_least_one(steps=recipe.steps, batch=recipe.batch)
+    for name, value in {"lr": recipe.lr, "answers": recipe.answers}.items():
+        if not 0 < value < np.inf:
+            raise ValueError(f"{name} must be positive, got {value}")
     if recipe.seed < 0:
         raise ValueError(f"seed must not be negative, got {recipe.seed}")
     check_model("the model to train", recipe.config, bos=source.bos, stops=_stops(source))
+
+
+def check_at_least_one(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def evaluate(tensors: Tensors, config: Config, source: Source, *, score: Callable) -> Evaluation:
@@ -273,14 +279,15 @@ def evaluate(tensors: Tensors, config: Config, source: Source, *, score: Callabl
     for batch in batches(source.held_out(), rows=rows, context=config.context):
         nats += float(score(tensors, batch.ids, batch.weights)[1][0])
         count += int(batch.counted.sum())
-    right = asked = 0
-    if source.floor is not None:
-        for batch in batches(questions(source.tokenizer), rows=rows, context=config.context):
+    asked = questions(source.tokenizer) if source.floor is not None else []
+    right = 0
+    if asked:
+        for batch in batches(asked, rows=rows, context=config.context):
             likeliest = np.asarray(score(tensors, batch.ids, batch.weights)[1][1])  # [batch, seq - 1]
             wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted, axis=1)
-            real = np.any(batch.counted, axis=1)
-            right, asked = right + int(np.sum(real & ~wrong)), asked + int(np.sum(real))
-    return Evaluation(nats / count, source.floor, right, asked)
+            whole = np.any(batch.counted, axis=1)  # not of an empty row, nor of one too long for the context
+            right += int(np.sum(whole & ~wrong))
+    return Evaluation(nats / count, source.floor, right, len(asked))
 
 
 def evaluate_model(path: str | Path, source: Source) -> Evaluation:
