@@ -368,16 +368,16 @@ def doctor(as_json: bool):
 
 @llamaspec.command()
 @click.option("--out", metavar="DIR", help="Where checkpoints go, and the model at the end, as DIR/model.")
-@click.option("--steps", type=int, default=1500, show_default=True)
-@click.option("--batch", type=int, default=32, show_default=True, help="Documents a step.")
-@click.option("--answers", type=float, default=1.0, show_default=True, help="Importance of answers about stories.")
+@click.option("--steps", type=int, default=4000, show_default=True)
+@click.option("--batch", type=int, default=16, show_default=True, help="Documents a step.")
+@click.option("--answers", type=float, default=6.0, show_default=True, help="Importance of answers about stories.")
 @click.option("--lr", type=float, default=0.004, show_default=True, help="The highest learning rate.")
-@click.option("--dim", type=int, default=192, show_default=True, help="Width of the residual stream.")
-@click.option("--layers", type=int, default=5, show_default=True)
-@click.option("--heads", type=int, default=6, show_default=True)
+@click.option("--dim", type=int, default=128, show_default=True, help="Width of the residual stream.")
+@click.option("--layers", type=int, default=10, show_default=True)
+@click.option("--heads", type=int, default=4, show_default=True)
 @click.option("--kv-heads", type=int, default=2, show_default=True)
 @click.option("--head-dim", type=int, default=32, show_default=True)
-@click.option("--ffn", type=int, default=384, show_default=True, help="Width inside the feed-forward layers.")
+@click.option("--ffn", type=int, default=256, show_default=True, help="Width inside the feed-forward layers.")
 @click.option("--context", type=int, default=1024, show_default=True, help="Tokens at most in a document.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same documents and beginning.")
 @click.option(
@@ -388,7 +388,7 @@ def doctor(as_json: bool):
     help="Of the computation; the weights that are trained are float32.",
 )
 @click.option("--remat", is_flag=True, help="Compute again what the gradient needs: less memory, more time.")
-@click.option("--eval-every", type=int, default=200, show_default=True, help="Steps between evaluations.")
+@click.option("--eval-every", type=int, default=400, show_default=True, help="Steps between evaluations.")
 @click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
 @click.option("--resume", is_flag=True, help="Go on from DIR's last checkpoint.")
 @click.option("--text", metavar="FILE", help="Train on the paragraphs of FILE, instead of the built-in stories.")
@@ -397,7 +397,8 @@ def doctor(as_json: bool):
 def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: str | None, **options: Any):
     """Train a model from nothing, on stories that it writes itself or on a text.
 
-    Checkpoints are written as it goes; a run that was killed ends, with --resume, with the same weights.
+    The defaults make the built-in model. Checkpoints are written as it goes; a run that was killed
+    ends, with --resume, with the same weights.
     """
     if (out is None) == (evaluate is None):
         raise click.UsageError("give either --out DIR or --evaluate MODEL")

@@ -227,7 +227,8 @@ def test_only_matrices_decay():
 
 def test_documents_follow_from_seed_and_step_and_none_comes_twice(stories):
     one = [tuple(example.ids) for step in range(5) for example in stories.training(step, RECIPE)]
-    again = [tuple(example.ids) for step in range(5) for example in Stories().training(step, RECIPE)]
+    anew = Stories()
+    again = [tuple(example.ids) for step in range(5) for example in anew.training(step, RECIPE)]
     other = [tuple(example.ids) for example in stories.training(0, replace(RECIPE, seed=1))]
     assert one == again
     assert len(set(one)) == len(one)
