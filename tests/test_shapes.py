@@ -1,0 +1,32 @@
+"""The published shapes, against the parameter counts that their publishers give."""
+
+import math
+
+import pytest
+
+from model.checkpoints.checkpoint import tensor_shapes
+from model.shapes import SHAPES
+
+# As Hugging Face shows them for the safetensors files; those of llama2.c summed by hand, layer by layer.
+PARAMETERS = {
+    "stories-15m": 15_191_712,
+    "stories-42m": 41_689_600,
+    "stories-110m": 109_529_856,
+    "tinyllama-1.1b": 1_100_048_384,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_the_published_number_of_parameters(name: str):
+    assert sum(math.prod(shape) for shape in tensor_shapes(SHAPES[name]).values()) == PARAMETERS[name]
+    assert SHAPES[name].heads % SHAPES[name].kv_heads == 0
+
+
+def test_the_published_shapes_are_all_there():
+    assert SHAPES.keys() == PARAMETERS.keys()
