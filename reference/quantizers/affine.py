@@ -1,0 +1,94 @@
+r"""Affine integers: the codes 0 ... N of a block are spread evenly from its smallest weight to its largest.
+
+    N = 2^bits - 1        lo = min(0, min_i w_i)        hi = max(0, max_i w_i)
+    s = (hi - lo) / N     z = rint(-lo / s)             q_i = clip(rint(w_i / s) + z, 0, N)      w_i ~ s (q_i - z)
+
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877; "asymmetric".) The range is widened to hold zero,
+and the zero point z is an integer, so that zero is exact. s is stored in float32; z and the codes are
+taken against it as stored. ONNX's QuantizeLinear and DynamicQuantizeLinear are this, ties to even
+included; AWQ and GPTQ store what this gives.
+
+Guaranteed, for weights of float32 or narrower:  |w - s (q - z)| <= s / 2 + N (2 u s + 2^-150),  u = 2^-24
+
+Half a step where no code is clipped. The zero point is rounded too, so that the grid may end up to half
+a step short of the largest weight, which is then clipped to its end: half a step again. N u s is the
+rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. Quantised weights are
+a fixed point only if they still reach both ends of the grid, which clipping and rounding may prevent.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Integer, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import finite, join, split, spread
+
+
+class Affine(NamedTuple):
+    """Codes of w's shape; scales and zero points, one for each block."""
+
+    codes: UInt8[np.ndarray, "*shape"]
+    scales: Float32[np.ndarray, "*grid"]
+    zeros: UInt8[np.ndarray, "*grid"]
+
+
+def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...]) -> Affine:
+    """Codes and zero points uint8, scales float32, one for each `block` (see `blocks`).
+
+    Raises ValueError for weights that are not finite, a block that does not divide the shape, or bits other
+    than 2 to 8.
+
+    >>> q = quantize(np.array([[-1.0, 0.0, 0.5, 2.0]]), bits=2, block=(1, 4))
+    >>> q.codes, q.scales, q.zeros
+    (array([[0, 1, 1, 3]], dtype=uint8), array([[1.]], dtype=float32), array([[1]], dtype=uint8))
+    >>> dequantize(q)
+    array([[-1.,  0.,  0.,  2.]])
+    """
+    if not 2 <= bits <= 8:
+        raise ValueError(f"affine codes have 2 to 8 bits, not {bits}")
+    highest = 2**bits - 1
+    blocks = split(finite(w), block)
+    lo = np.minimum(np.min(blocks, axis=-1), 0)
+    hi = np.maximum(np.max(blocks, axis=-1), 0)
+    scales = ((hi - lo) / highest).astype(np.float32)
+    zeros = encode(-lo, scales, np.zeros_like(lo), lowest=0, highest=highest)
+    codes = encode(blocks, scales[..., None], zeros[..., None], lowest=0, highest=highest)
+    return Affine(join(codes, block).astype(np.uint8), scales, zeros.astype(np.uint8))
+
+
+def dequantize(q: Affine) -> Float64[np.ndarray, "*shape"]:
+    """s (q - z), which float64 holds exactly."""
+    zeros, scales = (spread(a.astype(np.float64), q.codes.shape) for a in (q.zeros, q.scales))
+    return (q.codes - zeros) * scales
+
+
+def encode(
+    w: Float64[np.ndarray, "*shape"],
+    scales: Float[np.ndarray, "*#shape"],
+    zeros: Float[np.ndarray, "*#shape"],
+    *,
+    lowest: int,
+    highest: int,
+) -> Float64[np.ndarray, "*shape"]:
+    """clip(rint(w / s) + z, lowest, highest): the codes of `w` on a grid that is given. A scale of 0 gives z.
+
+    >>> encode(np.array([0.5, 1.5, 9.0]), np.array([1.0]), np.array([1.0]), lowest=0, highest=3)
+    array([1., 3., 3.])
+    """
+    divisors = np.where(scales == 0, np.inf, scales.astype(np.float64))
+    return np.clip(np.rint(w / divisors) + zeros, lowest, highest)
+
+
+def pack(codes: Integer[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
+    """8 / `bits` codes to a byte (`bits` 1, 2, 4 or 8), the first lowest."""
+    return packing.pack(codes, bits=bits)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> UInt8[np.ndarray, "*batch codes"]:
+    """The codes of `pack`.
+
+    >>> unpack(pack(np.array([15, 1], np.uint8), bits=4), bits=4)
+    array([15,  1], dtype=uint8)
+    """
+    return packing.unpack(packed, bits=bits)

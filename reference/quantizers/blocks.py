@@ -1,0 +1,69 @@
+"""Blocks: the weights that share a scale.
+
+A quantiser splits a tensor into tiles of one shape, the block, and finds a scale for each. The usual
+choices of a matrix [rows, cols] are all tiles: `(rows, cols)` one scale a tensor, `(1, cols)` one a
+channel (a row, the weights of one output), `(1, 64)` one a group of 64 along a row.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float64, Integer, Shaped
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class Quantized(NamedTuple):
+    """What most quantisers make of a tensor: a small integer for each weight, a scale for each block."""
+
+    codes: Integer[np.ndarray, "*shape"]
+    scales: Shaped[np.ndarray, "*grid"]
+
+
+def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """`w` in float64, where every quantiser begins.
+
+    Raises ValueError where there are no weights, or one is not finite or too large for float32: whatever a
+    format would make of it (its owners do not agree), the model would be broken.
+    """
+    if not w.size:
+        raise ValueError(f"a tensor of shape {w.shape} has no weights to quantise")
+    w = w.astype(np.float64)
+    wrong = ~(np.abs(w) <= FLOAT32_MAX)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(f"weights must be finite numbers of float32, but the one at {at} is {w[at]}")
+    return w
+
+
+def split(w: Shaped[np.ndarray, "*shape"], block: tuple[int, ...]) -> Shaped[np.ndarray, "*grid members"]:
+    """The tiles of `w`, each flattened. Raises ValueError unless `block` divides the shape.
+
+    >>> split(np.arange(8).reshape(2, 4), (2, 2))
+    array([[[0, 1, 4, 5],
+            [2, 3, 6, 7]]])
+    """
+    if len(block) != w.ndim or any(b < 1 or n % b for n, b in zip(w.shape, block, strict=True)):
+        raise ValueError(f"blocks of {block} do not divide a tensor of shape {w.shape}")
+    grid = tuple(n // b for n, b in zip(w.shape, block, strict=True))
+    tiles = w.reshape([n for pair in zip(grid, block, strict=True) for n in pair])
+    return np.moveaxis(tiles, range(1, 2 * w.ndim, 2), range(-w.ndim, 0)).reshape(*grid, -1)
+
+
+def join(blocks: Shaped[np.ndarray, "*grid members"], block: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
+    """The tensor that `split` made `blocks` of."""
+    grid = blocks.shape[:-1]
+    tiles = np.moveaxis(blocks.reshape(*grid, *block), range(-len(block), 0), range(1, 2 * len(block), 2))
+    return tiles.reshape([n * b for n, b in zip(grid, block, strict=True)])
+
+
+def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
+    """The scale of each weight of a tensor of `shape`.
+
+    >>> spread(np.array([[1.0, 2.0]]), (2, 4))
+    array([[1., 1., 2., 2.],
+           [1., 1., 2., 2.]])
+    """
+    for axis, (n, blocks) in enumerate(zip(shape, scales.shape, strict=True)):
+        scales = np.repeat(scales, n // blocks, axis=axis)
+    return scales

@@ -1,0 +1,76 @@
+r"""Symmetric integers: the step of a block is its largest magnitude over the largest code.
+
+    Q = 2^(bits - 1) - 1        s = max_i |w_i| / Q        q_i = rint(w_i / s)        w_i ~ s q_i
+
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with the zero point at 0; "absmax".) Zero is
+exact, the code -Q - 1 is not used, so Q(-w) = -Q(w), and the largest weight keeps its value up to the
+rounding of s. s is stored in float32 and the codes are taken against it as stored.
+
+Guaranteed, for weights of float32 or narrower:  |w - s q| <= max(s / 2, Q 2^-150)
+
+A normal s is within u = 2^-24 of its quotient, so |w| / s <= Q (1 + 2 u) and no code is clipped: half a
+step, without more, since the quotient of two float32 numbers cannot be so close to a tie that float64
+loses it. Among the denormals s is off by up to 2^-150, and the largest weights may be clipped. A group
+whose s underflows to 0 (or that is zero) has codes 0.
+
+Ties go to the even code. A float32 quotient, as a kernel has it, gives the same code unless w / s is
+within u |w / s| of a tie. While s stays normal, 2^k w has the same codes and 2^k times the scale, and
+quantised weights are a fixed point: their largest magnitude is Q s, whose quotient by Q is s again.
+"""
+
+import numpy as np
+from jaxtyping import Float, Float64, Int8, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import Quantized, finite, join, split, spread
+
+
+def largest_code(bits: int) -> int:
+    """Q above. Raises ValueError unless 2 <= bits <= 8.
+
+    >>> [largest_code(bits) for bits in (2, 4, 8)]
+    [1, 7, 127]
+    """
+    if not 2 <= bits <= 8:
+        raise ValueError(f"symmetric codes have 2 to 8 bits, not {bits}")
+    return 2 ** (bits - 1) - 1
+
+
+def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...]) -> Quantized:
+    """Codes int8 of w's shape and scales float32, one for each `block` (see `blocks`).
+
+    Raises ValueError for weights that are not finite, a block that does not divide the shape, or other bits.
+
+    >>> q = quantize(np.array([[2.54, -1.27, 0.0, 0.0]]), bits=8, block=(1, 2))
+    >>> q.codes, q.scales
+    (array([[127, -64,   0,   0]], dtype=int8), array([[0.02, 0.  ]], dtype=float32))
+    """
+    largest = largest_code(bits)
+    blocks = split(finite(w), block)
+    scales = (np.max(np.abs(blocks), axis=-1) / largest).astype(np.float32)
+    divisors = np.where(scales == 0, np.inf, scales)[..., None].astype(np.float64)
+    codes = np.rint(blocks / divisors).clip(-largest, largest)
+    return Quantized(join(codes.astype(np.int8), block), scales)
+
+
+def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
+    """s q, which float64 holds exactly.
+
+    >>> dequantize(Quantized(np.array([[127, -64]], np.int8), np.array([[0.5]], np.float32)))
+    array([[ 63.5, -32. ]])
+    """
+    return q.codes * spread(q.scales.astype(np.float64), q.codes.shape)
+
+
+def pack(codes: Int8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
+    """8 / `bits` codes to a byte (`bits` 2, 4 or 8), the first lowest, in two's complement."""
+    return packing.pack(codes, bits=bits)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> Int8[np.ndarray, "*batch codes"]:
+    """The codes of `pack`.
+
+    >>> unpack(pack(np.array([-7, 7], np.int8), bits=4), bits=4)
+    array([-7,  7], dtype=int8)
+    """
+    return packing.signed(packing.unpack(packed, bits=bits), bits=bits)

@@ -1,0 +1,46 @@
+"""Weights that quantisers find hard, the same for the tests and for makers of goldens: only the recipe is stored."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+KINDS = ("normal", "uniform", "student", "outliers", "equal", "lonely", "denormal", "zero")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An array on demand; Hypothesis prints and shrinks only what makes it."""
+
+    kind: str
+    seed: int = 0
+    exponent: int = 0  # typical magnitude is 2**exponent, except of denormals and zeros
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        """Float32, the same on every machine: a RandomState never changes what it draws.
+
+        >>> Weights("lonely", seed=1)(1, 4)
+        array([[ 0.       , -0.6117564,  0.       ,  0.       ]], dtype=float32)
+        """
+        random = np.random.RandomState(self.seed)
+        w = random.standard_normal(shape)
+        match self.kind:
+            case "normal":
+                pass
+            case "uniform":
+                w = random.uniform(-1, 1, shape)
+            case "student":  # of 2 degrees: no variance
+                w = random.standard_t(2, shape)
+            case "outliers":  # a few, 64 times larger
+                w[random.uniform(size=shape) < 1 / 32] *= 64
+            case "equal":
+                w[:] = w.flat[0]
+            case "lonely":  # zeros, and one weight in 32 or so
+                w[random.permutation(w.size).reshape(shape) % 32 != 0] = 0
+            case "denormal":
+                return (w * 100 * 2.0**-149).astype(np.float32)
+            case "zero":
+                return np.copysign(0, w).astype(np.float32)
+            case _:
+                raise ValueError(f"no weights are called {self.kind}")
+        largest = np.finfo(np.float32).max
+        return np.clip(w * 2.0**self.exponent, -largest, largest).astype(np.float32)
