@@ -1,0 +1,1 @@
+"""What is timed or compiled to see how fast it is; `results/` keeps the figures with their machine beside them."""

@@ -1,0 +1,26 @@
+"""Every kernel of the table lowers for an H200: layouts, copies and shared memory are right before a GPU sees them."""
+
+import jax
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from benchmarks.kernel_cases import REFUSED, Case, kernel_cases
+
+H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+
+
+def lower(case: Case) -> str:
+    """What XLA would be handed on an H200, as text."""
+    with use_abstract_mesh(AbstractMesh((1,), ("device",), abstract_device=H200)):
+        return jax.jit(case.function).trace(*case.arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("name", [name for name in kernel_cases() if name not in REFUSED])
+def test_a_case_of_the_table_lowers_for_an_h200(name: str):
+    assert "@mosaic_gpu" in lower(kernel_cases()[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_kernel_refuses_is_written_down(name: str):
+    with pytest.raises(ValueError, match=REFUSED[name]):
+        lower(kernel_cases()[name])
