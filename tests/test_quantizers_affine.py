@@ -208,7 +208,7 @@ def test_refusals(quantize, w, block, bits, message):
 @pytest.mark.parametrize(
     ("codes", "bits", "message"),
     [
-        ([1, 2, 3], 4, "3 codes of 4 bits do not fill whole bytes"),
+        ([1, 2, 3], 4, "3 codes of 4 bits do not fill runs of 1 bytes"),
         ([16, 0], 4, "codes from 0 to 16 do not fit 4 bits"),
         ([-9, 0], 4, "codes from -9 to 0 do not fit 4 bits"),
         ([0, 0], 3, "codes of 1, 2, 4 or 8 bits can be packed, not of 3"),

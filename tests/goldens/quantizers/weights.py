@@ -39,7 +39,7 @@ class Weights:
             case "denormal":
                 return (w * 100 * 2.0**-149).astype(np.float32)
             case "zero":
-                return np.copysign(0, w).astype(np.float32)
+                return np.zeros(shape, np.float32)
             case _:
                 raise ValueError(f"no weights are called {self.kind}")
         largest = np.finfo(np.float32).max

@@ -1,0 +1,225 @@
+r"""ggml's blocks of 32 weights in equal steps: Q8_0, Q4_0, Q5_0, Q4_1, Q5_1 (https://github.com/ggml-org/ggml).
+
+Consecutive weights of a row share a scale d, and in the types that end in _1 a minimum m, in float16:
+
+            d                            code, b bits                                      weight
+    Q8_0    max |w| / 127                round(w / d)                                      d q
+    Qb_0    w* / -2^(b-1)                min(2^b - 1, floor(w / d + 2^(b-1) + 1/2))        d (q - 2^(b-1))
+    Qb_1    (max w - m) / (2^b - 1)      min(2^b - 1, floor((w - m) / d + 1/2))            d q + m,  m = min w
+
+w* is the weight of largest magnitude, the first of them, with its sign: it gets code 0, which has no
+counterpart at the other end. So Qb_0 is not odd in w, and neither 0 nor the range is special to Qb_1.
+
+The codes are bit for bit those of ggml's C. It computes in float32 and multiplies by fl(1 / d), where d
+is not yet rounded to float16; `round` takes ties away from zero. Where d is so small that 1 / d
+overflows, d is 0 in float16 and the codes are 0, which x86 makes of an infinite integer.
+
+Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d, 2^-25), the same for m:
+
+    |w - w^|  <=  step + |q| |d' - d| + |m' - m| + 2^-120        q as it multiplies d
+    step = (1/2 + 2^-14) d, but (1 + 2^-14) d in Qb_0 for what lies opposite w*, clipped to the last code
+
+2^-14 d stands for at most four roundings in float32 of numbers up to 127; 2^-120 for an overflow of 1 / d.
+Below about 2^-25 d' is 0 and so are all weights of the block; a d beyond float16, 65504, is refused.
+Quantised weights are no fixed point: d would be rounded to float16 again from a largest code that need not
+be the last one.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float16, Float32, Float64, Integer, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import finite
+
+BLOCK = 32
+
+
+class Blocks(NamedTuple):
+    """Codes, scales d and minima m (0 where a type has none)."""
+
+    codes: Integer[np.ndarray, "*batch blocks 32"]
+    scales: Float16[np.ndarray, "*batch blocks"]
+    minima: Float16[np.ndarray, "*batch blocks"]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Q8_0: codes from -127 to 127.
+
+    >>> q = Q8_0.quantize(np.eye(1, 32))
+    >>> q.codes[0, 0, :2], q.scales
+    (array([127,   0], dtype=int8), array([[0.00787]], dtype=float16))
+    """
+
+    weights = BLOCK
+    bytes = 34
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Blocks:
+        blocks = in_blocks(w, BLOCK)
+        d = np.max(np.abs(blocks), axis=-1) / np.float32(127)
+        codes = round_away(times_reciprocal(blocks, d)).astype(np.int8)
+        return Blocks(codes, in_float16(d), np.zeros(d.shape, np.float16))
+
+    def dequantize(self, q: Blocks) -> Float64[np.ndarray, "*batch cols"]:
+        return in_rows(q.codes * q.scales.astype(np.float64)[..., None])
+
+    def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
+        """d, then a byte a code."""
+        return np.concatenate([bytes_of(q.scales), q.codes.astype(np.int8).view(np.uint8)], axis=-1)
+
+    def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
+        scales = float16_at(packed, 0)
+        return Blocks(packed[..., 2:].view(np.int8), scales, np.zeros_like(scales))
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Q4_0 and Q5_0: codes from 0 to 2^bits - 1, the middle one for zero.
+
+    >>> Q4_0.dequantize(Q4_0.quantize(np.array([[-8.0, 8.0, 2.4, 2.5] * 8])))[0, :4]
+    array([-8.,  7.,  2.,  3.])
+    """
+
+    bits: int
+
+    weights = BLOCK
+
+    @property
+    def bytes(self) -> int:
+        return 2 + BLOCK * self.bits // 8
+
+    @property
+    def zero(self) -> int:
+        return 1 << self.bits - 1
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Blocks:
+        blocks = in_blocks(w, BLOCK)
+        d = largest(blocks) / np.float32(-self.zero)
+        codes = times_reciprocal(blocks, d, offset=self.zero + 0.5).astype(np.uint8)
+        codes = np.minimum(codes, 2**self.bits - 1)
+        return Blocks(codes, in_float16(d), np.zeros(d.shape, np.float16))
+
+    def dequantize(self, q: Blocks) -> Float64[np.ndarray, "*batch cols"]:
+        return in_rows((q.codes.astype(np.float64) - self.zero) * q.scales[..., None])
+
+    def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
+        """d, the fifth bits where there are any, code j and code j + 16 in the low and high half of a byte."""
+        return np.concatenate([bytes_of(q.scales), pack_codes(q.codes, self.bits)], axis=-1)
+
+    def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
+        scales = float16_at(packed, 0)
+        return Blocks(unpack_codes(packed[..., 2:], self.bits), scales, np.zeros_like(scales))
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Q4_1 and Q5_1: codes from 0 to 2^bits - 1, from the smallest weight to the largest.
+
+    >>> Q4_1.dequantize(Q4_1.quantize(np.array([[-1.0, 14.0, 5.4, 5.5] * 8])))[0, :4]
+    array([-1., 14.,  5.,  6.])
+    """
+
+    bits: int
+
+    weights = BLOCK
+
+    @property
+    def bytes(self) -> int:
+        return 4 + BLOCK * self.bits // 8
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Blocks:
+        blocks = in_blocks(w, BLOCK)
+        m = np.min(blocks, axis=-1) + np.float32(0)  # without the sign of -0
+        with np.errstate(over="ignore"):  # refused below
+            d = (np.max(blocks, axis=-1) - m) / np.float32(2**self.bits - 1)
+            scales, minima = in_float16(d), in_float16(m)
+        codes = times_reciprocal(blocks - m[..., None], d, offset=0.5).astype(np.uint8)
+        return Blocks(np.minimum(codes, 2**self.bits - 1), scales, minima)
+
+    def dequantize(self, q: Blocks) -> Float64[np.ndarray, "*batch cols"]:
+        d, m = (a.astype(np.float64)[..., None] for a in (q.scales, q.minima))
+        return in_rows(d * q.codes + m)
+
+    def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
+        """d, m, then the codes as in Qb_0."""
+        return np.concatenate([bytes_of(q.scales), bytes_of(q.minima), pack_codes(q.codes, self.bits)], axis=-1)
+
+    def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
+        return Blocks(unpack_codes(packed[..., 4:], self.bits), float16_at(packed, 0), float16_at(packed, 2))
+
+
+def in_blocks(w: Float[np.ndarray, "*batch cols"], block: int) -> Float32[np.ndarray, "*batch blocks block"]:
+    """Finite weights in float32, in which ggml computes. Raises ValueError unless `block` divides the rows."""
+    if w.shape[-1] % block:
+        raise ValueError(f"rows of {w.shape[-1]} weights are no whole blocks of {block}")
+    return finite(w).astype(np.float32).reshape(*w.shape[:-1], -1, block)
+
+
+def in_rows(blocks: Float64[np.ndarray, "*batch blocks block"]) -> Float64[np.ndarray, "*batch cols"]:
+    return blocks.reshape(*blocks.shape[:-2], -1)
+
+
+def largest(blocks: Float32[np.ndarray, "*batch block"]) -> Float32[np.ndarray, "*batch"]:
+    """w*: what is largest in magnitude, the first of equals, with its sign; of zeros, 0."""
+    at = np.argmax(np.abs(blocks), axis=-1, keepdims=True)
+    return np.take_along_axis(blocks, at, axis=-1)[..., 0] + np.float32(0)
+
+
+def times_reciprocal(
+    w: Float32[np.ndarray, "*batch block"], d: Float32[np.ndarray, "*batch"], *, offset: float = 0.0
+) -> Float32[np.ndarray, "*batch block"]:
+    """w fl(1 / d) + offset in float32; 0 where 1 / d overflows, and `offset` where d is 0."""
+    with np.errstate(divide="ignore", over="ignore"):
+        reciprocal = np.where(d == 0, 0, 1 / d)[..., None]
+    usable = np.isfinite(reciprocal)
+    return np.where(usable, w * np.where(usable, reciprocal, 0) + np.float32(offset), 0)
+
+
+def round_away(x: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
+    """C's roundf: ties away from zero.
+
+    >>> round_away(np.array([0.5, -0.5, 0.49999997, 2.5], np.float32))
+    array([ 1., -1.,  0.,  3.], dtype=float32)
+    """
+    whole = np.trunc(x)
+    return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(np.float32)
+
+
+def in_float16(x: Float32[np.ndarray, "*shape"]) -> Float16[np.ndarray, "*shape"]:
+    """`x` as it is stored. Raises ValueError where float16 would make it infinite."""
+    with np.errstate(over="ignore"):
+        stored = x.astype(np.float16)
+    if not np.isfinite(stored).all():
+        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, and float16 ends at 65504")
+    return stored
+
+
+def pack_codes(codes: Integer[np.ndarray, "*batch 32"], bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
+    """Fifth bits, code j in bit j; then the low four bits, code j beside code j + 16."""
+    codes = codes.astype(np.uint8)
+    nibbles = packing.pack(codes & np.uint8(15), bits=4, stride=BLOCK // 2)
+    return nibbles if bits == 4 else np.concatenate([packing.pack(codes >> 4, bits=1), nibbles], axis=-1)
+
+
+def unpack_codes(packed: UInt8[np.ndarray, "*batch bytes"], bits: int) -> UInt8[np.ndarray, "*batch 32"]:
+    codes = packing.unpack(packed[..., -BLOCK // 2 :], bits=4, stride=BLOCK // 2)
+    return codes if bits == 4 else codes | packing.unpack(packed[..., :4], bits=1) << 4
+
+
+def bytes_of(x: Float16[np.ndarray, "*batch"]) -> UInt8[np.ndarray, "*batch 2"]:
+    """Little-endian, whatever the machine."""
+    return x.astype("<f2")[..., None].view(np.uint8)
+
+
+def float16_at(packed: UInt8[np.ndarray, "*batch bytes"], at: int) -> Float16[np.ndarray, "*batch"]:
+    return packed[..., at : at + 2].copy().view("<f2")[..., 0].astype(np.float16)
+
+
+Q8_0 = Bytes()
+Q4_0 = Signed(bits=4)
+Q5_0 = Signed(bits=5)
+Q4_1 = Shifted(bits=4)
+Q5_1 = Shifted(bits=5)

@@ -1,0 +1,146 @@
+r"""ggml's blocks of 32 four-bit codes for unequal steps: IQ4_NL and MXFP4.
+
+    w ~ d v_q        IQ4_NL  v = -127, -104, ..., 113 (`IQ4_NL_LEVELS`), d in float16
+                     MXFP4   v = 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives (e2m1), d = 2^(e - 127), a byte
+
+IQ4_NL's levels lie closer around zero, where weights are more frequent. Nothing says which d is best, so
+ggml searches: for every start d_t = w* / (t - 127), t = -7 ... 7, and w* / 127, w* the weight of largest
+magnitude, it takes the nearest levels v and then the d that fits those best,
+
+    d = sum_i w_i^3 v_i / sum_i w_i^2 v_i^2        which minimises sum_i w_i^2 (w_i - d v_i)^2
+
+and keeps the first d whose sum is the smallest. The codes are then taken against d, before it is rounded
+to float16: the nearest level, the upper on a tie. Sums are in float32, in order, as in its C.
+
+MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(log2(max |w|)) + 125 with log2
+in float32, which says 2^k a little below it already; the nearest level, the smaller on a tie (the OCP
+rounds to even), and no -0. Below 2^-125, where C leaves open what e becomes, it is 0 here.
+
+Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4),  where max |w| < 8 d. The steps double twice, from d / 2 to
+2 d, and what lies between 6 d and 8 d is clipped. Guaranteed for IQ4_NL: every level is the nearest to w / d, up to
+float32's roundings; how large d is, no formula says. Neither is odd in w, nor is IQ4_NL a fixed point; MXFP4 is.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.ggml_blocks import (
+    BLOCK,
+    bytes_of,
+    float16_at,
+    in_blocks,
+    in_float16,
+    in_rows,
+    largest,
+)
+
+IQ4_NL_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+E2M1_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+SMALLEST = np.float32(1e-15)  # blocks that stay below are zero to ggml's search
+
+
+@dataclass(frozen=True)
+class NonLinear:
+    """IQ4_NL.
+
+    >>> q = IQ4_NL.quantize(np.array([[-127.0, 113.0, 1.0, 0.0] * 8]))
+    >>> q.codes[0, 0, :4], q.scales
+    (array([ 0, 15,  8,  8], dtype=uint8), array([[1.]], dtype=float16))
+    """
+
+    weights = BLOCK
+    bytes = 18
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
+        blocks = in_blocks(w, BLOCK)
+        first = largest(blocks)
+        in_float16(first / np.float32(127))  # refused before anything overflows
+        zero = np.abs(first) < SMALLEST
+        first = np.where(zero, 1, first)
+        along, across = _sums(blocks, 1 / (first / np.float32(127)))
+        d = along / np.where(across == 0, 1, across)
+        with np.errstate(over="ignore"):
+            best = d * along  # what d takes off the sum of squares
+        for t in range(-7, 8):
+            along, across = _sums(blocks, np.float32(t - 127) / first)
+            fit = along / np.where(across == 0, 1, across)
+            with np.errstate(over="ignore"):  # from weights of about 10^5 on nothing is better than infinity
+                better = (across > 0) & (along * along > best * across)
+                d, best = np.where(better, fit, d), np.where(better, fit * along, best)
+        d = np.where(zero, 0, d)
+        reciprocal = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d))
+        return Quantized(nearest_level(blocks * reciprocal[..., None]).astype(np.uint8), in_float16(d))
+
+    def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
+        return in_rows(IQ4_NL_LEVELS[q.codes] * q.scales.astype(np.float64)[..., None])
+
+    def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
+        """d, then code j and code j + 16 in the low and high half of a byte."""
+        return np.concatenate([bytes_of(q.scales), packing.pack(q.codes, bits=4, stride=16)], axis=-1)
+
+    def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
+        return Quantized(packing.unpack(packed[..., 2:], bits=4, stride=16), float16_at(packed, 0))
+
+
+@dataclass(frozen=True)
+class Microscaling:
+    """MXFP4.
+
+    >>> q = MXFP4.quantize(np.array([[6.0, -0.25, 0.75, -2.6] * 8]))
+    >>> q.codes[0, 0, :4], q.scales
+    (array([ 7,  0,  1, 13], dtype=uint8), array([[127]], dtype=uint8))
+    """
+
+    weights = BLOCK
+    bytes = 17
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
+        blocks = in_blocks(w, BLOCK)
+        top = np.max(np.abs(blocks), axis=-1).astype(np.float64)
+        exponents = np.floor(np.log2(np.where(top == 0, 1, top)).astype(np.float32)) + 125
+        exponents = np.where(top == 0, 0, np.maximum(exponents, 0)).astype(np.uint8)
+        magnitudes = np.abs(blocks) / _power(exponents)[..., None]
+        codes = np.searchsorted((E2M1_LEVELS[1:] + E2M1_LEVELS[:-1]) / 2, magnitudes, side="left")
+        return Quantized((codes + 8 * ((codes > 0) & (blocks < 0))).astype(np.uint8), exponents)
+
+    def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
+        levels = np.concatenate([E2M1_LEVELS, -E2M1_LEVELS])
+        return in_rows(levels[q.codes] * _power(q.scales)[..., None])
+
+    def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
+        """e, then code j and code j + 16 in the low and high half of a byte."""
+        return np.concatenate([q.scales[..., None], packing.pack(q.codes, bits=4, stride=16)], axis=-1)
+
+    def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
+        return Quantized(packing.unpack(packed[..., 1:], bits=4, stride=16), packed[..., 0])
+
+
+def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
+    """The index of the level of IQ4_NL that is nearest to `x`, the upper of two.
+
+    >>> nearest_level(np.array([-4.6, -4.5, 7.0], np.float32))
+    array([7, 8, 9])
+    """
+    return np.searchsorted((IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]) / 2, x, side="right")
+
+
+def _sums(
+    blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
+) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
+    """sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, one term after the other."""
+    levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
+    terms = blocks * blocks * levels
+    along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))
+    return along, across
+
+
+def _power(exponents: UInt8[np.ndarray, "*batch"]) -> Float64[np.ndarray, "*batch"]:
+    return np.ldexp(1.0, exponents.astype(np.int32) - 127)
+
+
+IQ4_NL = NonLinear()
+MXFP4 = Microscaling()

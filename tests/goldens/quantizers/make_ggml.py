@@ -1,0 +1,135 @@
+"""Write ggml.json: blocks that ggml's C makes of weights, and what it and gguf read from blocks of random bytes.
+
+    python -m tests.goldens.quantizers.make_ggml
+
+from the root of the repository, in an environment of its own (Python 3.11):
+
+    pip install numpy gguf llama-cpp-python
+
+Where the Python package gguf can quantise too, it must agree with the C, byte for byte. Bytes are in base64.
+"""
+
+import base64
+import ctypes
+import json
+import platform
+import zlib
+from importlib import metadata, resources
+from pathlib import Path
+
+import numpy as np
+
+from tests.goldens.quantizers.weights import Weights
+
+COMMAND = "python -m tests.goldens.quantizers.make_ggml"
+COLS = 256
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0")
+SUPERBLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+PYTHON_QUANTISES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
+CASES = [
+    *(Weights(kind, seed=1) for kind in ("normal", "uniform", "student", "outliers", "equal", "lonely", "zero")),
+    Weights("denormal", seed=2),
+    Weights("normal", seed=3, exponent=-20),
+    Weights("normal", seed=3, exponent=-12),
+    Weights("normal", seed=3, exponent=12),
+]
+LARGE = Weights("normal", seed=3, exponent=20)  # beyond the scales of most types
+UNDEFINED = [("MXFP4", "denormal")]  # a negative float becomes an unsigned byte
+
+
+class Ggml:
+    """The functions of libggml that llama-cpp-python ships."""
+
+    def __init__(self):
+        import gguf  # pyright: ignore[reportMissingImports]
+        import llama_cpp  # pyright: ignore[reportMissingImports]
+
+        self.gguf = gguf
+        folder = resources.files(llama_cpp)
+        self.c = ctypes.CDLL(str(folder / "lib" / "libggml-base.so"))
+        self.c.ggml_quantize_chunk.restype = ctypes.c_size_t
+        self.versions = {"llama_cpp_python": llama_cpp.__version__, "gguf": metadata.version("gguf")}
+
+    def type(self, name: str):
+        return self.gguf.GGMLQuantizationType[name]
+
+    def quantize(self, w: np.ndarray, name: str) -> bytes:
+        block, size = self.gguf.GGML_QUANT_SIZES[self.type(name)]
+        assert w.dtype == np.float32 and w.flags.c_contiguous and w.shape[-1] % block == 0
+        out = np.zeros(w.size // block * size, np.uint8)
+        rows = w.reshape(-1, w.shape[-1])
+        written = self.c.ggml_quantize_chunk(
+            ctypes.c_int(self.type(name)),
+            w.ctypes.data_as(ctypes.c_void_p),
+            out.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int64(0),
+            ctypes.c_int64(len(rows)),
+            ctypes.c_int64(rows.shape[1]),
+            None,
+        )
+        assert written == out.size
+        return out.tobytes()
+
+    def dequantize(self, blocks: np.ndarray, name: str) -> np.ndarray:
+        block, size = self.gguf.GGML_QUANT_SIZES[self.type(name)]
+        out = np.zeros(blocks.size // size * block, np.float32)
+        convert = getattr(self.c, "dequantize_row_" + name.lower().replace("_k", "_K"))
+        convert(blocks.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(out.size))
+        return out
+
+    def in_python(self, w: np.ndarray, name: str) -> bytes:
+        with np.errstate(all="ignore"):
+            return self.gguf.quants.quantize(w, self.type(name)).tobytes()
+
+    def read_in_python(self, blocks: np.ndarray, name: str) -> np.ndarray:
+        return self.gguf.quants.dequantize(blocks, self.type(name))
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def key(weights: Weights) -> str:
+    return f"{weights.kind} {weights.seed} {weights.exponent}"
+
+
+def random_blocks(name: str, size: int, count: int) -> np.ndarray:
+    """Any bytes, but scales and minima that are finite numbers of float16, both normal and not."""
+    random = np.random.RandomState(zlib.crc32(name.encode()))
+    blocks = random.randint(0, 256, (count, size)).astype(np.uint8)
+    at = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K": [0, 2]}
+    at |= {"Q3_K": [108], "Q6_K": [208], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": []}
+    for place in at.get(name, [0]):
+        halves = (random.standard_normal(count) * 2.0 ** random.randint(-20, 8, count)).astype(np.float16)
+        blocks[:, place : place + 2] = halves[:, None].view(np.uint8)
+    return blocks
+
+
+def main() -> None:
+    ggml = Ggml()
+    quantized: dict[str, dict[str, str]] = {}
+    dequantized: dict[str, dict[str, str]] = {}
+    for name in TYPES + SUPERBLOCKS:
+        cases = CASES if name in TYPES else CASES[:4]
+        cases = [*cases, LARGE] if name in ("Q8_0", "MXFP4") else cases
+        quantized[name] = {}
+        for weights in cases:
+            w = weights(1, COLS)
+            blocks = ggml.quantize(w, name)
+            if (name, weights.kind) in UNDEFINED:
+                continue
+            if name in PYTHON_QUANTISES:
+                assert ggml.in_python(w, name) == blocks, (name, weights)
+            quantized[name][key(weights)] = text(blocks)
+        block, size = ggml.gguf.GGML_QUANT_SIZES[ggml.type(name)]
+        blocks = random_blocks(name, size, COLS // block)
+        read = ggml.dequantize(blocks, name)
+        assert np.array_equal(read, ggml.read_in_python(blocks, name).ravel()), name
+        dequantized[name] = {"blocks": text(blocks.tobytes()), "weights": text(read.astype("<f4").tobytes())}
+    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__, **ggml.versions}
+    goldens = {"made": made, "cols": COLS, "quantized": quantized, "dequantized": dequantized}
+    (Path(__file__).parent / "ggml.json").write_text(json.dumps(goldens, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
