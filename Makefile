@@ -2,12 +2,14 @@
 # make story   tell a story (MODEL=, TOKENIZER=)
 # make test    the tests
 # make lint    format, lint, types
+# make test-jax011        the tests of the kernels, on the oldest jax that they run on
+# make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
 # make ci      all of it, as .ci/run does
 
 BIN := .venv/bin
 COMPLETE := .venv/.complete
 
-.PHONY: setup python story test lint ci
+.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 ci
 
 setup: $(COMPLETE)
 	@:  # a recipe, or make would say that there is nothing to do
@@ -41,4 +43,16 @@ lint: $(COMPLETE)
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 
-ci: lint test
+test-jax011:
+	@.ci/setup "$(PYTHON)" jax011
+	@.venv-jax011/bin/python -m pytest -q -n 2 tests/kernels $(ARGS)
+
+# In environments of their own: beside the plugin, the interpreter that the tests run kernels in aborts at random.
+test-gpu-compile test-gpu-compile-jax011: test-%:
+	@.ci/setup "$(PYTHON)" $*; case $$? in \
+	    0) .venv-$*/bin/python -m benchmarks.gpu_compile $(if $(findstring jax011,$*),--no-keep) $(ARGS) ;; \
+	    75) echo "test-$*: skipped, since jax's CUDA plugin cannot be installed here" >&2 ;; \
+	    *) exit 1 ;; \
+	esac
+
+ci: lint test test-jax011 test-gpu-compile

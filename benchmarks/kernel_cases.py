@@ -4,7 +4,7 @@ It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 
 A kernel joins it with a function of a model's config and a dtype, named in `OPS`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -23,14 +23,12 @@ DTYPES = (FLOAT32, BFLOAT16)
 
 
 class Limits(NamedTuple):
-    """What the compiler may make of a kernel: no worse than what was measured when it was designed."""
+    """What the compiler may make of a kernel: no worse than what was seen when it was designed."""
 
     registers: int = 255  # a thread
     instructions: float | None = None  # of a thread, per weight, in the main loop
-    wgmma: bool = False  # its products are meant for the tensor cores
-
-
-NO_LIMITS = Limits()
+    eager: bool = True  # loads weights while the kernel before it still runs
+    wgmma: bool = False  # leaves its products to the tensor cores
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,9 @@ class Case:
     dtype: str
     function: Callable[..., Any]
     arrays: tuple[jax.ShapeDtypeStruct, ...]
+    kernels: Mapping[str, Limits]  # that it consists of
     bits: float = 0  # of a weight in memory; 0: it has none
-    limits: Limits = NO_LIMITS
+    donated: tuple[int, ...] = ()  # arrays that are updated in place
     models: tuple[str, ...] = ()  # that have it
 
     @property
@@ -68,14 +67,18 @@ def gemv_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
     """Output projection and down projection with their residual, and the LM head with the last norm."""
 
     def case(rows: int, cols: int, batch: int, *, head: bool = False) -> Case:
-        limits = _GEMV.get((dtype, tile_for("gemv", rows, cols, dtype).rows), NO_LIMITS) if batch == 1 else NO_LIMITS
+        tile = tile_for("gemv", rows, cols, dtype)
+        limits = Limits(96, 5.0) if head else _GEMV[dtype, tile.rows] if batch == 1 else Limits()
         w, x, norm = array(rows, cols, dtype=dtype), array(batch, cols, dtype=dtype), array(cols, dtype=dtype)
-        residual = array(batch, rows, dtype=dtype)
-        op, shape = "gemv", f"{rows}x{cols}" + f" x{batch}" * (batch > 1)
-        if head:
-            function = partial(_normed_gemv, eps=config.eps)
-            return Case(f"{op} norm", shape, dtype.name, function, (w, x, norm), dtype.itemsize * 8, Limits(96, 5.0))
-        return Case(f"{op} residual", shape, dtype.name, _gemv_residual, (w, x, residual), dtype.itemsize * 8, limits)
+        return Case(
+            op="gemv norm" if head else "gemv residual",
+            shape=f"{rows}x{cols}" + f" x{batch}" * (batch > 1),
+            dtype=dtype.name,
+            function=partial(_normed_gemv, eps=config.eps) if head else _gemv_residual,
+            arrays=(w, x, norm) if head else (w, x, array(batch, rows, dtype=dtype)),
+            kernels={"gemv": limits},
+            bits=dtype.itemsize * 8,
+        )
 
     for batch in _batches(config):
         yield case(config.dim, config.heads * config.head_dim, batch)

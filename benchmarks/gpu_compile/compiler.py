@@ -1,0 +1,64 @@
+"""Compile any function for an H200, on a machine without a GPU. Needs the CUDA plugin of jax; needs no CUDA.
+
+The compiler's own tools come from wheels: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm, which jax
+finds there by itself. jax 0.11.2 to 0.12.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# Before jax is imported: there is no device to look for, and the plugin's libraries (cuDNN and the like) need not be
+# there.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.gpu_compile.h200 import TARGET
+from benchmarks.gpu_compile.kernel import read_kernels
+from benchmarks.gpu_compile.program import Program, launches
+from benchmarks.kernel_cases import kernel_cases
+
+
+@cache
+def _mesh() -> Mesh:
+    topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
+    return topologies.make_mesh(topology, (1,), ("device",))
+
+
+def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Program:
+    """Lower and compile `function` for these shapes; `arguments` are pytrees of arrays or of their shapes."""
+    mesh = _mesh()
+    placed = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed), arguments)
+    with TemporaryDirectory(prefix="gpu-compile-") as folder:
+        os.environ["MOSAIC_GPU_DUMP_TO"] = folder
+        start = time.perf_counter()
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            lowered = jax.jit(function, donate_argnums=donate).lower(*shapes)
+        lowered_at = time.perf_counter()
+        compiled = lowered.compile()
+        compiled_at = time.perf_counter()
+        memory, hlo = compiled.memory_analysis(), compiled.as_text()
+        assert memory and hlo
+        return Program(
+            launches=tuple(launches(hlo)),
+            kernels=tuple(read_kernels(Path(folder))),
+            temp=memory.temp_size_in_bytes,
+            aliased=memory.alias_size_in_bytes,
+            lower_seconds=lowered_at - start,
+            compile_seconds=compiled_at - lowered_at,
+        )
+
+
+def compile_case(name: str) -> Program:
+    """Compile a case of the kernel table."""
+    case = kernel_cases()[name]
+    return compile_for_h200(case.function, *case.arrays, donate=case.donated)

@@ -1,0 +1,81 @@
+"""What must hold of a compiled kernel, and of a compiled decode step. A gate that fails is one line."""
+
+from collections.abc import Iterator
+
+from benchmarks.gpu_compile.kernel import Kernel
+from benchmarks.gpu_compile.program import Program
+from benchmarks.kernel_cases import Case, Limits
+
+LARGE = 1 << 20  # bytes: a copy that costs as much time as a kernel
+STEP_TEMP = 32 << 20  # bytes
+STEP_SECONDS = 20.0  # to lower and compile 32 layers
+KERNELS_A_LAYER = 6
+
+
+def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
+    """Of a thread, in the main loop; None where there is no loop or what it reads are no weights."""
+    if not (bits and kernel.refilled and kernel.loop):
+        return None
+    return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)
+
+
+def broken_by(case: Case, program: Program) -> Iterator[str]:
+    """What is wrong with a case of the kernel table."""
+    compiled = {kernel.name for kernel in program.kernels}
+    if compiled != case.kernels.keys():
+        yield f"compiled {_listed(compiled)} where {_listed(case.kernels)} were due"
+    for kernel in program.kernels:
+        limits = case.kernels.get(kernel.name, Limits())
+        yield from (f"{kernel.name}: {wrong}" for wrong in _broken_by_kernel(kernel, limits, bits=case.bits))
+    yield from _large_copies(program)
+
+
+def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterator[str]:
+    if kernel.spilled:
+        yield f"spills {kernel.spilled} bytes a thread"
+    # A short row is unrolled, and takes the registers that it takes.
+    if kernel.loop and kernel.registers > limits.registers:
+        yield f"{kernel.registers} registers where {limits.registers} are allowed"
+    per_weight = instructions_per_weight(kernel, bits)
+    # The limits are stated to one decimal.
+    if limits.instructions is not None and per_weight is not None and round(per_weight, 1) > limits.instructions:
+        yield f"{per_weight:.2f} instructions a weight where {limits.instructions} are allowed"
+    if bits and kernel.narrow:
+        yield f"{kernel.narrow} loads of less than 128 bits from global memory in the main loop"
+    if limits.wgmma and not kernel.wgmma:
+        yield "no wgmma in the main loop"
+    if not kernel.waits:
+        yield "does not wait for the kernel before it"
+    elif bits and limits.eager and not kernel.eager:
+        yield "loads nothing before it waits for the kernel before it"
+
+
+def broken_by_step(short: Program, whole: Program, *, layers: tuple[int, int], cache: int) -> Iterator[str]:
+    """What is wrong with a decode step, compiled with fewer layers and with all of them.
+
+    `cache` is how many bytes of the whole step's arguments are to be updated in place. The difference of the two is
+    what a layer launches, without what comes before and after the layers.
+    """
+    few, all_of_them = layers
+    a_layer = (len(whole.launches) - len(short.launches)) / (all_of_them - few)
+    if a_layer > KERNELS_A_LAYER:
+        yield f"{a_layer:g} kernels a layer where {KERNELS_A_LAYER} are allowed"
+    if not any(launch.ours for launch in whole.launches):
+        yield "none of our kernels"
+    yield from _large_copies(whole)
+    if whole.aliased < cache:
+        yield f"{whole.aliased} of {cache} bytes of the cache are updated in place"
+    if whole.temp >= STEP_TEMP:
+        yield f"{whole.temp} bytes of temporary memory where less than {STEP_TEMP} are allowed"
+    if whole.seconds > (allowed := STEP_SECONDS * max(1, all_of_them / 32)):
+        yield f"{whole.seconds:.0f} s to lower and compile {all_of_them} layers where {allowed:.0f} s are allowed"
+
+
+def _large_copies(program: Program) -> Iterator[str]:
+    for launch in program.launches:
+        if not launch.ours and launch.bytes >= LARGE:
+            yield f"{launch.kind} writes {launch.bytes} bytes beside our kernels"
+
+
+def _listed(names) -> str:
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,110 @@
+"""The facts of one kernel, from the files that Mosaic GPU writes beside its compilation (`MOSAIC_GPU_DUMP_TO`)."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu_compile import sass
+
+_PTXAS = re.compile(
+    r"Function properties for (?P<entry>\w+)\s+"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\s+"
+    r"ptxas info\s+: Used (?P<registers>\d+) registers"
+)
+_LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dynamic_shared_memory_size (%\S+)")
+_CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
+_EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the compiler made of one kernel."""
+
+    name: str
+    registers: int  # a thread
+    spilled: int  # bytes a thread
+    shared: int  # bytes a thread block
+    threads: int  # a thread block
+    blocks: int
+    prefetched: int  # bytes that the copy engine is asked for before the main loop
+    refilled: int  # bytes that it is asked for in each turn of a loop
+    loop: int  # instructions of the main loop
+    instructions: int
+    wgmma: int  # products for the tensor cores in the main loop
+    narrow: int  # loads from global memory of less than 128 bits in the main loop
+    waits: bool  # for the kernel before it: programmatic dependent launch
+    eager: bool  # loads something before that
+
+
+def read_kernels(folder: Path) -> list[Kernel]:
+    """Every kernel that was compiled while the compiler wrote to this folder."""
+    return [_read_kernel(path) for path in sorted(folder.glob("*.ptxas"))]
+
+
+def _read_kernel(path: Path) -> Kernel:
+    # "gemv_3.ptxas": the name of the kernel and a number of the process
+    dump = path.stem
+    compiled = _PTXAS.search(path.read_text())
+    assert compiled, f"no figures in {path}"
+    layouts = path.with_name(f"{dump}.after_layout_inference.txt").read_text()
+    blocks, threads, shared = launch(layouts)
+    prefetched, refilled = copied(layouts)
+    code = sass.read(path.with_name(f"{dump}.sass_ctrl").read_text())
+    loop = code.main_loop()
+    wait = next(code.find("ACQBULK"), None)
+    return Kernel(
+        name=dump.rpartition("_")[0],
+        registers=int(compiled["registers"]),
+        spilled=int(compiled["stores"]) + int(compiled["loads"]),
+        shared=shared,
+        threads=threads,
+        blocks=blocks,
+        prefetched=prefetched,
+        refilled=refilled,
+        loop=len(loop),
+        instructions=len(code.instructions),
+        wgmma=sum(word.opcode.startswith("HGMMA") for word in loop),
+        narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop),
+        waits=wait is not None,
+        eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
+    )
+
+
+def launch(layouts: str) -> tuple[int, int, int]:
+    """Thread blocks, threads of each and bytes of shared memory of each, from Mosaic's MLIR.
+
+    >>> launch("gpu.launch async [%1] blocks(%arg2, %arg3) in (%arg8 = %c256, %arg9 = %c2_7) "
+    ...        "threads(%arg5, %arg6) in (%arg11 = %c128, %arg12 = %c1) dynamic_shared_memory_size %c44064_i32 {")
+    (512, 128, 44064)
+    """
+    found = _LAUNCH.search(layouts)
+    assert found, "no gpu.launch"
+    grid, block, shared = ([int(size) for size in _CONSTANT.findall(part)] for part in found.groups())
+    return math.prod(grid), math.prod(block), shared[0]
+
+
+def copied(layouts: str) -> tuple[int, int]:
+    """Bytes that a thread block expects from the copy engine before its loops, and in each turn of them.
+
+    >>> copied('''
+    ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+    ...   %9 = scf.for %arg14 = %c0 to %c16 step %c1 {
+    ...     mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c4096_i32_3
+    ...   }
+    ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+    ... ''')
+    (16384, 4096)
+    """
+    before, inside = 0, 0
+    loop = None  # the indentation of the outermost loop
+    for line in layouts.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if loop is None and re.search(r"\bscf\.(for|while)\b", line):
+            loop = indent
+        elif loop is not None and indent == loop and line.lstrip().startswith("}") and not line.endswith("{"):
+            loop = None
+        elif expected := _EXPECT.match(line):
+            size = int(expected[2][2:])
+            before, inside = (before + size, inside) if loop is None else (before, inside + size)
+    return before, inside

@@ -1,0 +1,105 @@
+"""The facts of one compiled program, from its optimised HLO: what it launches, what it copies, what memory it takes."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.gpu_compile.kernel import Kernel
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(")
+_INSTRUCTION = re.compile(r"^  (ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:body|condition|to_apply|true_computation|false_computation|calls)=%([^\s,}]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_KERNEL = re.compile(r'op_name="(?:[^"]*/)?([^"/]+)/mpmd_map"')
+
+# What runs no kernel: names for parts of memory, and control. The second half of an asynchronous pair is in it, too.
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency"}
+_CONTROL = {"while", "conditional", "call", "async-start"}
+
+
+class Launch(NamedTuple):
+    """One kernel, ours or the compiler's, or one copy."""
+
+    kind: str  # the name of a Mosaic kernel, else the opcode of the instruction
+    ours: bool
+    bytes: int  # of the largest array that it writes whole
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the compiler made of a jitted function."""
+
+    launches: tuple[Launch, ...]
+    kernels: tuple[Kernel, ...]  # ours that were compiled for it; those that the process had compiled before are not
+    temp: int  # bytes
+    aliased: int  # bytes of donated arguments that hold results
+    lower_seconds: float
+    compile_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.lower_seconds + self.compile_seconds
+
+
+def launches(hlo: str) -> list[Launch]:
+    """Every kernel and copy that the program runs, once each: those in a loop's body as often as it is written."""
+    computations = _computations(hlo)
+    entry = next(name for name, (is_entry, _) in computations.items() if is_entry)
+    return list(_launches(entry, computations))
+
+
+class _Instruction(NamedTuple):
+    root: bool
+    shape: str
+    opcode: str
+    rest: str
+
+
+def _computations(hlo: str) -> dict[str, tuple[bool, list[_Instruction]]]:
+    computations: dict[str, tuple[bool, list[_Instruction]]] = {}
+    body: list[_Instruction] = []
+    for line in hlo.splitlines():
+        if header := _COMPUTATION.match(line):
+            body = []
+            computations[header[2]] = (header[1] is not None, body)
+        # A Mosaic kernel's configuration holds the whole kernel.
+        elif word := _INSTRUCTION.match(line.partition(", backend_config=")[0]):
+            body.append(_Instruction(word[1] is not None, word[3], word[4], word[5]))
+    return computations
+
+
+def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]]) -> Iterator[Launch]:
+    for word in computations[name][1]:
+        called = _CALLED.findall(word.rest)
+        for branches in _BRANCHES.findall(word.rest):
+            called += re.findall(r"%([^\s,]+)", branches)
+        if word.opcode in _CONTROL:
+            for computation in called:
+                yield from _launches(computation, computations)
+        elif word.opcode in ("fusion", "fusion-start"):
+            root = next(inner for inner in computations[called[0]][1] if inner.root)
+            # In place: only the update is written. XLA copies its operand beforehand, visibly, where it cannot be.
+            written = 0 if root.opcode == "dynamic-update-slice" else _bytes(root.shape)
+            yield Launch(word.opcode, ours=False, bytes=written)
+        elif word.opcode == "custom-call" and "mosaic_gpu" in word.rest:
+            kernel = _KERNEL.search(word.rest)
+            yield Launch(kernel[1] if kernel else "mosaic", ours=True, bytes=_bytes(word.shape))
+        elif word.opcode not in _FREE and not word.opcode.endswith("-done"):
+            yield Launch(word.opcode, ours=False, bytes=_bytes(word.shape))
+
+
+def _bytes(shape: str) -> int:
+    """Of the largest array in a shape.
+
+    >>> _bytes("(bf16[8,4096]{1,0}, s32[])")
+    65536
+    """
+    return max((_array_bytes(kind, sizes) for kind, sizes in _ARRAY.findall(shape)), default=0)
+
+
+def _array_bytes(kind: str, sizes: str) -> int:
+    bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
+    return math.prod(int(size) for size in sizes.split(",") if size) * bits // 8

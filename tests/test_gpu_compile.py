@@ -1,0 +1,281 @@
+"""How machine code and compiled programs are read and judged, on small ones written by hand."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_compile.gates import broken_by, broken_by_step, instructions_per_weight
+from benchmarks.gpu_compile.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
+from benchmarks.gpu_compile.kernel import Kernel, copied, launch, read_kernels
+from benchmarks.gpu_compile.program import Launch, Program, launches
+from benchmarks.gpu_compile.sass import read
+from benchmarks.gpu_compile.workers import Failure, Worker
+from benchmarks.kernel_cases import Case, Limits
+
+# A kernel that asks for a tile, waits for the kernel before it, and turns five times nine instructions around a
+# barrier; whoever has to try the barrier twice does that behind the exit.
+CODE = """
+        .type           gemv_mosaic_gpu_kernel,@function
+   -:-:-:Y:01        /*0000*/                   LDC R1, c[0x0][0x28]
+   -:-:-:Y:01        /*0010*/                   @UP2 UTMALDG.4D [UR32], [UR6]
+   -:-:-:Y:01        /*0020*/                   ACQBULK
+   -:-:3:Y:02        /*0030*/                   LDG.E.128 R8, desc[UR4][R4.64]
+.L_x_2:
+   -:-:-:-:04        /*0040*/                   ULOP3.LUT UR6, UR4, 0x3, URZ, 0xc0, !UPT
+.L_x_36:
+   -:-:1:Y:02        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R4
+   1:-:-:Y:05        /*0060*/              @!P0 BRA `(.L_x_0)
+.L_x_3:
+   -:-:1:Y:01        /*0070*/                   LDS.128 R4, [R61+UR5]
+   -:-:-:Y:01        /*0080*/                   FFMA R31, R7.reuse, R10, R31
+   -:-:-:Y:01        /*0090*/                   FFMA R30, R7.reuse, R10, R30
+   -:-:-:Y:01        /*00a0*/                   FFMA R29, R7.reuse, R10, R29
+   -:-:-:Y:01        /*00b0*/                   FFMA R28, R7.reuse, R10, R28
+   -:-:-:Y:06        /*00c0*/               @P0 BRA `(.L_x_2)
+   -:-:-:Y:01        /*00d0*/                   FADD R67, R38, R67
+   1:-:-:Y:05        /*00e0*/                   EXIT
+.L_x_0:
+   -:-:-:-:04        /*00f0*/                   MOV R5, UR9
+.L_x_37:
+   -:-:1:Y:02        /*0100*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R5+URZ], R4
+   1:-:-:Y:05        /*0110*/              @!P0 BRA `(.L_x_37)
+   -:-:-:Y:05        /*0120*/                   BRA `(.L_x_3)
+.L_x_4:
+   -:-:-:-:00        /*0130*/                   BRA `(.L_x_4)
+"""
+LAYOUTS = """
+%31 = gpu.launch async [%1] blocks(%a) in (%b = %c256, %c = %c2) threads(%d) in (%e = %c128) \
+dynamic_shared_memory_size %c44064_i32 {
+  mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+  %77 = scf.for %arg14 = %c0_i32 to %c16_i32 step %c1_i32 : i32 {
+    scf.if %3 {
+      mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c4096_i32
+    }
+  }
+  mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+}
+"""
+PTXAS = """
+ptxas info    : Function properties for gemv_mosaic_gpu_kernel
+    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 88 registers, used 2 barriers, 1 bytes smem
+"""
+KERNEL = Kernel(
+    name="gemv",
+    registers=88,
+    spilled=12,
+    shared=44064,
+    threads=128,
+    blocks=512,
+    prefetched=16384,
+    refilled=4096,
+    loop=9,
+    instructions=20,
+    wgmma=0,
+    narrow=0,
+    waits=True,
+    eager=True,
+)
+
+
+def test_the_main_loop_is_neither_a_spin_nor_the_way_back_from_one():
+    loop = read(CODE).main_loop()
+    assert [word.opcode for word in (loop[0], loop[-1])] == ["ULOP3.LUT", "BRA"]
+    assert len(loop) == 9
+
+
+def test_of_nested_loops_the_inner_one_counts():
+    inner = "\n".join(["/*0010*/ FADD R0, R0, R1"] * 8)
+    listing = f".L_x_0:\n/*0000*/ MOV R0, R1\n.L_x_1:\n{inner}\n/*0090*/ BRA `(.L_x_1)\n/*00a0*/ BRA `(.L_x_0)"
+    assert [(loop.start, loop.end) for loop in read(listing).loops()] == [(1, 9)]
+
+
+def test_code_without_a_loop_has_no_main_loop():
+    assert read("/*0000*/ EXIT").main_loop() == ()
+
+
+def test_a_kernel_is_read_from_what_the_compiler_wrote(tmp_path: Path):
+    for name, text in (("ptxas", PTXAS), ("sass_ctrl", CODE), ("after_layout_inference.txt", LAYOUTS)):
+        (tmp_path / f"gemv_0.{name}").write_text(text)
+    assert read_kernels(tmp_path) == [KERNEL]
+
+
+def test_what_is_loaded_after_the_wait_is_not_eager(tmp_path: Path):
+    late = CODE.replace("UTMALDG.4D", "NOP")
+    narrow = late.replace("LDS.128 R4,", "LDG.E.U16 R4,")
+    for name, text in (("ptxas", PTXAS), ("sass_ctrl", narrow), ("after_layout_inference.txt", LAYOUTS)):
+        (tmp_path / f"gemv_0.{name}").write_text(text)
+    assert read_kernels(tmp_path) == [replace(KERNEL, eager=False, narrow=1)]
+
+
+def test_the_launch_and_the_copies_are_read_from_the_layouts():
+    assert launch(LAYOUTS) == (512, 128, 44064)
+    assert copied(LAYOUTS) == (16384, 4096)
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "shared", "blocks"),
+    [
+        (32, 128, 0, 16),  # 65536 registers are 512 a thread for 128 threads: 16 times 32
+        (33, 128, 0, 12),  # in units of 256 a warp, 33 are 40
+        (255, 128, 0, 2),
+        (168, 384, 0, 1),
+        (32, 1024, 0, 2),
+        (16, 32, 0, 32),
+        (32, 128, 227 * 1024, 1),
+        (32, 128, 113 * 1024, 2),  # with the kilobyte on top: 2 x 114 of 228
+        (32, 128, 113 * 1024 + 1, 1),
+    ],
+)
+def test_as_many_blocks_share_a_multiprocessor_as_fit(registers: int, threads: int, shared: int, blocks: int):
+    kernel = replace(KERNEL, registers=registers, threads=threads, shared=shared)
+    assert resident_blocks(kernel) == blocks
+
+
+def test_the_roofline_is_the_least_of_memory_latency_and_issue():
+    def bound(**facts: int) -> float:
+        found = roofline(replace(KERNEL, **facts))
+        assert found
+        return found.bandwidth
+
+    assert bound() == BANDWIDTH
+    # One block on every second multiprocessor, with 16 kB on their way each.
+    assert bound(blocks=MULTIPROCESSORS // 2) == pytest.approx(MULTIPROCESSORS / 2 * 16384 / LATENCY, rel=1e-12)
+    # Ten times what four schedulers can issue while memory brings a turn's bytes.
+    slots = roofline(KERNEL)
+    assert slots and slots.slots
+    assert bound(loop=round(9 * 40 / slots.slots)) == pytest.approx(BANDWIDTH / 10, rel=1e-2)
+    assert roofline(replace(KERNEL, prefetched=0)) is None
+
+
+HLO = """
+%fused_append (p.0: bf16[1024,4096], p.1: bf16[1,4096]) -> bf16[1024,4096] {
+  %p.0 = bf16[1024,4096]{1,0} parameter(0)
+  ROOT %dus = bf16[1024,4096]{1,0} dynamic-update-slice(%p.0, %p.1, %c), metadata={op_name="append"}
+}
+
+%fused_join (p.2: bf16[4096,4096]) -> bf16[8192,4096] {
+  ROOT %cat = bf16[8192,4096]{1,0} concatenate(%p.2, %p.2), dimensions={0}
+}
+
+%body (s: (s32[], bf16[1,4096])) -> (s32[], bf16[1,4096]) {
+  %s = (s32[], bf16[1,4096]{1,0}) parameter(0)
+  %x = bf16[1,4096]{1,0} get-tuple-element(%s), index=1
+  %mpmd_map.0 = bf16[1,4096]{1,0} custom-call(%w, %x), custom_call_target="mosaic_gpu_v2", \
+metadata={op_name="jit(f)/while/body/jit(_gemv)/gemv/mpmd_map" stack_frame_id=8}, backend_config={module = "(fusion(%"}
+  ROOT %t = (s32[], bf16[1,4096]{1,0}) tuple(%i, %mpmd_map.0)
+}
+
+%condition (s: (s32[], bf16[1,4096])) -> pred[] {
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+%yes (p.4: f32[8]) -> f32[8] {
+  ROOT %copy.5 = f32[8]{0} copy(%p.4)
+}
+
+%no (p.5: f32[8]) -> f32[8] {
+  ROOT %p.5 = f32[8]{0} parameter(0)
+}
+
+ENTRY %main.9 (w: bf16[4096,4096], cache: bf16[1024,4096]) -> bf16[8192,4096] {
+  %w = bf16[4096,4096]{1,0} parameter(0)
+  %fusion-start = ((bf16[1024,4096]{1,0}), bf16[1024,4096]{1,0}, u32[]) fusion-start(%cache), calls=%fused_append
+  %while.5 = (s32[], bf16[1,4096]{1,0}) while(%tuple.6), condition=%condition, body=%body
+  %fusion-done = bf16[1024,4096]{1,0} fusion-done(%fusion-start)
+  %choice = f32[8]{0} conditional(%p, %a, %b), branch_computations={%yes, %no}
+  ROOT %join = bf16[8192,4096]{1,0} fusion(%w), kind=kLoop, calls=%fused_join
+}
+"""
+
+
+def test_a_program_launches_what_its_loops_and_branches_do():
+    assert launches(HLO) == [
+        Launch("fusion-start", ours=False, bytes=0),  # in place
+        Launch("compare", ours=False, bytes=1),
+        Launch("gemv", ours=True, bytes=8192),
+        Launch("copy", ours=False, bytes=32),
+        Launch("fusion", ours=False, bytes=64 << 20),
+    ]
+
+
+CASE = Case("gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)}, bits=16)
+SOUND = replace(KERNEL, spilled=0, loop=36)  # 2.25 instructions a weight
+PROGRAM = Program((Launch("gemv", ours=True, bytes=1 << 24),), (SOUND,), 0, 0, 0.1, 0.1)
+
+
+def test_a_sound_kernel_breaks_no_gate():
+    assert instructions_per_weight(SOUND, bits=16) == 2.25
+    assert list(broken_by(CASE, PROGRAM)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"spilled": 4}, "gemv: spills 4 bytes a thread"),
+        ({"registers": 89}, "gemv: 89 registers where 88 are allowed"),
+        ({"loop": 38}, "gemv: 2.38 instructions a weight where 2.3 are allowed"),
+        ({"narrow": 1}, "gemv: 1 loads of less than 128 bits from global memory in the main loop"),
+        ({"waits": False}, "gemv: does not wait for the kernel before it"),
+        ({"eager": False}, "gemv: loads nothing before it waits for the kernel before it"),
+    ],
+)
+def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], line: str):
+    assert list(broken_by(CASE, replace(PROGRAM, kernels=(replace(SOUND, **facts),)))) == [line]
+
+
+def test_a_kernel_that_does_other_than_planned_is_named():
+    tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
+    assert list(broken_by(tensor, PROGRAM)) == ["gemv: no wgmma in the main loop"]
+    assert list(broken_by(tensor, replace(PROGRAM, kernels=(replace(SOUND, wgmma=4),)))) == []
+    assert list(broken_by(CASE, replace(PROGRAM, kernels=()))) == ["compiled nothing where gemv were due"]
+    padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", ours=False, bytes=1 << 20)))
+    assert list(broken_by(CASE, padded)) == ["fusion writes 1048576 bytes beside our kernels"]
+
+
+def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
+    def step(layers: int, a_layer: int, **facts: float) -> Program:
+        done = tuple(Launch("gemv", ours=True, bytes=8192) for _ in range(40 + layers * a_layer))
+        return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
+
+    def broken(a_layer: int = 6, cache: int = 1 << 30, **facts: float) -> list[str]:
+        return list(broken_by_step(step(2, a_layer), step(32, a_layer, **facts), layers=(2, 32), cache=cache))
+
+    assert broken() == []
+    assert broken(a_layer=7) == ["7 kernels a layer where 6 are allowed"]
+    assert broken(cache=2 << 30) == ["1073741824 of 2147483648 bytes of the cache are updated in place"]
+    assert broken(temp=32 << 20) == ["33554432 bytes of temporary memory where less than 33554432 are allowed"]
+    assert broken(compile_seconds=20.0) == ["20 s to lower and compile 32 layers where 20 s are allowed"]
+
+
+def test_a_worker_answers_and_outlives_what_fails():
+    worker = Worker(len)
+    try:
+        assert worker("abc", limit=60) == 3
+        assert worker(3, limit=60) == Failure("TypeError: object of type 'int' has no len()")
+        assert worker("abcd", limit=60) == 4
+    finally:
+        worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "limit", "reason"),
+    [
+        (time.sleep, 600, 0.2, "took longer than 0.2 s"),
+        (os._exit, 3, 60, "ended with exit code 3"),
+        (os.kill, None, 60, "TypeError"),
+    ],
+)
+def test_a_worker_says_why_there_is_no_result(function, argument, limit: float, reason: str):
+    worker = Worker(function)
+    try:
+        failure = worker(argument, limit=limit)
+        assert isinstance(failure, Failure)
+        assert failure.reason.startswith(reason)
+        # A new process takes the place of the old one.
+        assert isinstance(worker(argument, limit=limit), Failure)
+    finally:
+        worker.stop()
