@@ -95,3 +95,11 @@ def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tupl
     layout = fragmented_array.TiledLayout(plgpu.Tiling(tiling), (warps,), lanes, -1, _check_canonical=False)
     layout = layout.canonicalize()
     return plgpu.Layout.TILED(layout.tiling, layout.warp_dims, layout.lane_dims, layout.vector_dim)
+
+
+def store_in_pieces(ref: Any, values: Any) -> None:
+    """`ref[...] = values` in global memory where rows are shorter than a cache line: 0.12 wants to be told."""
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, values, optimized=False)
+    else:
+        ref[...] = values

@@ -1,0 +1,50 @@
+"""The residual connection alone: x + y. Where a product comes before it, `gemv` adds; before a norm, `add_rmsnorm`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels.compat import Target, current_target
+from pallas_kernels.spans import MAX_ELEMENTS, Spans, as_rows, check_rows
+
+SPAN = 2048  # elements of a thread block
+
+
+def add(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """x + y, in float32, rounded once to their dtype: float32 or bfloat16, else a ValueError.
+
+    Reads both once, writes once; the bytes of an odd number of elements are moved 2 or 4 at a time.
+    """
+    check_rows("add", x)
+    if y.shape != x.shape or y.dtype != x.dtype:
+        raise ValueError(f"add takes two arrays alike, got {list(x.shape)} {x.dtype} and {list(y.shape)} {y.dtype}")
+    if x.size > MAX_ELEMENTS:
+        raise ValueError(f"add takes at most {MAX_ELEMENTS} elements, got {x.size}")
+    return _add(x, y, target=current_target())
+
+
+@partial(jax.jit, static_argnames="target")
+def _add(x, y, *, target: Target):
+    (flat_x,), (flat_y,) = (as_rows(a.reshape(1, -1), pad=0) for a in (x, y))
+    spans = Spans.of(flat_x.size, x.dtype, size=SPAN)
+
+    def add(x_ref, y_ref, z_ref):  # [elements] each
+        target.wait_for_previous()
+
+        def work(_, span):
+            a, b = (span.load(ref.at[span.slice]).astype(jnp.float32) for ref in (x_ref, y_ref))
+            z_ref[span.slice] = (a + b).astype(x.dtype)
+
+        spans.each(lax.axis_index("span"), work)
+        target.let_next_start()
+
+    kernel = target.kernel(
+        add,
+        out_type=jax.ShapeDtypeStruct(flat_x.shape, x.dtype),
+        grid=(spans.count,),
+        grid_names=("span",),
+    )
+    return kernel(flat_x, flat_y)[: x.size].reshape(x.shape)

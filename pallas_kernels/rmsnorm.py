@@ -1,0 +1,100 @@
+r"""RMSNorm, with or without the residual addition before it.
+
+    y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
+
+One thread block owns a row and keeps it in registers between the sum and the scaling, so the row is read once and
+written once. The weight, which no kernel before writes, is under way before that kernel has ended.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels.compat import Target, current_target
+from pallas_kernels.spans import Spans, as_rows, check_rows
+
+MAX_BYTES = 32 * 1024  # of a row: 64 registers a thread
+EARLY = 8192  # features up to which there are registers for the weight, too, from the start
+
+
+def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "*batch dim"]:
+    """Normalise `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
+
+    `x` and `weight` are float32 or both bfloat16, of rows up to 32 KB (8,192 or 16,384 features); a ValueError says so.
+    Reads and writes each row once. A width that is no multiple of 128 vectors of 16 bytes reads a little of it twice,
+    one below 128 is padded, which is a copy.
+    """
+    _check("rmsnorm", x, weight)
+    (y,) = _rmsnorm(x, None, weight, eps=eps, target=current_target())
+    return y
+
+
+def add_rmsnorm(
+    x: Float[Array, "*batch dim"], residual: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float
+) -> tuple[Float[Array, "*batch dim"], Float[Array, "*batch dim"]]:
+    """`x + residual`, rounded to the dtype of `x`, and the `rmsnorm` of what it is rounded to.
+
+    So it equals an addition followed by a norm, bit by bit, but reads two rows and writes two, where they would read
+    three and write two.
+    """
+    _check("add_rmsnorm", x, weight)
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        raise ValueError(
+            f"add_rmsnorm takes a residual {list(x.shape)} in {x.dtype}, got {list(residual.shape)} in {residual.dtype}"
+        )
+    added, y = _rmsnorm(x, residual, weight, eps=eps, target=current_target())
+    return added, y
+
+
+@partial(jax.jit, static_argnames=("eps", "target"))
+def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
+    shape, dim = x.shape, x.shape[-1]
+    inputs = [as_rows(a, pad=0) for a in (x, residual) if a is not None]
+    rows, width = inputs[0].shape
+    spans = Spans.of(width, x.dtype, size=width).whole
+    outputs = len(inputs)  # the sum, where there is one, and its norm
+    early = dim == width <= EARLY  # a padded weight is written just before
+
+    def rmsnorm(*refs):
+        *in_refs, weight_ref = refs[: outputs + 1]  # [rows, width], [width]
+        *sum_ref, y_ref = refs[outputs + 1 :]  # [rows, width]
+        row = lax.axis_index("row")
+
+        def load_weight():
+            return [span.load(weight_ref.at[span.slice]) for span in spans]
+
+        weights = load_weight() if early else None
+        target.wait_for_previous()
+        values = [[span.load(ref.at[row, span.slice]) for span in spans] for ref in in_refs]
+        target.let_next_start()
+        if outputs == 2:
+            values = [
+                [(a.astype(jnp.float32) + b.astype(jnp.float32)).astype(a.dtype) for a, b in zip(*values, strict=True)]
+            ]
+            for span, a in zip(spans, values[0], strict=True):
+                sum_ref[0][row, span.slice] = a
+        wide = [a.astype(jnp.float32) for a in values[0]]
+        squares = sum(jnp.sum(span.only_new(a * a, 0.0)) for span, a in zip(spans, wide, strict=True))
+        scale = lax.rsqrt(squares * (1.0 / dim) + eps)
+        for span, a, g in zip(spans, wide, weights or load_weight(), strict=True):
+            y_ref[row, span.slice] = (a * scale * g.astype(jnp.float32)).astype(x.dtype)
+
+    kernel = target.kernel(
+        rmsnorm,
+        out_type=[jax.ShapeDtypeStruct((rows, width), x.dtype)] * outputs,
+        grid=(rows,),
+        grid_names=("row",),
+    )
+    results = kernel(*inputs, as_rows(weight, pad=0)[0])
+    return [a[:, :dim].reshape(shape) for a in results]
+
+
+def _check(op: str, x: Array, weight: Array) -> None:
+    check_rows(op, x, most=MAX_BYTES // x.dtype.itemsize)
+    if weight.shape != x.shape[-1:] or weight.dtype != x.dtype:
+        raise ValueError(
+            f"{op} takes a weight {list(x.shape[-1:])} in {x.dtype}, got {list(weight.shape)} in {weight.dtype}"
+        )

@@ -1,0 +1,157 @@
+r"""Softmax of rows of any length, in one kernel or two.
+
+    p_i = exp(x_i - m) / sum_j exp(x_j - m)        m = max_j x_j
+
+A row of up to 8,192 scores stays in the registers of one thread block: read once, written once. A longer one, a
+vocabulary, is cut into spans that many blocks work on. `exp_sums` leaves the maximum and the sum of each span, at most
+128 of either a row, which is one for each thread of the blocks that finish: each of those combines them anew,
+
+    m = max_s m_s        sum = sum_s sum_s exp(m_s - m)
+
+and scales its own span, which is still in the second-level cache: the row is read twice, but comes from HBM once.
+"""
+
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels.compat import THREADS, Target, current_target
+from pallas_kernels.spans import Span, Spans, as_rows, check_rows
+
+WHOLE = 8192  # scores that one thread block keeps in registers, 64 a thread
+MAX_SCORES = 2**20  # in a row: 8,192 a span
+
+
+def softmax(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """The distribution over the last axis, float32 inside, rounded once to the dtype of `x` (float32 or bfloat16).
+
+    A score of -inf is a probability of 0, and a row with nothing but -inf is all zeros. Rows have at most 2^20 scores;
+    a ValueError says so. Rows below 128 are padded, which is a copy.
+    """
+    check_rows("softmax", x, most=MAX_SCORES)
+    return _softmax(x, target=current_target())
+
+
+@partial(jax.jit, static_argnames="target")
+def _softmax(x, *, target: Target):
+    scores = as_rows(x, pad=-jnp.inf)
+    length = scores.shape[-1]
+    p = _whole(scores, target) if length <= WHOLE else _scaled(scores, *exp_sums(scores, target), target)
+    return p[:, : x.shape[-1]].reshape(x.shape)
+
+
+def _whole(scores: Array, target: Target) -> Array:
+    rows, length = scores.shape
+    spans = Spans.of(length, scores.dtype, size=length).whole
+
+    def softmax(x_ref, p_ref):  # [rows, length] each
+        row = lax.axis_index("row")
+        target.wait_for_previous()
+        values = [span.load(x_ref.at[row, span.slice]).astype(jnp.float32) for span in spans]
+        target.let_next_start()
+        shift = finite(reduce(jnp.maximum, [jnp.max(a) for a in values]))
+        weights = [jnp.exp(a - shift) for a in values]
+        sums = [jnp.sum(span.only_new(w, 0.0)) for span, w in zip(spans, weights, strict=True)]
+        scale = reciprocal(reduce(jnp.add, sums))
+        for span, w in zip(spans, weights, strict=True):
+            p_ref[row, span.slice] = (w * scale).astype(p_ref.dtype)
+
+    kernel = target.kernel(
+        softmax, out_type=jax.ShapeDtypeStruct(scores.shape, scores.dtype), grid=(rows,), grid_names=("row",)
+    )
+    return kernel(scores)
+
+
+def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
+    rows = len(scores)
+    spans = spans_of(scores)
+
+    def softmax(
+        x_ref,  # [rows, length]
+        max_ref,  # [rows, THREADS]
+        sum_ref,  # [rows, THREADS]
+        p_ref,  # [rows, length]
+    ):
+        row = lax.axis_index("row")
+        target.wait_for_previous()
+        maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
+        shift, scale = finite(maximum), reciprocal(total)
+
+        def work(_, span):
+            values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
+            p_ref[row, span.slice] = (jnp.exp(values - shift) * scale).astype(p_ref.dtype)
+
+        spans.each(lax.axis_index("span"), work)
+        target.let_next_start()
+
+    kernel = target.kernel(
+        softmax,
+        out_type=jax.ShapeDtypeStruct(scores.shape, scores.dtype),
+        grid=(spans.count, rows),
+        grid_names=("span", "row"),
+    )
+    return kernel(scores, maxima, sums)
+
+
+def exp_sums(
+    scores: Float[Array, "rows n"], target: Target
+) -> tuple[Float[Array, "rows 128"], Float[Array, "rows 128"]]:
+    """For each span of each row: its maximum and sum_j exp(x_j - maximum), for `combine`. The rest is not written."""
+    rows = len(scores)
+    spans = spans_of(scores)
+
+    def exp_sums(
+        x_ref,  # [rows, length]
+        max_ref,  # [rows, THREADS]
+        sum_ref,  # [rows, THREADS]
+    ):
+        row = lax.axis_index("row")
+        target.wait_for_previous()
+
+        def work(piece, span):
+            values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
+            maximum = jnp.max(values)
+            max_ref[row, piece] = maximum
+            sum_ref[row, piece] = jnp.sum(span.only_new(jnp.exp(values - finite(maximum)), 0.0))
+
+        spans.each(lax.axis_index("span"), work)
+        target.let_next_start()
+
+    kernel = target.kernel(
+        exp_sums,
+        out_type=[jax.ShapeDtypeStruct((rows, THREADS), jnp.float32)] * 2,
+        grid=(spans.count, rows),
+        grid_names=("span", "row"),
+    )
+    return kernel(scores)
+
+
+def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
+    """The maximum and the sum of a row, from those of its `pieces`; what else the references hold does not matter."""
+    each = Span(0, THREADS)
+    written = each.positions() < pieces
+    maxima = jnp.where(written, each.load(max_ref), -jnp.inf)
+    maximum = jnp.max(maxima)
+    sums = jnp.where(written, each.load(sum_ref), 0.0)
+    return maximum, jnp.sum(sums * jnp.exp(maxima - finite(maximum)))
+
+
+def finite(maximum: Array) -> Array:
+    """What to shift scores by: -inf - -inf would be NaN."""
+    return jnp.where(maximum == -jnp.inf, 0.0, maximum)
+
+
+def reciprocal(total: Array) -> Array:
+    """1 / total, or 0 for the sum of a row without scores."""
+    return jnp.where(total == 0, 0.0, 1.0 / total)
+
+
+def spans_of(scores: Array) -> Spans:
+    """Few elements a span where there are few, so that more blocks work; at most 128 spans a row."""
+    rows, length = scores.shape
+    size = 4096 if rows * length >= 2**21 else 1024
+    return Spans.of(length, scores.dtype, size=max(size, -(-length // (THREADS - 1))))
