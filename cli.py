@@ -460,6 +460,137 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
         yield report
 
 
+# Of the functions of `model`, those that are called as the reference is.
+VERIFIED = {
+    "rmsnorm": ("model.ops:rmsnorm",),
+}
+
+
+@llamaspec.command("verify")
+@click.argument("names", nargs=-1, metavar="[OP]...")
+@click.option("--candidate", metavar="MODULE:FUNCTION", help="What to verify.  [default: the ops of this package]")
+@click.option("--arrays", default="jax", show_default=True, help="What it is handed: jax, numpy, torch or cupy.")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, help="May be repeated.")
+@click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
+@click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
+@click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
+@click.option("--time-budget", "seconds", type=float, default=60.0, show_default=True, help="Seconds, likewise.")
+@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds for a call and its compilation.")
+@click.option("--shapes", type=click.IntRange(1), help="Different shapes at most.  [default: 64 for jax]")
+@click.option("--set", "narrowed", multiple=True, metavar="DRAW=A,B", help="Draw from these only: --set dim=128,256.")
+@click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
+@click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
+@click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
+@click.option("--replays", default=".", show_default=True, metavar="DIR", help="Where counterexamples are written.")
+@click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--list", "listing", is_flag=True, help="Print contracts: how to be called, bounds, laws, mutants.")
+@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
+@json_option
+def verify_command(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
+    """Hold ops to the reference, each within a proven bound, on the inputs that break kernels.
+
+    A candidate is called exactly as the reference is: --list shows how. Exits with 0 if all are
+    within their bounds and with 1 if not.
+    """
+    import secrets
+
+    from verify.catalogue import CONTRACTS, contract_for
+
+    if options["seed"] is None:
+        options["seed"] = secrets.randbelow(2**32)
+    try:
+        ops = [contract_for(name).name for name in names] or list(CONTRACTS)
+        if listing:
+            _list_contracts(ops)
+        elif mutants:
+            _verify_mutants(ops, seed=options["seed"], as_json=options["as_json"])
+        else:
+            _verify(ops, named=bool(names), **options)
+    except (ImportError, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _list_contracts(ops: list[str]):
+    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+    from verify.report import describe
+
+    for op in ops:
+        mutants = [mutant.name for mutant in IMPLEMENTATIONS[op].mutants]
+        _print("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
+
+
+def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
+    from verify.mutation import row, trials
+
+    click.echo(f"seed {seed}", err=True)
+    found = []
+    for op in ops:
+        for trial in trials(op, seed=seed):
+            found.append(trial)
+            if not as_json:
+                by, seconds, examples, op, mutant = row(trial).values()
+                _print(f"{by:11} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
+    if as_json:
+        _print_json([row(trial) for trial in found])
+    killed = sum(trial.killed for trial in found)
+    click.echo(f"{killed} of {len(found)} mutants killed", err=True)
+    if killed < len(found):
+        sys.exit(1)
+
+
+def _verify(ops: list[str], *, named: bool, **options: Any):
+    from verify.campaign import Campaign, again, choices, run
+    from verify.catalogue import CONTRACTS
+    from verify.report import as_json, as_junit
+
+    candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
+    names = ("arrays", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "dtypes")
+    campaign = Campaign(
+        **{name: options[name] for name in names}, only=choices(options["narrowed"]), folder=Path(options["replays"])
+    )
+    if candidate and not replay and len(ops) > 1:
+        raise ValueError("--candidate is one function: name the op that it is")
+    jobs = [(CONTRACTS[op], name) for op in ops for name in ([candidate] if candidate else VERIFIED.get(op, ()))]
+    if named and not jobs:
+        raise ValueError(f"no function here is called as {ops[0]} is: name one with --candidate")
+    if not replay:
+        click.echo(f"seed {campaign.seed}", err=True)
+    reports = []
+    with _verify_progress(campaign.examples) as progress:
+        once = [again(Path(replay), campaign, candidate=candidate)] if replay else []
+        for report, lines in once or run(jobs, campaign, progress=progress):
+            reports.append(report)
+            if not as_json_text:
+                _print("\n".join(lines) + "\n")
+    if as_json_text:
+        _print_json(as_json(reports))
+    if options["junit"]:
+        Path(options["junit"]).write_text(as_junit(reports, CONTRACTS), encoding="utf-8")
+    wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
+    if any(report.outcome in wrong for report in reports):
+        sys.exit(1)
+
+
+@contextmanager
+def _verify_progress(examples: int) -> Iterator[Callable[[str], Callable[[int], object]]]:
+    """Bars on stderr, one after the other; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda stage: lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=examples)
+
+        def begin(stage: str) -> Callable[[int], object]:
+            bar.reset(task, description=stage, total=examples)
+            return lambda done: bar.update(task, completed=done)
+
+        yield begin
+
+
 def main() -> NoReturn:
     """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted."""
     import signal

@@ -28,9 +28,8 @@ from reference.rmsnorm import rmsnorm
 from reference.rope import frequencies, rope_halves
 from reference.softmax import softmax
 from reference.swiglu import swiglu
+from verify.precision import TINY, U
 
-U = 2.0**-24
-TINY = 2.0**-126  # the smallest normal float32; what underflows may be flushed to zero
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
 NO_BOUND = 1e30  # an error that says nothing; infinity would turn into NaN where a weight is 0
 
@@ -89,7 +88,7 @@ def normalised(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     """RMSNorm. The mean square is squeezed between two numbers, and so is everything after it."""
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
-    change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True)
+    change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True) + TINY
     low = np.maximum(mean - change, 0) * (1 - gamma(n + 2)) + eps
     high = (mean + change) * (1 + gamma(n + 2)) + eps
     exact = 1 / np.sqrt(mean + eps)
@@ -97,7 +96,15 @@ def normalised(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     off = np.maximum(1 / np.sqrt(low) * (1 + slack) - exact, exact - 1 / np.sqrt(high) * (1 - slack))
     value = rmsnorm(x.value, weight, eps=eps)
     error = np.abs(weight) * (x.size * (exact + off) * (1 + gamma(2)) - np.abs(x.value) * exact)
-    return Approx(value, error)
+    return Approx(value, error + flushed(np.abs(weight), x.size, exact))
+
+
+def flushed(*sizes: np.ndarray | float) -> np.ndarray:
+    """A bound on the change of a product when inputs, or products of some of them in any order, are flushed to zero.
+
+    Each flush moves a factor by at most `TINY`, and the result by that times the other factors.
+    """
+    return 2 ** len(sizes) * TINY * np.prod(np.broadcast_arrays(*(1 + np.asarray(size) for size in sizes)), axis=0)
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:

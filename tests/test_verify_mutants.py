@@ -1,0 +1,63 @@
+"""What the contracts are worth: every mutant is found out, every right implementation passes.
+
+In a process of its own, without the checks of shapes that these tests run under: it is a thousand short runs.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.mutant import implementation
+
+MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
+
+RIGHT = """
+import json
+from verify.candidate import Direct
+from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.precision import PRECISIONS
+from verify.runner import verify
+
+reports = [
+    verify(CONTRACTS[op], Direct(right.function), precision=precision, examples=60, seed=0)
+    for op, right in IMPLEMENTATIONS.items()
+    for precision in PRECISIONS.values()
+]
+print(json.dumps([[report.op, report.dtype, report.outcome, str(report.worst)] for report in reports]))
+"""
+
+
+def answer(*command: str):
+    run = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert run.returncode in (0, 1) and run.stdout, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="session")
+def trials() -> dict[tuple[str, str], dict]:
+    rows = answer("-m", "cli", "verify", "--mutants", "--seed", "0", "--json")
+    return {(row["op"], row["mutant"]): row for row in rows}
+
+
+@pytest.mark.parametrize(("op", "mutant"), MUTANTS)
+def test_every_mutant_is_found_out(trials, op, mutant):
+    assert trials[op, mutant]["found by"] != "lives"
+
+
+def test_right_implementations_pass():
+    assert [report for report in answer("-c", RIGHT) if report[2] != "within bounds"] == []
+
+
+def test_every_contract_has_mutants():
+    assert set(IMPLEMENTATIONS) == set(CONTRACTS)
+    assert len(set(MUTANTS)) == len(MUTANTS)
+
+
+def test_a_change_that_does_not_apply_is_an_error():
+    """Or a mutant that is none would live, and a typing slip would look like a weakness of the contract."""
+    changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
+    with pytest.raises(ValueError, match="answer, typo: 'runn =' must occur once in it"):
+        changes.mutated(changes.mutants[0])

@@ -1,0 +1,186 @@
+"""Candidates that do all that a candidate can do wrong, in a process of their own."""
+
+import os
+import sys
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from verify.candidate import Direct, Failure, Outputs, Worker, check_library
+
+CANDIDATES = """
+import ctypes, os, sys, time
+import numpy as np
+
+def right(x, *, factor):
+    return x * factor
+
+def raises(x, *, factor):
+    raise RuntimeError("no such\\nkernel")
+
+def hangs(x, *, factor):
+    time.sleep(1000)
+
+def crashes(x, *, factor):
+    print("out of registers", file=sys.stderr, flush=True)
+    os.abort()
+
+def leaves(x, *, factor):
+    sys.exit(3)
+
+def writes(x, *, factor):
+    x *= factor
+    return x
+
+def prints(x, *, factor):
+    print("hello")
+    os.write(1, b"hello again")
+    return x
+
+def two(x, *, factor):
+    return x, (x > 0)
+
+def nothing(x, *, factor):
+    return None
+
+class Namespace:
+    right = staticmethod(right)
+
+number = 3
+"""
+X = np.array([[1, -2]], np.float32)
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    (tmp_path / "candidates.py").write_text(CANDIDATES)
+    monkeypatch.chdir(tmp_path)
+    workers = []
+
+    def start(function, *, arrays="numpy", timeout=60.0, **options):
+        workers.append(Worker(f"candidates:{function}", arrays=arrays, timeout=timeout, **options))
+        return workers[-1]
+
+    yield start
+    for one in workers:
+        one.stop()
+
+
+def call(worker, x: Any = X, factor=2.0) -> Any:
+    return worker.call({"x": x}, {"factor": factor})
+
+
+@pytest.mark.parametrize("name", ["right", "Namespace.right", "prints", "two"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_results_come_back(worker, name, dtype):
+    one = worker(name)
+    for _ in range(2):
+        outcome = call(one, X.astype(dtype), factor=1)
+        assert isinstance(outcome, Outputs)
+        np.testing.assert_array_equal(outcome.arrays[0], X.astype(dtype), strict=True)
+        assert outcome.changed == ()
+
+
+def test_bfloat16_and_jax(worker):
+    outcome = call(worker("right", arrays="jax"), X.astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(outcome.arrays[0], (2 * X).astype(ml_dtypes.bfloat16), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("raises", Failure("raised", "RuntimeError: no such kernel (candidates.py:9)")),
+        ("crashes", Failure("crashed", "killed by SIGABRT: out of registers")),
+        ("leaves", Failure("crashed", "exit status 3")),
+        ("nothing", Failure("raised", "TypeError: returned NoneType, which is no array")),
+    ],
+)
+def test_a_failure_is_told_as_it_is_and_the_next_call_works(worker, name, failure):
+    one = worker(name)
+    assert call(one) == failure
+    assert call(one) == failure
+
+
+def test_what_hangs_is_killed(worker):
+    one = worker("hangs", timeout=0.5)
+    start = time.monotonic()
+    assert call(one) == Failure("hung", "no answer within 0.5 s")
+    assert time.monotonic() - start < 30  # and not 1000
+    assert one._process is None  # and the next call starts another
+
+
+def test_a_candidate_that_writes_to_its_inputs(worker):
+    assert call(worker("writes")).changed == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("candidates:missing", "candidates:missing cannot be imported: AttributeError"),
+        ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("candidates", "a candidate is named package.module:function, got candidates"),
+        ("candidates:number", "candidates:number is no function, but a int"),
+    ],
+)
+def test_what_cannot_be_imported(worker, name, message):
+    worker("right")
+    with pytest.raises(ImportError, match=message):
+        Worker(name, arrays="numpy").start()
+
+
+def test_a_module_that_ends_the_process(worker, tmp_path):
+    worker("right")
+    (tmp_path / "ends.py").write_text("import os\nos._exit(7)")
+    with pytest.raises(ImportError, match="ends:right: importing it ended the process: exit status 7"):
+        Worker("ends:right", arrays="numpy").start()
+
+
+def test_another_python_that_is_none(worker):
+    with pytest.raises(ImportError, match="/nowhere/python cannot be run: No such file or directory"):
+        worker("right", python="/nowhere/python").start()
+
+
+def test_a_library_that_is_unknown():
+    with pytest.raises(ValueError, match="arrays are handed over as jax, numpy, torch, cupy; got tensorflow"):
+        check_library("tensorflow")
+
+
+def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
+    """Only NumPy and the candidate: it runs in other Pythons, too."""
+    (tmp_path / "spies.py").write_text(
+        "import sys\nimport numpy as np\n"
+        "def spy(x, *, factor):\n"
+        "    ours = {'verify', 'reference', 'model', 'hypothesis', 'jax', 'ml_dtypes'}\n"
+        "    return np.array(len(ours & set(sys.modules)))\n"
+    )
+    worker("right")
+    one = Worker("spies:spy", arrays="numpy")
+    assert call(one).arrays[0] == 0
+    one.stop()
+
+
+def test_a_function_of_this_process():
+    def halves(x, *, factor):
+        return x / factor
+
+    def writes(x, *, factor):
+        x[0, 0] = 5
+        return x
+
+    np.testing.assert_array_equal(call(Direct(halves)).arrays[0], X / 2)
+    assert call(Direct(writes)).changed == ("x",)
+    assert X[0, 0] == 1  # what it wrote to was a copy
+    assert call(Direct(lambda x, *, factor: 1 / 0)).kind == "raised"
+
+
+@pytest.mark.skipif("TORCH_PYTHON" not in os.environ, reason="needs a Python with torch, named by TORCH_PYTHON")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_in_a_python_of_its_own(worker, dtype):
+    one = worker("right", arrays="torch", python=os.environ["TORCH_PYTHON"])
+    assert os.environ["TORCH_PYTHON"] != sys.executable
+    outcome = call(one, X.astype(getattr(ml_dtypes, dtype, dtype)))
+    np.testing.assert_array_equal(outcome.arrays[0].astype(np.float32), 2 * X)
+    assert outcome.arrays[0].dtype.name == dtype

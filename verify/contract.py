@@ -1,0 +1,104 @@
+"""A contract: what an op is given, what it must give back and how nearly, and which laws hold whatever it is given."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from jaxtyping import Float, Shaped
+
+from verify.precision import Precision
+
+Arguments = dict[str, Any]  # by name, in the order of the definition's signature
+
+
+class Expected(NamedTuple):
+    """One output: the exact value, and how far a computation in float32 may be from it before it is rounded to a dtype.
+
+    `hard` is a proof: beyond it is a bug, in the candidate or in the proof. `alarm` is what good implementations stay
+    within on all data that was tried: beyond it a result is suspicious. An infinite bound says that any value will do.
+    """
+
+    value: Shaped[np.ndarray, "..."]  # float64, or whole numbers
+    hard: Float[np.ndarray, "..."]
+    alarm: Float[np.ndarray, "..."]
+    size: Float[np.ndarray, "..."]  # sum of the magnitudes of what is added up; beside |value| it shows cancellation
+
+
+class Claim(NamedTuple):
+    """What a law says of one draw: `actual` is within `tolerance` of `due`."""
+
+    actual: Shaped[np.ndarray, "..."]
+    due: Shaped[np.ndarray, "..."]
+    tolerance: Float[np.ndarray, "..."] | float
+
+
+class Trial(NamedTuple):
+    """One draw as a law sees it: the candidate may be called again, with some arguments changed."""
+
+    arguments: Arguments
+    outputs: tuple[np.ndarray, ...]
+    bounds: tuple[np.ndarray, ...]  # hard, with the rounding of the outputs
+    again: Callable[..., tuple[np.ndarray, ...]]
+
+
+class Law(NamedTuple):
+    """Something that holds without knowing any value. Its name completes the sentence "it does not hold that ..."."""
+
+    name: str
+    check: Callable[[Trial], Claim | None]  # None where it says nothing
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What an implementation of `definition` is held to."""
+
+    definition: Callable[..., Any]  # of float64; a candidate is called as it is
+    shapes: Mapping[str, st.SearchStrategy]  # draws that decide the shapes, and
+    values: Mapping[str, st.SearchStrategy]  # draws that decide the numbers; both are handed to
+    arguments: Callable[..., Arguments]  # with precision=
+    expect: Callable[..., Expected | tuple[Expected, ...]]  # called as the definition is
+    domain: str
+    bound: str  # the formulas of `expect`, for a reader
+    laws: Sequence[Law] = ()
+
+    @property
+    def name(self) -> str:
+        return self.definition.__name__
+
+    @property
+    def draws(self) -> Mapping[str, st.SearchStrategy]:
+        return {**self.shapes, **self.values}
+
+    def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
+        """The arguments that are passed by position, and those that are passed by name."""
+        parameters = inspect.signature(self.definition).parameters
+        named = {name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
+        return (
+            {name: arguments[name] for name in parameters if name not in named},
+            {name: arguments[name] for name in parameters if name in named},
+        )
+
+    def expected(self, arguments: Arguments) -> tuple[Expected, ...]:
+        """What is due for `arguments`, one entry an output."""
+        positional, keyword = self.split(arguments)
+        expected = self.expect(*positional.values(), **keyword)
+        return (expected,) if isinstance(expected, Expected) else expected
+
+
+def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """The same numbers."""
+    return np.asarray(array).astype(np.float64)
+
+
+def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
+    """The hard bound and the alarm for a result that is rounded once, to `precision`, on the way out."""
+    size = np.abs(as_float64(expected.value))
+    if np.asarray(expected.value).dtype.kind != "f":
+        return expected.hard, expected.hard
+    hard, alarm = (
+        bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
+    )
+    return hard, np.minimum(hard, alarm)

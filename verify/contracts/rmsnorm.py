@@ -1,0 +1,64 @@
+"""RMSNorm: a sum of squares cannot cancel, so every bound is relative."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.rmsnorm import rmsnorm
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import Precision, U
+from verify.running_error import exactly, flushed, normalised
+
+
+def arguments(*, precision: Precision, rows: int, dim: int, x: Values, weight: Values, eps: float) -> Arguments:
+    return {
+        "x": x.array("x", rows, dim, precision=precision),
+        "weight": weight.array("weight", dim, precision=precision),
+        "eps": eps,
+    }
+
+
+def expect(x: np.ndarray, weight: np.ndarray, *, eps: float) -> Expected:
+    y = normalised(exactly(x), as_float64(weight), eps=eps)
+    size = np.abs(y.value)
+    alarm = (8 + 2 * np.sqrt(x.shape[-1])) * U * size
+    largest_root = 1 / np.sqrt(np.mean(as_float64(x) ** 2, axis=-1, keepdims=True) + eps)
+    return Expected(
+        y.value, y.error, alarm + flushed(as_float64(np.abs(x)), as_float64(np.abs(weight)), largest_root), size
+    )
+
+
+def _scale(trial: Trial) -> Claim | None:
+    x, eps = trial.arguments["x"], trial.arguments["eps"]
+    larger = (x * 4).astype(x.dtype)
+    if not np.array_equal(as_float64(larger) / 4, as_float64(x)):  # some overflow, or are subnormal
+        return None
+    return Claim(trial.again(x=larger, eps=eps * 16)[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+def _sign(trial: Trial) -> Claim:
+    return Claim(trial.again(x=-trial.arguments["x"])[0], -trial.outputs[0], 0.0)
+
+
+CONTRACT = Contract(
+    definition=rmsnorm,
+    shapes={
+        "rows": st.sampled_from([1, 2, 3, 5]),
+        "dim": sizes(8, 16, 32, 64, 128, 256, most=513),
+    },
+    values={
+        "x": values(-12, 12),
+        "weight": values(-4, 4),
+        "eps": st.sampled_from([1e-5, 1e-6, 0.5]),
+    },
+    arguments=arguments,
+    expect=expect,
+    domain="x [rows dim] and weight [dim] of one dtype, |x| up to 2^24, eps above 0",
+    bound="hard: (n/2 + 7) u |y|, from the roundings of sum, mean, root and two products; alarm: (8 + 2 sqrt(n)) u |y|",
+    laws=[
+        alone("a row", "x"),
+        Law("rmsnorm(4 x, 16 eps) is rmsnorm(x, eps)", _scale),
+        Law("rmsnorm(-x) is -rmsnorm(x), bit for bit", _sign),
+    ],
+)

@@ -1,0 +1,15 @@
+"""Laws that many ops obey."""
+
+from verify.contract import Claim, Law, Trial
+
+
+def alone(what: str, *names: str) -> Law:
+    """Entry by entry of the first axis: of the arguments `names`, and of every output."""
+
+    def check(trial: Trial) -> Claim:
+        last = len(trial.arguments[names[0]]) - 1
+        one = slice(last, last + 1)
+        again = trial.again(**{name: trial.arguments[name][one] for name in names})
+        return Claim(again[0], trial.outputs[0][one], 2 * trial.bounds[0][one])
+
+    return Law(f"{what} alone gives what it gives among others", check)

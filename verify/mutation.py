@@ -1,0 +1,46 @@
+"""Is a contract worth anything: does it see every mutant, and let every right implementation pass?"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from verify.candidate import Direct
+from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.precision import precision
+from verify.runner import Report, verify
+
+EXAMPLES = 1000  # draws until a mutant counts as one that lives
+
+
+class Trial(NamedTuple):
+    """What became of one mutant."""
+
+    op: str
+    mutant: str
+    report: Report
+
+    @property
+    def killed(self) -> bool:
+        return self.report.worst.finding is not None
+
+
+def trials(op: str, *, seed: int, examples: int = EXAMPLES) -> Iterator[Trial]:
+    """Hold every mutant of `op` to its contract, in float32, until something is found."""
+    implementation = IMPLEMENTATIONS[op]
+    for mutant in implementation.mutants:
+        candidate = Direct(implementation.mutated(mutant), name=mutant.name)
+        report = verify(
+            CONTRACTS[op], candidate, precision=precision("float32"), examples=examples, seed=seed, shrink=False
+        )
+        yield Trial(op, mutant.name, report)
+
+
+def row(trial: Trial) -> dict[str, str | int | float]:
+    """What a table says of a trial; "lives" where nothing was found."""
+    finding = trial.report.worst.finding
+    return {
+        "found by": finding.kind if finding else "lives",
+        "seconds": round(trial.report.seconds, 2),
+        "examples": trial.report.examples,
+        "op": trial.op,
+        "mutant": trial.mutant,
+    }

@@ -1,0 +1,91 @@
+"""A draw as a file: small enough to read and to send, exact enough to find the same inputs anywhere."""
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verify.contract import Arguments, Contract
+from verify.draw import Values
+from verify.precision import precision
+from verify.runner import LAW, Draw
+
+FORMAT = 1  # raised when a draw stands for other inputs than before
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is needed to call a candidate once more exactly as it was called."""
+
+    op: str
+    candidate: str
+    arrays: str
+    dtype: str
+    draw: Draw
+    inputs: str  # digest of all arrays and numbers
+    finding: str
+
+    @property
+    def file_name(self) -> str:
+        return f"verify-{self.op}-{self.inputs[:8]}.json"
+
+
+def digest(contract: Contract, dtype: str, draw: Draw) -> str:
+    """What identifies the inputs that a draw stands for, bit for bit."""
+    arguments = _arguments(contract, dtype, draw)
+    sha = hashlib.sha256()
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            sha.update(f"{name} {value.dtype.name} {value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+        else:
+            sha.update(f"{name} {value!r}".encode())
+    return sha.hexdigest()
+
+
+def _arguments(contract: Contract, dtype: str, draw: Draw) -> Arguments:
+    drawn = {name: value for name, value in draw.items() if name != LAW}
+    return contract.arguments(precision=precision(dtype), **drawn)
+
+
+def save(replay: Replay, folder: Path) -> Path:
+    """Write `replay` into `folder`, under its own name, which is returned."""
+    versions = {"python": platform.python_version()}
+    for package in ("llamaspec", "numpy", "jax", "torch", "cupy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    fields = {**vars(replay), "draw": {name: _plain(value) for name, value in replay.draw.items()}}
+    path = folder / replay.file_name
+    path.write_text(json.dumps({"format": FORMAT, **fields, "versions": versions}, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> Replay:
+    """Raises ValueError for a file that is no replay, or of a format that stands for other inputs."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields["format"] != FORMAT:
+            raise ValueError(f"{path}: a replay of format {fields['format']}, where this version has {FORMAT}")
+        names = ("op", "candidate", "arrays", "dtype", "inputs", "finding")
+        draw = {name: _drawn(value) for name, value in fields["draw"].items()}
+        return Replay(draw=draw, **{name: str(fields[name]) for name in names})
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path} is no replay file") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Values):
+        return {"values": str(value)}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _drawn(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Values.parse(value["values"])
+    return tuple(_drawn(item) for item in value) if isinstance(value, list) else value

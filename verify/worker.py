@@ -1,0 +1,205 @@
+"""Calls one function in a process of its own, so that a candidate may hang or crash, and lives in any Python.
+
+Run as a program by `verify.candidate`, with nothing but NumPy and the candidate's own libraries: it imports none of
+this project. Requests come on stdin, replies go out on what was stdout; both are frames, a line of JSON and then the
+bytes of the arrays it names. `hand_over`, `read_back` and `call` also serve candidates in the same process.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@runtime_checkable
+class Readable(Protocol):
+    def read(self, count: int, /) -> bytes: ...
+
+
+@runtime_checkable
+class Writable(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class Array(NamedTuple):
+    """An array as bytes: bfloat16 has no NumPy dtype where ml_dtypes is missing."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: bytes
+
+
+def to_bytes(array: np.ndarray) -> Array:
+    return Array(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """A new array that may be written to. Raises ImportError for a dtype that needs ml_dtypes where that is missing."""
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError:
+        dtype = np.dtype(getattr(import_module("ml_dtypes"), array.dtype))
+    return np.frombuffer(bytearray(array.bytes), dtype).reshape(array.shape)
+
+
+def hand_over(array: Array, library: str, device: str | None) -> Any:
+    """`array` as an array of `library`, on `device` (a name the library knows; None: its default)."""
+    if library == "numpy":
+        return to_numpy(array)
+    if library == "jax":
+        jax = import_module("jax")
+        return jax.device_put(to_numpy(array), jax.devices(device)[0] if device else None)
+    if library == "cupy":
+        return import_module("cupy").asarray(to_numpy(array))
+    torch = import_module("torch")
+    if array.dtype == "bfloat16":
+        bits = torch.from_numpy(np.frombuffer(bytearray(array.bytes), np.int16).reshape(array.shape))
+        return bits.view(torch.bfloat16).to(device)
+    return torch.from_numpy(to_numpy(array)).to(device)
+
+
+def read_back(value: Any) -> Array:
+    """The bytes of any array: of a library that is known here, or through DLPack, or of what NumPy can read."""
+    if type(value).__module__.partition(".")[0] == "torch":
+        value = value.detach().cpu().contiguous()
+        if str(value.dtype) == "torch.bfloat16":
+            bits = value.view(import_module("torch").int16).numpy()
+            return Array("bfloat16", bits.shape, bits.tobytes())
+        value = value.numpy()
+    elif hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
+        value = value.get()
+    elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        value = np.from_dlpack(value)
+    array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.kind in "SUM":
+        raise TypeError(f"returned {type(value).__name__}, which is no array")
+    return to_bytes(array)
+
+
+class Reply(NamedTuple):
+    """What a call gave: outputs, and the positions or names of the arguments that it changed; or why there are none."""
+
+    outputs: list[Array]
+    changed: list[str]
+    failure: str | None = None
+
+
+def call(function: Callable[..., Any], positional: list, keyword: dict, library: str, device: str | None) -> Reply:
+    """Call `function` with arrays handed over and everything else as it is."""
+
+    def given(value: Any) -> Any:
+        return hand_over(value, library, device) if isinstance(value, Array) else value
+
+    arguments = [given(value) for value in positional]
+    named = {name: given(value) for name, value in keyword.items()}
+    try:
+        result = function(*arguments, **named)
+        results = result if isinstance(result, tuple | list) else (result,)
+        outputs = [read_back(value) for value in results]
+    except Exception as error:
+        return Reply([], [], _describe(error))
+    before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
+    after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
+    changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
+    return Reply(outputs, changed)
+
+
+def _changed(before: Array, after: Any) -> bool:
+    try:
+        return read_back(after).bytes != before.bytes
+    except Exception:  # a donated buffer, say: it was given away, and nothing can be read from it any more
+        return True
+
+
+def _describe(error: Exception) -> str:
+    """One line: what was raised, and the innermost line of code outside this file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function called `package.module:function`. Raises ImportError with one line for anything else."""
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise ImportError(f"a candidate is named package.module:function, got {name}")
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ImportError(f"{name} cannot be imported: {_describe(error)}") from error
+    if not callable(found):
+        raise ImportError(f"{name} is no function, but a {type(found).__name__}")
+    return found
+
+
+def write_frame(stream: Writable, message: Any) -> None:
+    """JSON, with every Array's bytes after it."""
+    blobs: list[bytes] = []
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, Array):
+            blobs.append(value.bytes)
+            return {"dtype": value.dtype, "shape": value.shape, "bytes": len(value.bytes)}
+        if isinstance(value, dict):
+            return {"items": [[key, encode(item)] for key, item in value.items()]}
+        if isinstance(value, list):
+            return [encode(item) for item in value]
+        return value
+
+    header = json.dumps(encode(message)).encode()
+    stream.write(len(header).to_bytes(8, "little") + header + b"".join(blobs))
+    stream.flush()
+
+
+def read_frame(stream: Readable) -> Any:
+    """What `write_frame` wrote. Raises EOFError where the stream ends."""
+
+    def take(count: int) -> bytes:
+        data = stream.read(count)
+        if len(data) != count:
+            raise EOFError
+        return data
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, list):
+            return [decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "items" in value:
+            return {key: decode(item) for key, item in value["items"]}
+        return Array(value["dtype"], tuple(value["shape"]), take(value["bytes"]))
+
+    return decode(json.loads(take(int.from_bytes(take(8), "little"))))
+
+
+def serve(candidate: str, library: str, device: str | None) -> None:
+    """Answer requests until stdin ends. The first frame out is None, or why the candidate cannot be called."""
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the candidate prints goes to stderr
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = load(candidate)
+        import_module(library)
+    except ImportError as error:
+        write_frame(replies, str(error))
+        return
+    write_frame(replies, None)
+    while True:
+        try:
+            positional, keyword = read_frame(requests)
+        except EOFError:
+            return
+        write_frame(replies, list(call(function, positional, keyword, library, device)))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2], sys.argv[3] or None)
