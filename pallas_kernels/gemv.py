@@ -138,7 +138,7 @@ class RowProduct:
             "ring": plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.chunk), self.dtype),
             "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
             "x": [plgpu.SMEM((self.cols,), self.dtype) for _ in range(self.batch)],
-            "norm": plgpu.SMEM((self.cols,), self.dtype) if normed else None,
+            "norm": [plgpu.SMEM((self.cols,), self.dtype)] if normed else [],
         }
 
     @property
@@ -162,7 +162,7 @@ class RowProduct:
         for slot in range(self.ring_stages):
             fetch(slot, slot)
         if norm_ref is not None:
-            self._stage(norm_ref, staged["norm"])
+            self._stage(norm_ref, staged["norm"][0])
         target.wait_for_previous()
         squares = [self._stage(x_ref.at[b], x, squares=norm_ref is not None) for b, x in enumerate(staged["x"])]
 
@@ -172,7 +172,7 @@ class RowProduct:
             columns = pl.ds(i * self.chunk, self.chunk)
             vectors = [self._load_columns(x.at[columns]) for x in staged["x"]]
             if norm_ref is not None:
-                g = self._load_columns(staged["norm"].at[columns])
+                g = self._load_columns(staged["norm"][0].at[columns])
                 vectors = [x * g for x in vectors]
             tiles = [self._load_tile(staged["ring"].at[slot, run]) for run in range(self.runs)]
             sums = [

@@ -1,0 +1,186 @@
+"""Matrix times vectors, alone and in the two fused ops that decoding begins its halves with, in the interpreter.
+
+The interpreter looks for races, reads that nobody wrote and reads outside of arrays; numbers are held against the
+exact ones by running error analysis (verify/running_error.py), which holds for any order of sums.
+"""
+
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pallas_kernels.compat import LANES, interpreter
+from pallas_kernels.gemv import MAX_BATCH, gemv
+from pallas_kernels.norm_gate_up import norm_gate_up
+from pallas_kernels.norm_qkv import norm_qkv
+from pallas_kernels.tile import Tile
+from verify.running_error import Approx, added, exactly, gamma, gated, normalised, projected, rounded
+
+UNITS = {"float32": 0.0, "bfloat16": 2**-8}
+EPS = 1e-5
+settings = hypothesis.settings(max_examples=6, deadline=None)  # a call of the interpreter takes half a second
+dtypes = st.sampled_from(sorted(UNITS))
+scales = st.sampled_from([1.0, 1e-30, 1e4])
+seeds = st.integers(0, 2**32 - 1)
+
+
+def chunk(dtype: str) -> int:
+    return LANES * 16 // np.dtype(dtype if dtype == "float32" else jnp.bfloat16).itemsize
+
+
+def drawn(rng: np.random.Generator, *shape: int, dtype: str, scale: float = 1.0, outlier: bool = False):
+    values = rng.standard_normal(shape) * scale
+    if outlier:
+        values.flat[rng.integers(values.size)] = 3e4 * scale
+    return jnp.asarray(values, dtype)
+
+
+def assert_within(y, bound: Approx) -> None:
+    off = np.abs(np.asarray(y).astype(np.float64) - bound.value)
+    assert np.all(off <= bound.error), f"off by up to {np.nanmax(off / bound.error):.2f} of the bound"
+
+
+@given(
+    dtype=dtypes,
+    batch=st.integers(1, MAX_BATCH),
+    blocks=st.integers(1, 2),
+    tile=st.sampled_from([Tile(8, 4), Tile(16, 2), Tile(8, 1)]),
+    steps=st.sampled_from([1, 2, 3, 5, 7]),
+    normed=st.booleans(),
+    biased=st.booleans(),
+    residual=st.booleans(),
+    outlier=st.booleans(),
+    scale=scales,
+    seed=seeds,
+)
+@settings
+@example("bfloat16", 1, 2, Tile(16, 2), 7, True, True, True, True, 1.0, 0)  # the ring wraps three times
+@example("float32", 8, 1, Tile(8, 1), 3, True, False, False, False, 1e4, 1)
+def test_gemv(dtype, batch, blocks, tile, steps, normed, biased, residual, outlier, scale, seed):
+    rng = np.random.default_rng(seed)
+    rows, cols = blocks * tile.rows, steps * chunk(dtype)
+    w = drawn(rng, rows, cols, dtype=dtype)
+    x = drawn(rng, batch, cols, dtype=dtype, scale=scale, outlier=outlier)
+    norm = drawn(rng, cols, dtype=dtype) if normed else None
+    bias = drawn(rng, rows, dtype=dtype) if biased else None
+    r = drawn(rng, batch, rows, dtype=dtype, scale=scale) if residual else None
+    with interpreter():
+        y = np.asarray(gemv(w, x, norm=norm, eps=EPS, bias=bias, residual=r, tile=tile))
+    assert y.dtype == x.dtype
+    n = exactly(x) if norm is None else normalised(exactly(x), exactly(norm).value, eps=EPS)
+    exact = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
+    exact = exact if r is None else added(exact, exactly(r))
+    assert_within(y, rounded(exact, UNITS[dtype]))
+
+
+@given(
+    dtype=dtypes, batch=st.integers(1, 3), steps=st.sampled_from([1, 9]), biased=st.booleans(), scale=scales, seed=seeds
+)
+@settings
+@example("float32", 1, 9, False, 1e4, 0)
+def test_norm_gate_up(dtype, batch, steps, biased, scale, seed):
+    rng = np.random.default_rng(seed)
+    ffn, cols = 16, steps * chunk(dtype)
+    w = drawn(rng, 2 * ffn, cols, dtype=dtype)
+    x = drawn(rng, batch, cols, dtype=dtype, scale=scale)
+    norm = drawn(rng, cols, dtype=dtype)
+    bias = drawn(rng, 2 * ffn, dtype=dtype) if biased else None
+    with interpreter():
+        y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias))
+    n = normalised(exactly(x), exactly(norm).value, eps=EPS)
+    both = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
+    gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
+    assert_within(y, rounded(gated(gate, up), UNITS[dtype]))
+
+
+@given(
+    dtype=dtypes,
+    batch=st.integers(1, 2),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
+    head_dim=st.sampled_from([16, 64]),
+    steps=st.sampled_from([1, 9]),
+    biased=st.booleans(),
+    seed=seeds,
+)
+@settings
+@example("bfloat16", 2, (3, 1), 64, 9, True, 0)
+def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, seed):
+    """q is returned; k and v stand in their row of the cache, and no other row of it, NaN before, has changed."""
+    rng = np.random.default_rng(seed)
+    heads, kv_heads = heads
+    capacity, cols = 8, steps * chunk(dtype)
+    w = drawn(rng, (heads + 2 * kv_heads) * head_dim, cols, dtype=dtype)
+    x = drawn(rng, batch, cols, dtype=dtype)
+    norm = drawn(rng, cols, dtype=dtype)
+    bias = drawn(rng, len(w), dtype=dtype) if biased else None
+    at = rng.integers(0, capacity, batch)
+    angles = rng.uniform(0, 100, (batch, head_dim // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    stale = jnp.full((batch, kv_heads, capacity, head_dim), jnp.nan, dtype)
+    with interpreter():
+        q, k, v = norm_qkv(
+            w, x, norm, stale, stale, jnp.asarray(at, jnp.int32), jnp.asarray(cos), jnp.asarray(sin),
+            heads=heads, eps=EPS, bias=bias,
+        )  # fmt: skip
+        q, k, v = (np.asarray(a) for a in (q, k, v))
+    n = normalised(exactly(x), exactly(norm).value, eps=EPS)
+    qkv = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
+    qkv = qkv.map(lambda part: part.reshape(batch, -1, head_dim))
+    turned = _turned(qkv, exactly(cos).value[:, None], exactly(sin).value[:, None])
+    unit = UNITS[dtype]
+    assert_within(q, rounded(turned.map(lambda part: part[:, :heads]), unit))
+    rows = np.arange(batch)
+    assert_within(k[rows, :, at], rounded(turned.map(lambda part: part[:, heads : heads + kv_heads]), unit))
+    assert_within(v[rows, :, at], rounded(qkv.map(lambda part: part[:, heads + kv_heads :]), unit))
+    others = np.ones((batch, capacity), bool)
+    others[rows, at] = False
+    for cache in (k, v):
+        assert np.isnan(cache.swapaxes(1, 2)[others].astype(np.float32)).all()
+
+
+def _turned(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
+    """RoPE by a given table: two products and a sum for each number."""
+    a, b = np.split(x.value, 2, axis=-1)
+    value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def spread(part):
+        a, b = np.split(part, 2, axis=-1)
+        return np.concatenate([a * abs(cos) + b * abs(sin), b * abs(cos) + a * abs(sin)], axis=-1)
+
+    return Approx(value, spread(x.error) + gamma(2) * spread(x.size))
+
+
+W = jnp.ones((16, 256), jnp.bfloat16)
+X = jnp.ones((1, 256), jnp.bfloat16)
+K = jnp.ones((1, 1, 8, 16), jnp.bfloat16)
+AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: gemv(W[:, :172], X[:, :172]), "columns of W in multiples of 256 in bfloat16, got 172"),
+        (lambda: gemv(W[:13], X), "rows of W in multiples of 8, got 13"),
+        (lambda: gemv(W[:0], X), "got 0"),
+        (lambda: gemv(W, X[:, :8]), r"got \(16, 256\) and \(1, 8\)"),
+        (lambda: gemv(W, X.astype(jnp.float32)), "both in bfloat16, got bfloat16 and float32"),
+        (lambda: gemv(W, jnp.ones((9, 256), jnp.bfloat16)), "1 to 8 vectors, got 9"),
+        (lambda: gemv(W, X, norm=X[0, :8]), r"norm \[256\] in bfloat16, got \[8\]"),
+        (lambda: gemv(W, X, residual=X), r"residual \[1, 16\] in bfloat16, got \[1, 256\]"),
+        (
+            lambda: gemv(jnp.ones((8, 2**16), jnp.float32), jnp.ones((1, 2**16), jnp.float32)),
+            "bytes of shared memory for 1 vectors of 65536",
+        ),
+        (lambda: norm_gate_up(W[:15], X, X[0], eps=EPS), "as many rows of gate as of up, got 15"),
+        (lambda: norm_qkv(W, X, X[0], K, K, AT, ANGLES, ANGLES, heads=1, eps=EPS), "1 .* heads of 16 rows, got 16"),
+        (
+            lambda: norm_qkv(W[:12], X, X[0], K[..., :12], K[..., :12], AT, ANGLES, ANGLES, heads=1, eps=EPS),
+            "rows of W in multiples of 8, got 12|heads of a multiple of 16 numbers, got 12",
+        ),
+    ],
+)
+def test_refusals(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
