@@ -1,0 +1,121 @@
+"""Attention while decoding, over all sequences and heads: one thread block for each part of each key head's keys."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels.attention_combine import attention_combine
+from pallas_kernels.attention_split import SplitAttention
+from pallas_kernels.compat import Target
+from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
+
+BLOCKS = 2 * 132  # thread blocks that an H200 runs at once, with rings of RING_BYTES
+RING_BYTES = 96 * 1024
+MOST_SPLITS = 32
+
+# Where the keys are: an array of keys or values, a sequence, a key head, a tile and the tables; the tile's pieces.
+Locate = Callable[..., Sequence[Any]]
+
+
+def attend_in_parts(
+    name: str,
+    locate: Locate,
+    q: Array,
+    k: Array,
+    v: Array,
+    lengths: Array,
+    *tables: Array,
+    capacity: int,
+    pieces: int,
+    window: int | None,
+    splits: int,
+    target: Target,
+) -> Array:
+    """Attention of q [batch, heads, head_dim] to the keys that `locate` finds: [batch, heads * head_dim]."""
+    batch, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    stages = max(2, RING_BYTES // (2 * TILE * head_dim * k.dtype.itemsize))
+    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, stages, pieces)
+    part = SplitAttention(group, ring, np.dtype(q.dtype))
+
+    def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
+        split, head, row = (lax.axis_index(axis) for axis in ("splits", "kv_heads", "batch"))
+        table_refs, out_refs = refs[: len(tables)], refs[len(tables) :]
+        target.let_next_start()
+        target.wait_for_previous()
+        start, stop = visible_keys(lengths_ref[row], capacity, window)
+        opened = OpenRing(
+            ring,
+            {"k": k_ref, "v": v_ref},
+            lambda ref, tile: locate(ref, row, head, tile, *table_refs),
+            split,
+            start,
+            stop,
+            staged["ring"],
+            target,
+        )
+        if splits == 1:
+            part.run(q_ref.at[row, head], opened, out_refs[0].at[row, head], None, staged)
+        else:
+            o_ref, stats_ref = (ref.at[row, head, split] for ref in out_refs)
+            part.run(q_ref.at[row, head], opened, o_ref, stats_ref, staged)
+
+    body.__name__ = name
+    whole = jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), q.dtype)
+    parts = (
+        jax.ShapeDtypeStruct((batch, kv_heads, splits, group, head_dim), np.float32),
+        jax.ShapeDtypeStruct((batch, kv_heads, splits, 2, part.columns), np.float32),
+    )
+    kernel = target.kernel(
+        body,
+        out_type=whole if splits == 1 else parts,
+        grid=(splits, kv_heads, batch),
+        grid_names=("splits", "kv_heads", "batch"),
+        scratch_types={"staged": part.scratch()},
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=4096),
+    )
+    outputs = kernel(q.reshape(batch, kv_heads, group, head_dim), k, v, lengths, *tables)
+    if splits == 1:
+        return outputs.reshape(batch, -1)
+    return attention_combine(*outputs, out=np.dtype(q.dtype), target=target)
+
+
+def choose_splits(heads: int, capacity: int) -> int:
+    """Blocks that share the keys of a head: as many as fill a GPU, with `heads` key heads in all sequences."""
+    fill = BLOCKS // heads
+    tiles = -(-capacity // TILE)
+    if fill < 3 or tiles < 2:  # one block each for 132 heads already keeps every processor reading
+        return 1
+    return max(4, min(fill, tiles + 3, MOST_SPLITS) // 4 * 4)
+
+
+def check_attention(op: str, q: Array, k: Array, v: Array, lengths: Array, *, window: int | None, splits: int) -> None:
+    """Raise ValueError, in the caller's words, for what `attend_in_parts` cannot do."""
+    if q.ndim != 3 or k.ndim != 4 or k.shape != v.shape or k.shape[3] != q.shape[2] or 0 in q.shape or 0 in k.shape:
+        raise ValueError(
+            f"{op} takes q [batch, heads, head_dim] and k and v of one shape that end in [rows, head_dim], got "
+            f"{q.shape}, {k.shape} and {v.shape}"
+        )
+    batch, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if q.dtype != np.dtype("bfloat16") or not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"{op} takes q, k and v all in bfloat16, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if head_dim not in (64, 128):
+        raise ValueError(f"{op} takes heads of 64 or 128, got {head_dim}")
+    if heads % kv_heads:
+        raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
+    group = heads // kv_heads
+    if group > 64 or (group > 8 and group % 8):
+        raise ValueError(f"{op} takes 1 to 8 query heads a key head, or 16, 24, ... 64, got {group}")
+    if lengths.shape != (batch,) or lengths.dtype != np.dtype("int32"):
+        raise ValueError(f"{op} takes lengths [{batch}] in int32, got {list(lengths.shape)} in {lengths.dtype}")
+    if window is not None and window < 1:
+        raise ValueError(f"{op} takes a window of 1 or more, got {window}")
+    if splits != 1 and (splits < 1 or splits % 4):
+        raise ValueError(f"{op} takes 1 split or a multiple of 4, got {splits}")

@@ -1,0 +1,30 @@
+"""What attention over a cache is, exactly, and how far a kernel that weights v in bfloat16 may be from it."""
+
+import numpy as np
+
+from reference.attention import causal_mask
+from tests.strategies import assert_within, roundoff
+from verify.running_error import Approx, attended, exactly, rounded
+
+
+def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | None, tile: int) -> None:
+    """`actual` [seq, heads * head_dim] is the attention of q [seq, heads, head_dim] at `offset`, `offset` + 1, ...
+
+    to the first `stop` rows of k and v [kv_heads, capacity, head_dim], within the bound of an online softmax over
+    tiles of `tile` keys. Rows that no query sees are not looked at.
+    """
+    seq, heads, head_dim = q.shape
+    mask = causal_mask(seq, stop, offset=offset, window=window)
+    seen = np.isfinite(mask).any(axis=0)
+    if not seen.any():
+        np.testing.assert_array_equal(actual, np.zeros((seq, heads * head_dim)))
+        return
+    mask = mask[:, seen]
+    k, v = (exactly(a[:, :stop][:, seen].swapaxes(0, 1)) for a in (k, v))
+    # A rescaling for each tile, one more where parts are joined.
+    o = attended(exactly(q), k, v, mask, blocks=mask.shape[1] // tile + 3)
+    if q.dtype != np.float32:  # the weights are rounded before they multiply v, but not in the sum that they share
+        weighted = attended(exactly(q), k, Approx(np.abs(v.value), v.error), mask).value
+        o = Approx(o.value, o.error + roundoff(q.dtype) * (weighted + o.error))
+    o = rounded(o.map(lambda part: part.reshape(seq, -1)), 0 if q.dtype == np.float32 else roundoff(q.dtype))
+    assert_within(actual, o.value, o.error)
