@@ -142,25 +142,27 @@ class Checkout:
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"
         self.calls = folder / "calls"
-        self.broken = folder / "broken"  # while this exists, pip fails
+        self.broken = folder / "broken"  # while this exists, pip fails to install what it names, or anything
         shutil.copytree(ROOT / ".ci", self.folder / ".ci")
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.folder)
         machine = Machine(folder)
         pip = machine.script(
-            "pip", f'echo "$@" >>{self.calls}; sleep 0.1; [ ! -e {self.broken} ] || {{ echo no such pin; exit 1; }}'
+            "pip",
+            f'echo "$@" >>{self.calls}; sleep 0.1; [ -e {self.broken} ] || exit 0\n'
+            f'case "$*" in *"$(cat {self.broken})"*) echo no such pin; exit 1 ;; esac',
         )
-        venv = f"echo venv >>{self.calls}; mkdir -p .venv/bin; cp {pip} .venv/bin/python"
-        python = machine.interpreter("python", (3, 12, 1), venv=venv)
-        self.command = [str(MAKE), "-s", "setup", f"PYTHON={python}"]
+        venv = f"echo venv >>{self.calls}; mkdir -p $3/bin; cp {pip} $3/bin/python"
+        self.python = machine.interpreter("python", (3, 12, 1), venv=venv)
         # A make that runs these tests must not take part.
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
-    def setup(self, at_once: int = 1) -> list[str]:
-        """Set up, as many times at once, and list what was done: venvs made and calls of pip."""
+    def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
+        """Set up, as many times at once, and list what was done: venvs made and calls of pip or of what it set up."""
         self.calls.write_text("")
+        command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]
         makes = [
-            subprocess.Popen(self.command, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(command, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True)
             for _ in range(at_once)
         ]
         self.said = [make.communicate()[1] for make in makes]
@@ -207,3 +209,38 @@ def test_half_a_set_up_does_not_count(checkout: Checkout):
 def test_two_set_ups_at_once_do_the_work_of_one(checkout: Checkout):
     assert checkout.setup(at_once=2) == ["venv", *INSTALL]
     assert checkout.worked
+
+
+def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Checkout):
+    venv, _, install, tests = checkout.setup(target="test-jax011")
+    pins = ".venv-jax011/constraints.txt"
+    assert (venv, install) == ("venv", f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-xdist")
+    assert tests.startswith("-m pytest") and "tests/kernels" in tests
+    ours, newest, oldest = (
+        {line for line in path.read_text().splitlines() if "==" in line}
+        for path in (checkout.folder / pins, ROOT / "constraints.txt", ROOT / ".ci/jax011.txt")
+    )
+    assert oldest <= ours
+    assert {line.split("==")[0] for line in newest ^ ours} == {"jax", "jaxlib"}
+    assert checkout.setup(target="test-jax011") == [tests]
+
+
+@pytest.mark.parametrize(("target", "pins"), [("", "constraints.txt"), ("-jax011", ".ci/jax011.txt")])
+def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, target: str, pins: str):
+    *_, plugin, compiled = checkout.setup(target=f"test-gpu-compile{target}")
+    (jax,) = (line for line in (ROOT / pins).read_text().splitlines() if line.startswith("jax=="))
+    version = jax.removeprefix("jax==")
+    assert plugin.startswith(f"install --no-deps jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}")
+    assert compiled.startswith("-m benchmarks.gpu_compile")
+    assert checkout.worked
+
+
+def test_where_the_plugin_cannot_be_installed_its_gates_are_skipped_in_one_line(checkout: Checkout):
+    checkout.broken.write_text("jax-cuda13-plugin")
+    assert checkout.setup(target="test-gpu-compile")[-1].startswith("install --no-deps jax-cuda13-plugin")
+    assert checkout.worked
+    assert checkout.said[0].splitlines()[-1].startswith("test-gpu-compile: skipped")
+
+    checkout.broken.write_text("setuptools")
+    checkout.setup(target="test-gpu-compile")
+    assert not checkout.worked
