@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -34,7 +34,7 @@ from model.checkpoints.staging import new_file
 from model.params import check_weights
 from model.stories import vocabulary
 from model.stories.corpus import AFTERWARDS, SOCIAL, Message
-from model.stories.vocabulary import BOS, EOS, documents, encode, entropy_rate, messages
+from model.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
 from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer
 from model.training import (
@@ -99,17 +99,27 @@ class Source(Protocol):
 
 
 class Stories:
-    """The corpus that this repository writes: it never ends, and no document comes twice."""
+    """The corpus that this repository writes: it never ends, and no story comes twice. Nothing is made before it is
+    asked for: who trains on a text of their own does not wait for these."""
 
-    def __init__(self):
-        model = vocabulary.train_tokenizer()
+    bos, eos = BOS, EOS
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
         template = Path(vocabulary.__file__).with_name("chat_template.jinja")
-        self.tokenizer = read_sentencepiece(model, path="the stories' tokenizer")
-        self.files = {"tokenizer.model": model, "chat_template.jinja": template.read_bytes()}
-        self.bos, self.eos = BOS, EOS
-        held_out = list(documents(range(1, 2 * HELD_OUT, 2), self.tokenizer))
-        self._held_out = [Example(ids, [float(c) for c in counted]) for ids, counted, _ in held_out]
-        self.floor = entropy_rate(held_out)
+        return {"tokenizer.model": vocabulary.train_tokenizer(), "chat_template.jinja": template.read_bytes()}
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return read_sentencepiece(self.files["tokenizer.model"], path="the stories' tokenizer")
+
+    @cached_property
+    def floor(self) -> float:
+        return entropy_rate(self._documents)
+
+    @cached_property
+    def _documents(self) -> list[Document]:
+        return list(documents(range(1, 2 * HELD_OUT, 2), self.tokenizer))
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
         first = recipe.seed * SPREAD + step * recipe.batch
@@ -119,7 +129,7 @@ class Stories:
         return [self._example(messages(seed), answers=recipe.answers) for seed in seeds]
 
     def held_out(self) -> list[Example]:
-        return self._held_out
+        return [Example(ids, [float(c) for c in counted]) for ids, counted, _ in self._documents]
 
     def _example(self, said: list[Message], *, answers: float) -> Example:
         """The conversation, its answers about stories more important than the rest."""
@@ -143,6 +153,7 @@ class Text:
                 text = Path(file).read_text("utf-8")
             except UnicodeError as error:
                 raise refused(file, "is not text in UTF-8") from error
+        check_context(context)
         self.tokenizer, self.files = tokenizer, files
         self.bos = tokenizer.bos
         self.eos = next((tokenizer.special[n] for n in ("</s>", "<|end_of_text|>") if n in tokenizer.special), None)
@@ -158,7 +169,8 @@ class Text:
         begin = [] if self.bos is None else [self.bos]
         size = context - len(begin)
         parts = [[*begin, *ids[i : i + size]] for i in range(0, len(ids), size)]
-        return [Example(part, [float(i >= len(begin)) for i in range(len(part))]) for part in parts]
+        predicting = [part for part in parts if len(part) > 1]  # without a <s>, one id is predicted from nothing
+        return [Example(part, [float(i >= len(begin)) for i in range(len(part))]) for part in predicting]
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
         count = len(self._training)
@@ -235,10 +247,13 @@ def train(
     for number in range(begun, recipe.steps):
         start = time.perf_counter()
         chosen = source.training(number, recipe)
-        gradient, nats, count = zeros(), jnp.zeros(()), 0
-        for batch in batches(chosen, rows=rows, context=context):
-            gradient, nats = step.add_gradient(gradient, nats, tensors, batch.ids, batch.weights)
-            count += int(batch.counted.sum())
+        parts = list(batches(chosen, rows=rows, context=context))
+        count = sum(int(part.counted.sum()) for part in parts)
+        if not count:
+            raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
+        gradient, nats = zeros(), jnp.zeros(())
+        for part in parts:
+            gradient, nats = step.add_gradient(gradient, nats, tensors, part.ids, part.weights)
         tensors, state = step.update(tensors, state, gradient, jnp.float32(count))
         loss = float(nats) / count
         if not np.isfinite(loss):
@@ -260,6 +275,7 @@ def train(
 def check_recipe(recipe: Recipe, source: Source) -> None:
     """Raise ValueError for a number that cannot be."""
     check_at_least_one(steps=recipe.steps, batch=recipe.batch)
+    check_context(recipe.config.context)
     for name, value in {"lr": recipe.lr, "answers": recipe.answers}.items():
         if not 0 < value < np.inf:
             raise ValueError(f"{name} must be positive, got {value}")
@@ -272,6 +288,11 @@ def check_at_least_one(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_context(context: int) -> None:
+    if context < 2:
+        raise ValueError(f"context must be at least 2, an id and the one that follows it, got {context}")
 
 
 def evaluate(tensors: Tensors, config: Config, source: Source, *, score: Callable) -> Evaluation:
