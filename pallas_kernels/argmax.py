@@ -34,8 +34,8 @@ def argmax(x: Float[Array, "*batch n"]) -> Int32[Array, "*batch"]:
 @partial(jax.jit, static_argnames="target")
 def _argmax(x, *, target: Target):
     values = as_rows(x, pad=-jnp.inf)
-    rows = len(values)
-    spans = spans_of(values)
+    rows, length = values.shape
+    spans = spans_of(rows, length, values.dtype)
 
     def argmax_spans(
         x_ref,  # [rows, length]

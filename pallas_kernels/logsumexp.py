@@ -25,7 +25,8 @@ def logsumexp(x: Float[Array, "*batch n"]) -> Float32[Array, "*batch"]:
 @partial(jax.jit, static_argnames="target")
 def _logsumexp(x, *, target: Target):
     scores = as_rows(x, pad=-jnp.inf)
-    spans = spans_of(scores)
+    rows, length = scores.shape
+    spans = spans_of(rows, length, scores.dtype)
 
     def logsumexp(
         max_ref,  # [rows, THREADS]
@@ -38,7 +39,6 @@ def _logsumexp(x, *, target: Target):
         target.let_next_start()
         y_ref[row] = finite(maximum) + jnp.log(total)
 
-    rows = len(scores)
     kernel = target.kernel(
         logsumexp, out_type=jax.ShapeDtypeStruct((rows,), jnp.float32), grid=(rows,), grid_names=("row",)
     )

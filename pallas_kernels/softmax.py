@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -67,8 +68,8 @@ def _whole(scores: Array, target: Target) -> Array:
 
 
 def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
-    rows = len(scores)
-    spans = spans_of(scores)
+    rows, length = scores.shape
+    spans = spans_of(rows, length, scores.dtype)
 
     def softmax(
         x_ref,  # [rows, length]
@@ -101,8 +102,8 @@ def exp_sums(
     scores: Float[Array, "rows n"], target: Target
 ) -> tuple[Float[Array, "rows 128"], Float[Array, "rows 128"]]:
     """For each span of each row: its maximum and sum_j exp(x_j - maximum), for `combine`. The rest is not written."""
-    rows = len(scores)
-    spans = spans_of(scores)
+    rows, length = scores.shape
+    spans = spans_of(rows, length, scores.dtype)
 
     def exp_sums(
         x_ref,  # [rows, length]
@@ -150,8 +151,7 @@ def reciprocal(total: Array) -> Array:
     return jnp.where(total == 0, 0.0, 1.0 / total)
 
 
-def spans_of(scores: Array) -> Spans:
-    """Few elements a span where there are few, so that more blocks work; at most 128 spans a row."""
-    rows, length = scores.shape
+def spans_of(rows: int, length: int, dtype: np.dtype) -> Spans:
+    """Few elements a span where there are few in all, so that more blocks work; at most 128 spans a row."""
     size = 4096 if rows * length >= 2**21 else 1024
-    return Spans.of(length, scores.dtype, size=max(size, -(-length // (THREADS - 1))))
+    return Spans.of(length, dtype, size=max(size, -(-length // (THREADS - 1))))

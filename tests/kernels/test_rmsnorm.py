@@ -1,0 +1,72 @@
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pallas_kernels.compat import interpreter
+from pallas_kernels.rmsnorm import add_rmsnorm, rmsnorm
+from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
+from verify.running_error import TINY, exactly, normalised, rounded
+
+EPS = 1e-5
+FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
+settings = hypothesis.settings(max_examples=5, deadline=None)  # a call of the interpreter takes half a second
+# Padded; one span; a span and a tail; a prime; several vectors a thread.
+dims = st.sampled_from([1, 127, 128, 129, 255, 256, 288, 1021, 1024, 1032])
+
+
+def check(y, x, weight):
+    unit = 0.0 if x.dtype == FLOAT32 else roundoff(x.dtype)
+    bound = rounded(normalised(exactly(x), exactly(weight).value, eps=EPS), unit)
+    # A number below the smallest normal one may be taken for 0, on the way in and on the way out.
+    flushed = TINY * (np.abs(exactly(weight).value) / np.sqrt(EPS) + 1)
+    assert y.dtype == x.dtype
+    assert_within(y, bound.value, bound.error + flushed)
+
+
+@given(noise=noises, dtype=dtypes, rows=st.integers(1, 3), dim=dims)
+@settings
+@example(Noise(0, outliers=True), BFLOAT16, 1, 1032)
+@example(Noise(0, exponent=-130), FLOAT32, 2, 129)  # denormals
+@example(Noise(0), BFLOAT16, 1, 8200)  # so wide that the weight is loaded late
+def test_rmsnorm(noise, dtype, rows, dim):
+    x, weight = noise(rows, dim, dtype=dtype), noise(dim, dtype=dtype)
+    with interpreter():
+        y = rmsnorm(jnp.asarray(x), jnp.asarray(weight), eps=EPS)
+    check(y, x, weight)
+
+
+@given(noise=noises, dtype=dtypes, dim=dims)
+@settings
+@example(Noise(0), BFLOAT16, 1032)
+def test_add_rmsnorm_is_an_addition_and_a_norm(noise, dtype, dim):
+    x, residual, weight = noise(2, dim, dtype=dtype), noise(2, dim, dtype=dtype), noise(dim, dtype=dtype)
+    with interpreter():
+        added, y = add_rmsnorm(jnp.asarray(x), jnp.asarray(residual), jnp.asarray(weight), eps=EPS)
+        apart = rmsnorm(added, jnp.asarray(weight), eps=EPS)
+    np.testing.assert_array_equal(np.asarray(added), (x.astype(np.float32) + residual.astype(np.float32)).astype(dtype))
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(apart))
+    check(y, np.asarray(added), weight)
+
+
+def test_rows_do_not_know_of_each_other():
+    x = Noise(0)(2, 2, 129)
+    x[0], x[1, 0] = np.nan, np.inf
+    with interpreter():
+        y = rmsnorm(jnp.asarray(x), jnp.ones(129), eps=EPS)
+    assert np.isnan(y[0]).all()
+    check(y[1, 1], x[1, 1], np.ones(129, np.float32))
+
+
+def test_bad_input():
+    x, weight = jnp.ones((2, 128)), jnp.ones(128)
+    with pytest.raises(ValueError, match=r"rmsnorm takes a weight \[128\] in float32, got \[64\] in float32"):
+        rmsnorm(x, weight[:64], eps=EPS)
+    with pytest.raises(ValueError, match=r"rmsnorm takes a weight \[128\] in float32, got \[128\] in bfloat16"):
+        rmsnorm(x, weight.astype(jnp.bfloat16), eps=EPS)
+    with pytest.raises(ValueError, match="rmsnorm takes rows of at most 8192 elements, got 8193"):
+        rmsnorm(jnp.ones((1, 8193)), jnp.ones(8193), eps=EPS)
+    with pytest.raises(ValueError, match=r"add_rmsnorm takes a residual \[2, 128\] in float32, got \[1, 128\]"):
+        add_rmsnorm(x, x[:1], weight, eps=EPS)

@@ -1,0 +1,107 @@
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pallas_kernels.compat import interpreter
+from pallas_kernels.logsumexp import logsumexp
+from pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
+from reference.softmax import softmax as exact_softmax
+from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
+from verify.running_error import ELEMENTARY, TINY, gamma
+
+FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
+U = roundoff(FLOAT32)
+settings = hypothesis.settings(max_examples=5, deadline=None)  # a call of the interpreter takes half a second
+# Padded; one span, with and without a tail; two kernels, likewise; odd; a span of 1,024 and a little, and all but.
+lengths = st.sampled_from([1, 127, 128, 129, 1021, 1024, WHOLE + 8, 9 * 1024, 9001])
+hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "all"])
+
+
+def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarray:
+    """Scores, of which some of the first row count nothing."""
+    x = noise(rows, length, dtype=dtype)
+    match hidden:
+        case "some":
+            x[0, noise.rng.random(length) < 0.5] = -np.inf
+        case "the first half":
+            x[0, : length // 2] = -np.inf
+        case "all but one":
+            x[0, : length - 1] = -np.inf
+        case "all":
+            x[0] = -np.inf
+    return x
+
+
+def spread(x: np.ndarray) -> np.ndarray:
+    """How far the finite scores of each row are apart, [rows, 1]."""
+    seen = np.isfinite(x)
+    top = np.max(x, axis=-1, keepdims=True, initial=-np.inf, where=seen)
+    return np.maximum(top - np.min(x, axis=-1, keepdims=True, initial=np.inf, where=seen), 0)
+
+
+def sum_error(x: np.ndarray) -> np.ndarray:
+    """How far a row's sum of exp(x_j - maximum) may be off, relatively, [rows, 1].
+
+    Each exponent is rounded by at most u times its size, which is at most the spread; so are those by which the sums
+    of spans are rescaled, and together they are no larger, since a span's maximum is between a score and the row's.
+    Two exponentials, their product, and sums of n terms in all.
+    """
+    return np.expm1(2 * U * spread(x) + 2 * ELEMENTARY + gamma(x.shape[-1] + 1))
+
+
+@given(noise=noises, dtype=dtypes, length=lengths, hidden=hidden)
+@settings
+@example(Noise(0, exponent=13), FLOAT32, 9001, "some")  # scores of some 2e4 either way
+@example(Noise(0, outliers=True), BFLOAT16, WHOLE + 8, "all")
+@example(Noise(0), FLOAT32, 129, "all but one")
+def test_softmax(noise, dtype, length, hidden):
+    x = drawn(noise, 2, length, dtype, hidden)
+    with interpreter():
+        p = softmax(jnp.asarray(x))
+    assert p.dtype == dtype
+    x = x.astype(np.float64)
+    exact = exact_softmax(x)
+    # The numerator's exponent, its exponential, 1 / sum, the product; a probability below the smallest normal is 0.
+    off = np.exp(U * spread(x) + 2 * ELEMENTARY + U) / (1 - sum_error(x))
+    unit = 0.0 if dtype == FLOAT32 else roundoff(dtype)
+    assert_within(p, exact, exact * (off * (1 + unit) - 1) + 2 * TINY)
+    np.testing.assert_array_equal(np.asarray(p)[np.isneginf(x)], 0)
+
+
+@given(noise=noises, dtype=dtypes, length=lengths, hidden=hidden)
+@settings
+@example(Noise(0, exponent=13), FLOAT32, 9001, "some")
+@example(Noise(0), FLOAT32, 1021, "all")
+def test_logsumexp(noise, dtype, length, hidden):
+    x = drawn(noise, 2, length, dtype, hidden)
+    with interpreter():
+        y = np.asarray(logsumexp(jnp.asarray(x)), np.float64)
+    x = x.astype(np.float64)
+    top = np.max(x, axis=-1)
+    np.testing.assert_array_equal(np.isneginf(y), np.isneginf(top))
+    y, x, top = (a[np.isfinite(top)] for a in (y, x, top))
+    total = np.sum(np.exp(x - top[:, None]), axis=-1)
+    exact = top + np.log(total)
+    logarithm = -np.log1p(-sum_error(x)[:, 0]) + ELEMENTARY * np.log(total)
+    assert_within(y, exact, logarithm * (1 + U) + U * np.abs(exact))
+
+
+def test_rows_do_not_know_of_each_other():
+    x = Noise(0)(3, 9001)
+    x[0] = np.nan
+    with interpreter():
+        p, y = softmax(jnp.asarray(x)), logsumexp(jnp.asarray(x))
+        alone = softmax(jnp.asarray(x[1:]))
+    assert np.isnan(p[0]).all() and np.isnan(y[0])
+    np.testing.assert_array_equal(np.asarray(p)[1:], np.asarray(alone))
+
+
+@pytest.mark.parametrize("op", [softmax, logsumexp])
+def test_bad_input(op):
+    with pytest.raises(ValueError, match=f"{op.__name__} takes rows of at most 1048576 elements, got 1048577"):
+        op(jnp.ones((1, MAX_SCORES + 1)))
+    with pytest.raises(ValueError, match=f"{op.__name__} takes float32 or bfloat16, got int32"):
+        op(jnp.ones((1, 128), jnp.int32))
