@@ -81,7 +81,7 @@ def encode(
 
 
 def pack(codes: Integer[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """8 / `bits` codes to a byte (`bits` 1, 2, 4 or 8), the first lowest."""
+    """`bits` bits of every code, the first lowest."""
     return packing.pack(codes, bits=bits)
 
 

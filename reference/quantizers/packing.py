@@ -1,9 +1,9 @@
-"""Codes of 1, 2, 4 or 8 bits, side by side in bytes.
+"""Codes of a few bits, side by side in bytes.
 
-The first code of a byte takes its lowest bits. Codes that share a byte are neighbours, which is the order
-of `jnp.int4`, ONNX and little-endian int32 words; or they lie `stride` apart, as in ggml's formats, so that
-a vector of bytes, shifted and masked, gives a vector of consecutive codes. Signed codes are in two's
-complement.
+The codes' bits follow each other, lowest first: the order of `jnp.int4`, ONNX and `bitorder="little"`, and
+that of GPTQ's little-endian int32 words, where 3-bit codes cross from word to word. Codes that share a byte
+are neighbours; or they lie `stride` apart, as in ggml's formats, so that a vector of bytes, shifted and
+masked, is a vector of consecutive codes. Signed codes are in two's complement.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Int8, Integer, UInt8
 def pack(
     codes: Integer[np.ndarray, "*batch codes"], *, bits: int, stride: int = 1
 ) -> UInt8[np.ndarray, "*batch bytes"]:
-    """8 / `bits` codes to a byte: byte m of a run holds the codes m, m + stride, m + 2 stride, ...
+    """1 to 8 `bits` of every code. With a stride, byte m of a run holds the codes m, m + stride, m + 2 stride, ...
 
     Raises ValueError where a code needs more bits, or the last axis does not fill its bytes.
 
@@ -22,25 +22,32 @@ def pack(
     >>> [f"{byte:08b}" for byte in pack(np.array([1, -1, 0, 3]), bits=4, stride=2)]
     ['00000001', '00111111']
     """
-    shifts = _shifts(bits)
-    if codes.shape[-1] % (len(shifts) * stride):
+    if codes.shape[-1] * bits % (8 * stride):
         raise ValueError(f"{codes.shape[-1]} codes of {bits} bits do not fill runs of {stride} bytes")
     if codes.size and (codes.min() < -(1 << bits - 1) or codes.max() >= 1 << bits):
         raise ValueError(f"codes from {codes.min()} to {codes.max()} do not fit {bits} bits")
-    fields = codes.astype(np.uint8).reshape(*codes.shape[:-1], -1, len(shifts), stride) & np.uint8((1 << bits) - 1)
-    return np.bitwise_or.reduce(fields << shifts, axis=-2).reshape(*codes.shape[:-1], -1)
+    neighbours = codes.astype(np.uint8)
+    if stride > 1:
+        neighbours = neighbours.reshape(*codes.shape[:-1], -1, 8 // bits, stride).swapaxes(-1, -2)
+    fields = neighbours[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
+    return np.packbits(fields.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
 
 def unpack(
     packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int, stride: int = 1
 ) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`, as unsigned numbers.
+    """The codes of `pack`, as unsigned numbers. Raises ValueError where the bytes hold no whole number of them.
 
     >>> unpack(np.array([0b11110001], np.uint8), bits=4)
     array([ 1, 15], dtype=uint8)
     """
-    runs = packed.reshape(*packed.shape[:-1], -1, 1, stride)
-    return (runs >> _shifts(bits) & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)
+    if packed.shape[-1] * 8 % bits:
+        raise ValueError(f"{packed.shape[-1]} bytes are no whole number of codes of {bits} bits")
+    fields = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
+    codes = np.bitwise_or.reduce(fields << np.arange(bits, dtype=np.uint8), axis=-1)
+    if stride > 1:
+        codes = codes.reshape(*packed.shape[:-1], -1, stride, 8 // bits).swapaxes(-1, -2)
+    return codes.reshape(*packed.shape[:-1], -1)
 
 
 def signed(codes: UInt8[np.ndarray, "*shape"], *, bits: int) -> Int8[np.ndarray, "*shape"]:
@@ -51,9 +58,3 @@ def signed(codes: UInt8[np.ndarray, "*shape"], *, bits: int) -> Int8[np.ndarray,
     """
     half = 1 << bits - 1
     return ((codes ^ np.uint8(half)).astype(np.int16) - half).astype(np.int8)
-
-
-def _shifts(bits: int) -> UInt8[np.ndarray, "codes 1"]:
-    if bits not in (1, 2, 4, 8):
-        raise ValueError(f"codes of 1, 2, 4 or 8 bits can be packed, not of {bits}")
-    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]

@@ -63,7 +63,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
 
 
 def pack(codes: Int8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """8 / `bits` codes to a byte (`bits` 2, 4 or 8), the first lowest, in two's complement."""
+    """`bits` bits of every code, the first lowest, in two's complement."""
     return packing.pack(codes, bits=bits)
 
 

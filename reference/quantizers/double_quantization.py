@@ -1,0 +1,71 @@
+r"""Double quantisation (QLoRA, https://arxiv.org/abs/2305.14314): the scales of a tensor are quantised themselves.
+
+A group of 64 codes of 4 bits with a scale of float32 takes 4.5 bits a weight; with this, 4.127.
+
+    o = mean of the scales        b = max |a - o| in blocks of 256        c = the level of b nearest to a - o
+
+    a ~ o + b level(c)
+
+The 256 levels are those of a "dynamic" number (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1, and for
+each power 10^-6 ... 10^0 in turn twice as many numbers, evenly spread over a decade, of both signs: the smaller a
+number, the fewer digits it has. The scales are taken as one row; the last block may be short.
+
+Guaranteed, for the levels l <= (a - o) / b <= l' on both sides:  |a - a^| <= b (l' - l) / 2 + 2^-22 (|a| + |o| + b),
+at most 0.0071 b or so. o is rounded to float32 from the exact mean: bitsandbytes adds in float32, in an order of
+its own, and may have a neighbouring number. All scales equal (b = 0) come back as o.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Float64, UInt8
+
+BLOCK = 256
+
+
+class Scales(NamedTuple):
+    """A code for each scale, b for each 256 of them, and o."""
+
+    codes: UInt8[np.ndarray, "*grid"]
+    tops: Float32[np.ndarray, " blocks"]
+    offset: Float32[np.ndarray, ""]
+
+
+def dynamic_levels() -> Float32[np.ndarray, "256"]:
+    """In order, each rounded once. (bitsandbytes computes them in float32: 22 are neighbours of these.)
+
+    >>> levels = dynamic_levels()
+    >>> levels[127:129], levels[-2:]
+    (array([0.0e+00, 5.5e-07], dtype=float32), array([0.99296874, 1.        ], dtype=float32))
+    """
+    positive = []
+    for decade in range(7):
+        ends = np.linspace(0.1, 1, 2**decade + 1)
+        positive.append(10.0 ** (decade - 6) * (ends[1:] + ends[:-1]) / 2)
+    found = np.concatenate(positive)
+    return np.sort(np.concatenate([-found, found, [0, 1]])).astype(np.float32)
+
+
+def quantize(scales: Float32[np.ndarray, "*grid"]) -> Scales:
+    """Raises ValueError for scales that are not finite.
+
+    >>> q = quantize(np.array([1.0, 2.0, 3.0], np.float32))
+    >>> q.offset, q.tops, dequantize(q)
+    (array(2., dtype=float32), array([1.], dtype=float32), array([1.00703126, 2.        , 3.        ]))
+    """
+    if not np.isfinite(scales).all():
+        raise ValueError("scales must be finite")
+    offset = np.float32(np.mean(scales, dtype=np.float64))
+    row = scales.reshape(-1) - offset
+    tops = np.maximum.reduceat(np.abs(row), np.arange(0, row.size, BLOCK))
+    scaled = row * (1 / np.maximum(tops, np.float32(1e-38)))[np.arange(row.size) // BLOCK]
+    levels = dynamic_levels()
+    codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, scaled, side="left").astype(np.uint8)
+    return Scales(codes.reshape(scales.shape), tops, np.asarray(offset))
+
+
+def dequantize(q: Scales) -> Float64[np.ndarray, "*grid"]:
+    """o + b level(c)."""
+    levels = dynamic_levels().astype(np.float64)[q.codes.reshape(-1)]
+    scales = np.float64(q.offset) + levels * q.tops.astype(np.float64)[np.arange(levels.size) // BLOCK]
+    return scales.reshape(q.codes.shape)

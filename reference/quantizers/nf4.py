@@ -1,0 +1,84 @@
+r"""NF4 and FP4: four-bit codebooks for blocks scaled to [-1, 1] (QLoRA, Dettmers et al., 2023,
+https://arxiv.org/abs/2305.14314), as bitsandbytes writes them.
+
+    a = max_i |w_i|, in float32        q_i = the level nearest to w_i / a        w_i ~ a level(q_i)
+
+NF4's levels are quantiles of the normal distribution, at d, ..., 1/2 from below in 8 steps and from above in 7,
+d = 1 - (1/32 + 1/30) / 2, scaled to [-1, 1]: a weight that is normally distributed uses each about as often.
+FP4's levels are those of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1.
+
+As bitsandbytes has it: w is multiplied by the float32 reciprocal of max(a, 1e-38), and of two equally near
+levels the lower is taken, midpoints being rounded to float32 too. It would write some zeros of FP4 as -0.
+
+Guaranteed, for the levels l <= w / a <= l' on both sides of w:  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a, but
+|w - w^| <= a where a < 1e-38. The widest gap of NF4 is 0.304, of FP4 1/3. 0 is a level, so zeros are exact; so is
+the largest weight of a block, and quantised weights are a fixed point while a is normal. NF4 is not odd.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import Quantized, finite, join, split, spread
+
+SMALLEST = np.float32(1e-38)
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """16 levels of float32, in the order of their codes; the largest magnitude is 1."""
+
+    levels: Float32[np.ndarray, "16"]
+    order: np.ndarray = field(init=False)  # codes by level, without -0
+
+    def __post_init__(self) -> None:
+        _, first = np.unique(self.levels, return_index=True)
+        object.__setattr__(self, "order", first.astype(np.uint8))
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"], *, group: int) -> Quantized:
+        """Codes uint8 of w's shape, and a, float32, for each `group` of a row.
+
+        Raises ValueError for weights that are not finite, or rows that are no whole groups.
+
+        >>> q = NF4.quantize(np.array([[2.0, -2.0, 0.0, 1.0]]), group=4)
+        >>> q.codes, q.scales
+        (array([[15,  0,  7, 12]], dtype=uint8), array([[2.]], dtype=float32))
+        """
+        block = (1,) * (w.ndim - 1) + (group,)
+        blocks = split(finite(w).astype(np.float32), block)
+        tops = np.max(np.abs(blocks), axis=-1)
+        scaled = blocks * (1 / np.maximum(tops, SMALLEST))[..., None]
+        ordered = self.levels[self.order]
+        places = np.searchsorted((ordered[1:] + ordered[:-1]) / 2, scaled, side="left")
+        return Quantized(join(self.order[places], block), tops)
+
+    def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
+        """a level(q), which float64 holds exactly."""
+        return self.levels.astype(np.float64)[q.codes] * spread(q.scales.astype(np.float64), q.codes.shape)
+
+
+def pack(codes: UInt8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch bytes"]:
+    """Two codes to a byte, the first in the high half.
+
+    >>> [hex(byte) for byte in pack(np.array([1, 15], np.uint8))]
+    ['0x1f']
+    """
+    if codes.shape[-1] % 2:
+        raise ValueError(f"{codes.shape[-1]} codes of 4 bits do not fill bytes")
+    return packing.pack(codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape), bits=4)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*batch codes"]:
+    """The codes of `pack`."""
+    codes = packing.unpack(packed, bits=4)
+    return codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
+
+
+# The paper's table (appendix E), computed in float32; the quantiles in float64 are within 2^-22 of it.
+_BELOW = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0]
+_ABOVE = [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+_FP4 = np.array([0, 1 / 16, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+NF4 = Codebook(np.array(_BELOW + _ABOVE, np.float32))
+FP4 = Codebook(np.concatenate([_FP4, -_FP4]))

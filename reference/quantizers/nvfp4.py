@@ -1,0 +1,67 @@
+r"""NVFP4 (NVIDIA, 2025, https://arxiv.org/abs/2509.25149): e2m1 in blocks of 16, with scales in e4m3.
+
+    g = max |w| / (448 6)                          one a tensor, in float32
+    s = e4m3(max_i |w_i| / (6 g))                  one a block, in a byte
+    q_i = e2m1(w_i / (s g))        w_i ~ g s q_i
+
+(`minifloat` has both formats, their rounding and their largest numbers.) g stretches the blocks' scales over all of
+e4m3: the largest is 448. A block so small that its s is 0 is zero. Products and quotients are exact up to
+float64; NVIDIA's and torchao's code multiply by float32 reciprocals, and keep s at 2^-6 at least.
+
+Guaranteed:  |w - g s q| <= max(|w| / 5, g s / 4) + 6 g |s - s'|,  s' what is rounded to s, and
+|s - s'| <= max(2^-4 s', 2^-10)  (and 448 2^-23, the rounding of g, in the largest block). The first term is half
+a step of e2m1, the second says how far s may fall short of the largest weight. No fixed point: the largest code of
+a block need not be 6, nor that of the tensor. Q(-w) = -Q(w), and powers of two pass into g while that is normal.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import finite, join, split, spread
+from reference.quantizers.minifloat import E2M1, E4M3
+
+BLOCK = 16
+
+
+class Nvfp4(NamedTuple):
+    """Codes of e2m1, scales s of e4m3, and g."""
+
+    codes: UInt8[np.ndarray, "*batch cols"]
+    scales: UInt8[np.ndarray, "*batch blocks"]
+    scale: Float32[np.ndarray, ""]
+
+
+def quantize(w: Float[np.ndarray, "*batch cols"]) -> Nvfp4:
+    """Raises ValueError for weights that are not finite, or rows that are no whole blocks of 16.
+
+    >>> q = quantize(np.repeat([[2688.0, -6.0]], 16, axis=1))
+    >>> q.scale, E4M3.decode(q.scales), dequantize(q)[0, [0, 16]]
+    (array(1., dtype=float32), array([[448.,   1.]]), array([2688.,   -6.]))
+    """
+    block = (1,) * (w.ndim - 1) + (BLOCK,)
+    blocks = split(finite(w), block)
+    tops = np.max(np.abs(blocks), axis=-1)
+    scale = np.float32(np.max(tops) / (E4M3.largest * E2M1.largest))
+    g = np.float64(scale)
+    scales = E4M3.encode(tops / (E2M1.largest * (g or np.inf)))
+    steps = E4M3.decode(scales)[..., None] * g
+    codes = E2M1.encode(blocks / np.where(steps == 0, np.inf, steps))
+    return Nvfp4(join(codes, block), scales, np.asarray(scale))
+
+
+def dequantize(q: Nvfp4) -> Float64[np.ndarray, "*batch cols"]:
+    """g s q, which float64 holds exactly."""
+    return E2M1.decode(q.codes) * spread(E4M3.decode(q.scales) * np.float64(q.scale), q.codes.shape)
+
+
+def pack(codes: UInt8[np.ndarray, "*batch cols"]) -> UInt8[np.ndarray, "*batch bytes"]:
+    """Two codes to a byte, the first in the low half."""
+    return packing.pack(codes, bits=4)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*batch cols"]:
+    """The codes of `pack`."""
+    return packing.unpack(packed, bits=4)

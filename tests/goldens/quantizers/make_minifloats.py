@@ -1,0 +1,105 @@
+"""Write minifloats.json: every code by gfloat, and tensors that torchao and torch quantise.
+
+    python -m tests.goldens.quantizers.make_minifloats
+
+from the root of the repository, in an environment of its own (Python 3.11):
+
+    pip install torch torchao gfloat
+
+Codes and scales are in base64, one byte each.
+"""
+
+import base64
+import json
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from tests.goldens.quantizers.weights import Weights
+
+COMMAND = "python -m tests.goldens.quantizers.make_minifloats"
+SHAPE = (2, 64)
+FORMATS = {"e4m3": "ocp_e4m3", "e5m2": "ocp_e5m2", "e2m3": "ocp_e2m3", "e3m2": "ocp_e3m2", "e2m1": "ocp_e2m1"}
+CASES = [
+    *(Weights(kind, seed=4) for kind in ("normal", "student", "outliers", "equal", "lonely")),
+    Weights("normal", seed=4, exponent=-60),
+    Weights("normal", seed=4, exponent=60),
+]
+
+
+def text(data: np.ndarray) -> str:
+    return base64.b64encode(data.astype(np.uint8).tobytes()).decode()
+
+
+def key(weights: Weights) -> str:
+    return f"{weights.kind} {weights.seed} {weights.exponent}"
+
+
+def every_code() -> dict[str, list[float | str]]:
+    """The number of each code; JSON has no NaN and no infinity, so these are text."""
+    import gfloat  # pyright: ignore[reportMissingImports]
+    from gfloat import formats  # pyright: ignore[reportMissingImports]
+
+    values = {}
+    for name, theirs in FORMATS.items():
+        info = getattr(formats, f"format_info_{theirs}")
+        decoded = [gfloat.decode_float(info, code).fval for code in range(1 << info.k)]
+        values[name] = [x if np.isfinite(x) else str(x) for x in decoded]
+    return values
+
+
+def unpacked(data, bits: int) -> np.ndarray:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    codes = data.view(torch.uint8).numpy()
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(SHAPE) if bits == 4 else codes
+
+
+def microscaled(w: np.ndarray) -> dict[str, dict[str, str]]:
+    import torch  # pyright: ignore[reportMissingImports]
+    from torchao.prototype.mx_formats import mx_tensor  # pyright: ignore[reportMissingImports]
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode  # pyright: ignore[reportMissingImports]
+
+    dtypes = {
+        "e4m3": torch.float8_e4m3fn,
+        "e5m2": torch.float8_e5m2,
+        "e2m3": mx_tensor.DTYPE_FP6_E2M3,
+        "e3m2": mx_tensor.DTYPE_FP6_E3M2,
+        "e2m1": torch.float4_e2m1fn_x2,
+    }
+    made = {}
+    for name, dtype in dtypes.items():
+        for mode in ("FLOOR", "RCEIL"):
+            scales, data = mx_tensor.to_mx(torch.from_numpy(w), dtype, 32, ScaleCalculationMode[mode])
+            codes = unpacked(data, 4 if name == "e2m1" else 8)
+            made[f"{name} {mode}"] = {"codes": text(codes), "scales": text(scales.view(torch.uint8).numpy())}
+    return made
+
+
+def nvfp4(w: np.ndarray) -> dict[str, str | float]:
+    import torch  # pyright: ignore[reportMissingImports]
+    from torchao.prototype.mx_formats import nvfp4_tensor  # pyright: ignore[reportMissingImports]
+
+    tensor = torch.from_numpy(w)
+    scale = nvfp4_tensor.per_tensor_amax_to_scale(tensor.abs().max())
+    scales, data = nvfp4_tensor.nvfp4_quantize(tensor, 16, scale)
+    codes = unpacked(data, 4)
+    return {"codes": text(codes), "scales": text(scales.view(torch.uint8).numpy()), "scale": float(scale)}
+
+
+def main() -> None:
+    tensors = {}
+    for weights in CASES:
+        w = weights(*SHAPE)
+        tensors[key(weights)] = {"mx": microscaled(w), "nvfp4": nvfp4(w)}
+    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    made |= {package: metadata.version(package) for package in ("torch", "torchao", "gfloat")}
+    goldens = {"made": made, "shape": SHAPE, "values": every_code(), "tensors": tensors}
+    lines = json.dumps(goldens, indent=1).replace(",\n   ", ", ")  # the values of a format on few lines
+    (Path(__file__).parent / "minifloats.json").write_text(lines + "\n")
+
+
+if __name__ == "__main__":
+    main()
