@@ -1,14 +1,56 @@
 """All contracts, and the mutants that show what each is worth, by the name of the op."""
 
 from verify.contract import Contract
-from verify.contracts import rmsnorm
+from verify.contracts import add, argmax, attention, embedding, linear, qk_norm, rmsnorm, rope, softmax, swiglu
 from verify.mutant import Implementation
-from verify.mutants import rmsnorm as mutated_rmsnorm
+from verify.mutants import add as add_mutants
+from verify.mutants import argmax as argmax_mutants
+from verify.mutants import attention as attention_mutants
+from verify.mutants import embedding as embedding_mutants
+from verify.mutants import linear as linear_mutants
+from verify.mutants import qk_norm as qk_norm_mutants
+from verify.mutants import rmsnorm as rmsnorm_mutants
+from verify.mutants import rope as rope_mutants
+from verify.mutants import softmax as softmax_mutants
+from verify.mutants import swiglu as swiglu_mutants
 
-CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in [rmsnorm.CONTRACT]}
+_CONTRACTS = [
+    add.CONTRACT,
+    argmax.CONTRACT,
+    attention.ATTENTION,
+    attention.DECODE,
+    attention.PAGED,
+    attention.PREFILL,
+    embedding.CONTRACT,
+    linear.GEMM,
+    linear.GEMV,
+    linear.LINEAR,
+    qk_norm.CONTRACT,
+    rmsnorm.CONTRACT,
+    rope.HALVES,
+    rope.INTERLEAVED,
+    softmax.CONTRACT,
+    swiglu.CONTRACT,
+]
+_IMPLEMENTATIONS = [
+    add_mutants.IMPLEMENTATION,
+    argmax_mutants.IMPLEMENTATION,
+    *attention_mutants.IMPLEMENTATIONS,
+    embedding_mutants.IMPLEMENTATION,
+    linear_mutants.GEMM,
+    linear_mutants.GEMV,
+    linear_mutants.LINEAR,
+    qk_norm_mutants.IMPLEMENTATION,
+    rmsnorm_mutants.IMPLEMENTATION,
+    rope_mutants.HALVES,
+    rope_mutants.INTERLEAVED,
+    softmax_mutants.IMPLEMENTATION,
+    swiglu_mutants.IMPLEMENTATION,
+]
 
+CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in _CONTRACTS}
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    implementation.function.__name__: implementation for implementation in [mutated_rmsnorm.IMPLEMENTATION]
+    implementation.function.__name__: implementation for implementation in _IMPLEMENTATIONS
 }
 
 

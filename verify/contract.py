@@ -25,6 +25,7 @@ class Expected(NamedTuple):
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
     size: Float[np.ndarray, "..."]  # sum of the magnitudes of what is added up; beside |value| it shows cancellation
+    rounded: bool = True  # once, to the dtype that is returned; False for numbers that are only moved
 
 
 class Claim(NamedTuple):
@@ -95,9 +96,9 @@ def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
     """The hard bound and the alarm for a result that is rounded once, to `precision`, on the way out."""
-    size = np.abs(as_float64(expected.value))
-    if np.asarray(expected.value).dtype.kind != "f":
+    if not expected.rounded:
         return expected.hard, expected.hard
+    size = np.abs(as_float64(expected.value))
     hard, alarm = (
         bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
     )

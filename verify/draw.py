@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Float, Shaped, UInt64
+from jaxtyping import Bool, Float, Shaped, UInt64
 
 from verify.precision import Precision
 
@@ -88,10 +88,10 @@ class Values:
             raise ValueError(f"values are written as kind(seed) * 2**exponent, got {text!r}")
         return Values(match[1], int(match[2]), int(match[3] or 0))
 
-    def array(self, name: str, *shape: int, precision: Precision) -> Shaped[np.ndarray, "..."]:
+    def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
         """The array of this shape that an argument called `name` gets: others, of the same values, get other numbers.
 
-        What is too large for the dtype becomes its largest number.
+        All are moved by `around`. What is then too large for the dtype becomes its largest number.
         """
         width = max(shape[-1], 1)
         words = _words(self.seed, name, int(np.prod(shape)))
@@ -100,6 +100,8 @@ class Values:
             numbers = numbers * precision.normal
         else:
             numbers = np.ldexp(numbers, self.exponent)
+        if around:  # adding 0 would turn -0 into 0
+            numbers = numbers + around
         return np.clip(numbers, -precision.largest, precision.largest).reshape(shape).astype(precision.dtype)
 
 
@@ -134,6 +136,34 @@ def values(
     """Arrays with typical magnitudes from 2^low to 2^high; zeros and subnormal numbers are below that."""
     chosen = [kind for kind in kinds if kind not in set(without)]
     return st.builds(Values, kind=st.sampled_from(chosen), seed=seeds, exponent=st.integers(low, high))
+
+
+# Which scores of a row are -inf, by name: none, all of the first row, all from the middle on, every other one, all but
+# the last, all.
+HIDDEN = ("none", "first row", "second half", "every other", "all but the last", "all")
+hidden = st.sampled_from(HIDDEN)
+
+
+def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
+    """True where a score is hidden.
+
+    >>> hide("second half", 1, 3).tolist()
+    [[False, True, True]]
+    """
+    at = np.broadcast_to(np.arange(n), (rows, n))
+    match which:
+        case "first row":
+            return np.broadcast_to(np.arange(rows)[:, None] == 0, (rows, n))
+        case "second half":
+            return at >= n // 2
+        case "every other":
+            return at % 2 == 1
+        case "all but the last":
+            return at < n - 1
+        case "all":
+            return at >= 0
+        case _:
+            return at < 0
 
 
 def sizes(*borders: int, most: int) -> st.SearchStrategy[int]:

@@ -87,7 +87,9 @@ def broken(law: Law, claim: Claim) -> Finding | None:
         return None
     tolerance = np.broadcast_to(claim.tolerance, due.shape)
     with np.errstate(invalid="ignore"):
-        same = (actual == due) | (np.isnan(actual) & np.isnan(due)) | np.isposinf(tolerance)
+        # What overflows the dtype on one side only was judged beside its bound.
+        same = (actual == due) | (np.isnan(actual) & np.isnan(due)) | np.isinf(actual) | np.isinf(due)
+        same = same | np.isposinf(tolerance)
         error = np.where(same, 0.0, np.abs(actual - due))
     over = _ratio(error, tolerance)
     at = _worst(over)

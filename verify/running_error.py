@@ -79,8 +79,12 @@ def added(x: Approx, y: Approx) -> Approx:
 
 def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> Approx:
     """W x + b, with W and b exact."""
-    size = linear(x.size, np.abs(weight))
-    y = Approx(linear(x.value, weight), linear(x.error, np.abs(weight)) + gamma(weight.shape[1]) * size)
+    cols = weight.shape[1]
+    magnitudes = np.abs(weight)
+    error = linear(x.error, magnitudes) + gamma(cols) * linear(x.size, magnitudes)
+    # Each product may be flushed to zero, and so may its factors.
+    error = error + TINY * (np.sum(x.size, axis=-1, keepdims=True) + cols * (np.max(magnitudes, initial=0) + 2))
+    y = Approx(linear(x.value, weight), error)
     return y if bias is None else added(y, exactly(bias))
 
 
@@ -121,10 +125,11 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     return Approx(value, spread(x.error) + gamma(3) * spread(x.size))
 
 
-def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int = 1) -> Approx:
+def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int = 1, unit: float = 0.0) -> Approx:
     """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
 
-    With more than one of `blocks`, by an online softmax, which rescales what it has as often.
+    With more than one of `blocks`, by an online softmax, which rescales what it has as often. `unit` is what rounding
+    the weights to the dtype of the values, as matrix units take them, is off by; 0 for weights that stay float32.
     """
     value = attention(q.value, k.value, v.value, mask)
     group = q.value.shape[1] // k.value.shape[1]
@@ -136,25 +141,29 @@ def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int =
     scores = q.value @ k.value / np.sqrt(head_dim) + mask
     size = q.size @ k.size / np.sqrt(head_dim)
     moved = size - np.abs(q.value) @ np.abs(k.value) / np.sqrt(head_dim) + gamma(head_dim + 3) * size
-    p, p_error = _softmax(scores, np.where(np.isneginf(scores), 0, moved), blocks=blocks)
-    error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) - p @ np.abs(v.value)
+    p, p_error = softmaxed(scores, np.where(np.isneginf(scores), 0, moved), blocks=blocks)
+    error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) * (1 + unit) - p @ np.abs(v.value)
+    error = error + 2 * keys * TINY * (1 + np.max(v.size, axis=1, keepdims=True, initial=0))
     return Approx(value, error.swapaxes(0, 1))
 
 
-def _softmax(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Softmax of scores that are off by up to `moved`: exact probabilities and their errors.
 
     Shifting all scores alike changes nothing, so only the rounding of score minus maximum counts,
-    and that grows with the distance. Every weight is then off by a factor e^a, and so is the sum. An online softmax
-    multiplies by exp(old maximum - new) once a block: the distances add up to that between the scores at most.
+    and that grows with the distance: once for the difference, twice where e^x is computed as 2^(x log2 e). Every weight
+    is then off by a factor e^a, and so is the sum. An online softmax multiplies by exp(old maximum - new) once a block:
+    the distances add up to that between the scores at most.
     """
     p = softmax(scores)
-    below = np.where(np.isneginf(scores), 0, np.max(scores, axis=-1, keepdims=True) - scores)
-    a = moved + U * (below + moved + np.max(moved, axis=-1, keepdims=True))
+    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    below = np.where(np.isneginf(scores), 0, np.where(np.isneginf(top), 0, top) - scores)
+    a = moved + 3 * U * (below + moved + np.max(moved, axis=-1, keepdims=True))
     if blocks > 1:
-        a = a + U * np.max(below + moved, axis=-1, keepdims=True)
+        a = a + 3 * U * np.max(below + moved, axis=-1, keepdims=True)
     a = np.minimum(a, 100)  # where a score is as uncertain as that, the last line's 1 takes over
     most, least = (np.sum(p * np.exp(sign * a), axis=-1, keepdims=True) for sign in (1, -1))
+    most, least = (np.where(total == 0, 1, total) for total in (most, least))  # where every score is -inf
     slack = 2 * blocks * ELEMENTARY + gamma(scores.shape[-1] + 2 * blocks)
     rate = np.maximum(np.exp(a) / least * (1 + slack) / (1 - slack) - 1, 1 - np.exp(-a) / most * (1 - slack))
     # No probability is computed to be above 1, but for its own roundings.
@@ -162,12 +171,16 @@ def _softmax(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple
 
 
 def gated(gate: Approx, up: Approx) -> Approx:
-    """SwiGLU. The derivative of silu is never above 1.1."""
+    """SwiGLU. The derivative of silu is never above 1.1.
+
+    The sigmoid is an exp, a sum and a quotient, and an exp computed as a power of 2 is off by its argument, too.
+    """
     silu = np.abs(swiglu(gate.value, np.ones_like(gate.value)))
     error = 1.1 * gate.error
-    error = error + (ELEMENTARY + U) * (silu + error) + TINY * gate.size
+    sigmoid = ELEMENTARY + 2 * U + 2 * U * np.maximum(gate.error - gate.value, 1)
+    error = error + (sigmoid + U) * (silu + error)
     product = (silu + error) * up.size * (1 + U) - silu * np.abs(up.value)
-    return Approx(swiglu(gate.value, up.value), product)
+    return Approx(swiglu(gate.value, up.value), product + flushed(gate.size, up.size))
 
 
 def norm_qkv(
@@ -214,7 +227,7 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     router, gate, up, down = layer.ffn
     n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
     logits = projected(n, router)
-    p, p_error = _softmax(logits.value, logits.error)
+    p, p_error = softmaxed(logits.value, logits.error)
     chosen, weights = route(n.value, router, experts_per_token=config.experts_per_token)
     rate = np.take_along_axis(p_error / p, chosen, axis=-1).max(axis=-1, keepdims=True)
     weights = Approx(weights, weights * ((1 + rate) / (1 - rate) * (1 + gamma(config.experts_per_token + 1)) - 1))

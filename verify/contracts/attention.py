@@ -1,0 +1,413 @@
+"""Attention with a mask, and the three forms of it that kernels have: prefill, decoding, and decoding from pages."""
+
+import numpy as np
+from hypothesis import strategies as st
+from jaxtyping import Float, Int
+
+from reference.attention import attention, causal_mask
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
+from verify.laws import alone
+from verify.precision import TINY, Precision, U, precision
+from verify.running_error import attended, exactly
+
+BLOCKS = 8  # that an online softmax, or a split over keys, makes of them at most
+
+
+def attention_prefill(
+    q: Float[np.ndarray, "batch queries heads head_dim"],
+    k: Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    v: Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    offsets: Int[np.ndarray, " batch"],
+    *,
+    window: int | None,
+) -> Float[np.ndarray, "batch queries heads head_dim"]:
+    """Causal attention of a chunk of queries over a cache that holds their own keys already.
+
+    Query i of a row is at position offset + i and sees the last `window` positions up to its own, or all of them.
+    What the cache holds beyond offset + queries is of no account, NaN included.
+    """
+    rows = []
+    for one, keys, held, offset in zip(q, k, v, offsets.tolist(), strict=True):
+        used = offset + len(one)
+        mask = causal_mask(len(one), used, offset=offset, window=window)
+        rows.append(attention(one, keys[:used], held[:used], mask))
+    return np.stack(rows)
+
+
+def attention_decode(
+    q: Float[np.ndarray, "batch heads head_dim"],
+    k: Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    v: Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    lengths: Int[np.ndarray, " batch"],
+    *,
+    window: int | None,
+) -> Float[np.ndarray, "batch heads head_dim"]:
+    """Attention of one query a row over the first `lengths` positions of its cache, or the last `window` of those.
+
+    What the cache holds beyond is of no account, NaN included. Of no positions at all the result is 0.
+    """
+    rows = []
+    for one, keys, held, length in zip(q, k, v, lengths.tolist(), strict=True):
+        start = 0 if window is None else max(length - window, 0)
+        rows.append(attention(one[None], keys[start:length], held[start:length], np.zeros((1, length - start)))[0])
+    return np.stack(rows)
+
+
+def attention_paged(
+    q: Float[np.ndarray, "batch heads head_dim"],
+    k_pages: Float[np.ndarray, "pages page kv_heads head_dim"],
+    v_pages: Float[np.ndarray, "pages page kv_heads head_dim"],
+    table: Int[np.ndarray, "batch blocks"],
+    lengths: Int[np.ndarray, " batch"],
+) -> Float[np.ndarray, "batch heads head_dim"]:
+    """`attention_decode` over a cache in pages: position i of a row is at i % page of page table[row, i // page].
+
+    Entries of the table beyond a row's length name some page all the same, which is of no account.
+    """
+    k, v = (pages[table].reshape(len(table), -1, *pages.shape[2:]) for pages in (k_pages, v_pages))
+    return attention_decode(q, k, v, lengths, window=None)
+
+
+def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
+    """One row: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
+    if not mask.size:
+        zeros = np.zeros(q.shape)
+        return Expected(zeros, zeros, zeros, zeros)
+    unit = precision(v.dtype.name).unit
+    exact = attended(exactly(q), exactly(k), exactly(v), mask, blocks=BLOCKS, unit=unit)
+    sizes = [np.abs(as_float64(a)) for a in (q, k, v)]
+    added = attention(as_float64(q), as_float64(k), sizes[2], mask)
+    group = q.shape[1] // k.shape[1]
+    scores = np.einsum("ihd,jhd->ihj", sizes[0], np.repeat(sizes[1], group, axis=1)) / np.sqrt(q.shape[-1])
+    largest = np.max(np.where(np.isneginf(mask)[:, None], 0, scores), axis=-1, initial=0)[..., None]
+    alarm = ((64 + 8 * largest) * U + unit) * added
+    underflow = 4 * len(k) * TINY * (1 + float(np.max(sizes[2], initial=0)))
+    return Expected(exact.value, exact.error, alarm + underflow, added)
+
+
+def _stacked(rows: list[Expected]) -> Expected:
+    return Expected(
+        value=np.stack([row.value for row in rows]),
+        hard=np.stack([row.hard for row in rows]),
+        alarm=np.stack([row.alarm for row in rows]),
+        size=np.stack([row.size for row in rows]),
+    )
+
+
+def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
+    return _stacked([_bounded(*row) for row in zip(q, k, v, as_float64(mask), strict=True)])
+
+
+def expect_prefill(q: np.ndarray, k: np.ndarray, v: np.ndarray, offsets: np.ndarray, *, window: int | None) -> Expected:
+    rows = []
+    for one, keys, held, offset in zip(q, k, v, offsets.tolist(), strict=True):
+        used = offset + len(one)
+        mask = causal_mask(len(one), used, offset=offset, window=window)
+        rows.append(_bounded(one, keys[:used], held[:used], mask))
+    return _stacked(rows)
+
+
+def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, *, window: int | None) -> Expected:
+    rows = []
+    for one, keys, held, length in zip(q, k, v, lengths.tolist(), strict=True):
+        start = 0 if window is None else max(length - window, 0)
+        due = _bounded(one[None], keys[start:length], held[start:length], np.zeros((1, length - start)))
+        rows.append(Expected(due.value[0], due.hard[0], due.alarm[0], due.size[0]))
+    return _stacked(rows)
+
+
+def expect_paged(
+    q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, table: np.ndarray, lengths: np.ndarray
+) -> Expected:
+    k, v = (pages[table].reshape(len(table), -1, *pages.shape[2:]) for pages in (k_pages, v_pages))
+    return expect_decode(q, k, v, lengths, window=None)
+
+
+MASKS = ("causal", "window", "ragged", *HIDDEN)
+
+
+def _mask(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
+    """0 or -inf. Where there are more causal queries than keys, the first of them see nothing."""
+    if which in ("causal", "window"):
+        window = 3 if which == "window" else None
+        mask = causal_mask(queries, keys, offset=keys - queries, window=window)
+        masks = np.broadcast_to(mask, (batch, queries, keys))
+    elif which == "ragged":
+        lengths = np.maximum(keys - 3 * np.arange(batch), 0)[:, None, None]
+        masks = np.where(np.broadcast_to(np.arange(keys), (batch, queries, keys)) < lengths, 0.0, -np.inf)
+    else:
+        masks = np.broadcast_to(np.where(hide(which, queries, keys), -np.inf, 0.0), (batch, queries, keys))
+    return masks.astype(np.float32)
+
+
+def _heads(precision: Precision, q: Values, k: Values, v: Values, shift: float, shapes: list[tuple[int, ...]]):
+    """q, k and v of these shapes. The first feature moves all scores by `shift` abs(shift) / sqrt(head_dim)."""
+    drawn = [
+        value.array(name, *shape, precision=precision)
+        for name, value, shape in zip("qkv", (q, k, v), shapes, strict=True)
+    ]
+    if shift:
+        drawn[0][..., 0], drawn[1][..., 0] = abs(shift), shift
+    return drawn
+
+
+def arguments(
+    *,
+    precision: Precision,
+    batch: int,
+    queries: int,
+    keys: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    q: Values,
+    k: Values,
+    v: Values,
+    shift: float,
+    mask: str,
+) -> Arguments:
+    cached = (batch, keys, kv_heads, head_dim)
+    arrays = _heads(precision, q, k, v, shift, [(batch, queries, kv_heads * group, head_dim), cached, cached])
+    return {"q": arrays[0], "k": arrays[1], "v": arrays[2], "mask": _mask(mask, batch, queries, keys)}
+
+
+def prefill_arguments(
+    *,
+    precision: Precision,
+    offsets: tuple[int, ...],
+    queries: int,
+    spare: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    q: Values,
+    k: Values,
+    v: Values,
+    shift: float,
+    window: int | None,
+    padding: float,
+) -> Arguments:
+    capacity = max(offsets) + queries + spare
+    cached = (len(offsets), capacity, kv_heads, head_dim)
+    shapes = [(len(offsets), queries, kv_heads * group, head_dim), cached, cached]
+    arrays = _heads(precision, q, k, v, shift, shapes)
+    for row, offset in enumerate(offsets):
+        arrays[1][row, offset + queries :] = arrays[2][row, offset + queries :] = padding
+    return {
+        "q": arrays[0],
+        "k": arrays[1],
+        "v": arrays[2],
+        "offsets": np.array(offsets, np.int32),
+        "window": window,
+    }
+
+
+def decode_arguments(
+    *,
+    precision: Precision,
+    lengths: tuple[int, ...],
+    spare: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    q: Values,
+    k: Values,
+    v: Values,
+    shift: float,
+    window: int | None,
+    padding: float,
+) -> Arguments:
+    capacity = max(max(lengths) + spare, 1)
+    cached = (len(lengths), capacity, kv_heads, head_dim)
+    arrays = _heads(precision, q, k, v, shift, [(len(lengths), kv_heads * group, head_dim), cached, cached])
+    for row, length in enumerate(lengths):
+        arrays[1][row, length:] = arrays[2][row, length:] = padding
+    return {"q": arrays[0], "k": arrays[1], "v": arrays[2], "lengths": np.array(lengths, np.int32), "window": window}
+
+
+def paged_arguments(
+    *,
+    precision: Precision,
+    lengths: tuple[int, ...],
+    page: int,
+    spare: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    q: Values,
+    k: Values,
+    v: Values,
+    shift: float,
+    order: int,
+    padding: float,
+) -> Arguments:
+    """Pages in a random order; positions beyond a row's length, and one page that belongs to nobody, are padding."""
+    batch = len(lengths)
+    blocks = max(-(-max(lengths) // page), 1) + spare
+    needed = [-(-length // page) for length in lengths]
+    nobodys = sum(needed)
+    cached = (nobodys + 1, page, kv_heads, head_dim)
+    arrays = _heads(precision, q, k, v, shift, [(batch, kv_heads * group, head_dim), cached, cached])
+    places = np.argsort(integers(order, "order", nobodys + 1, below=2**31), kind="stable").astype(np.int32)
+    table = np.full((batch, blocks), places[nobodys], np.int32)
+    for pages in arrays[1:]:
+        pages[places[nobodys]] = padding
+    given = 0
+    for row, count in enumerate(needed):
+        table[row, :count] = places[given : given + count]
+        given += count
+        if lengths[row] % page:
+            for pages in arrays[1:]:
+                pages[table[row, count - 1], lengths[row] % page :] = padding
+    return {
+        "q": arrays[0],
+        "k_pages": arrays[1],
+        "v_pages": arrays[2],
+        "table": table,
+        "lengths": np.array(lengths, np.int32),
+    }
+
+
+def _ones(trial: Trial) -> Claim:
+    """Rows that see something take a mean."""
+    v = np.ones_like(trial.arguments["v"])
+    o = as_float64(trial.again(v=v)[0])
+    seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
+    keys = v.shape[1]
+    unit = precision(v.dtype.name)
+    return Claim(o, np.broadcast_to(seen * 1.0, o.shape), 4 * (keys + 16) * U + 2 * unit.unit + unit.smallest)
+
+
+def _reversed_keys(trial: Trial) -> Claim:
+    k, v, mask = trial.arguments["k"], trial.arguments["v"], trial.arguments["mask"]
+    flipped = {"k": k[:, ::-1], "v": v[:, ::-1], "mask": mask[..., ::-1]}
+    again = trial.again(**{name: np.ascontiguousarray(array) for name, array in flipped.items()})
+    return Claim(again[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+def _repeated_heads(trial: Trial) -> Claim:
+    k, v = trial.arguments["k"], trial.arguments["v"]
+    group = trial.arguments["q"].shape[2] // k.shape[2]
+    again = trial.again(k=np.repeat(k, group, axis=2), v=np.repeat(v, group, axis=2))
+    return Claim(again[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+def _causal(trial: Trial) -> Claim | None:
+    """The last position of a row is seen by its last query alone."""
+    queries = trial.arguments["q"].shape[1]
+    if queries == 1:
+        return None
+    k, v = trial.arguments["k"].copy(), trial.arguments["v"].copy()
+    for row, offset in enumerate(trial.arguments["offsets"].tolist()):
+        k[row, offset + queries - 1] = v[row, offset + queries - 1] = 3
+    return Claim(trial.again(k=k, v=v)[0][:, :-1], trial.outputs[0][:, :-1], 0.0)
+
+
+def _beyond(trial: Trial) -> Claim:
+    k, v = trial.arguments["k"].copy(), trial.arguments["v"].copy()
+    for row, length in enumerate(trial.arguments["lengths"].tolist()):
+        k[row, length:] = v[row, length:] = -5
+    return Claim(trial.again(k=k, v=v)[0], trial.outputs[0], 0.0)
+
+
+def _elsewhere(trial: Trial) -> Claim:
+    """Every page one place further on."""
+    moved = {name: np.roll(trial.arguments[name], 1, axis=0) for name in ("k_pages", "v_pages")}
+    table = (trial.arguments["table"] + 1) % len(moved["k_pages"])
+    return Claim(trial.again(**moved, table=table.astype(np.int32))[0], trial.outputs[0], 0.0)
+
+
+KEYS = sizes(8, 16, 32, most=65)
+LENGTHS = st.lists(st.sampled_from([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 0]), min_size=1, max_size=3).map(tuple)
+HEADS = {
+    "kv_heads": st.sampled_from([1, 2, 3]),
+    "group": st.sampled_from([1, 2, 3, 7]),
+    "head_dim": st.sampled_from([1, 2, 3, 5, 8, 16, 64]),
+}
+DRAWN = {
+    "q": values(-4, 4),
+    "k": values(-4, 4),
+    "v": values(-8, 8),
+    "shift": st.sampled_from([0.0, -160.0, 160.0, -16.0]),
+}
+PADDING = st.sampled_from([0.0, 100.0, float("nan")])
+WINDOW = st.sampled_from([None, 1, 3, 8, 16])
+BOUND = (
+    "hard: running error analysis of scores (gamma_(head_dim + 3) |q| |k|), exponentials, the sum over keys, and the "
+    "rounding of the weights to the dtype of v; alarm: ((64 + 8 max |q| |k|) u + u_v) p |v|"
+)
+
+ATTENTION = Contract(
+    definition=attention,
+    shapes={
+        "batch": st.sampled_from([1, 2, 3]),
+        "queries": st.sampled_from([1, 2, 3, 5, 8, 9]),
+        "keys": KEYS,
+        **HEADS,
+    },
+    values={**DRAWN, "mask": st.sampled_from(["none", *(name for name in MASKS if name != "none")])},
+    arguments=arguments,
+    expect=expect,
+    domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] of one dtype, mask [batch queries "
+    "keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees nothing gives 0",
+    bound=BOUND,
+    laws=[
+        alone("a sequence", "q", "k", "v", "mask"),
+        Law("values of 1 give 1, where anything is seen", _ones),
+        Law("the order of the keys is of no account", _reversed_keys),
+        Law("shared keys are the same as repeated ones", _repeated_heads),
+    ],
+)
+PREFILL = Contract(
+    definition=attention_prefill,
+    shapes={
+        "offsets": st.lists(st.sampled_from([0, 1, 2, 7, 8, 9, 16, 31]), min_size=1, max_size=3).map(tuple),
+        "queries": st.sampled_from([1, 2, 3, 5, 8, 9, 16, 17]),
+        "spare": st.sampled_from([0, 1, 7, 16]),
+        **HEADS,
+    },
+    values={**DRAWN, "window": WINDOW, "padding": PADDING},
+    arguments=prefill_arguments,
+    expect=expect_prefill,
+    domain="q [batch queries heads head_dim], k and v [batch capacity kv_heads head_dim] of one dtype, offsets [batch] "
+    "int32; beyond offset + queries the cache holds anything, NaN included (--set padding=0 for none of that)",
+    bound=BOUND,
+    laws=[
+        alone("a sequence", "q", "k", "v", "offsets"),
+        Law("no query sees a later position, bit for bit", _causal),
+    ],
+)
+DECODE = Contract(
+    definition=attention_decode,
+    shapes={"lengths": LENGTHS, "spare": st.sampled_from([0, 1, 7, 16]), **HEADS},
+    values={**DRAWN, "window": WINDOW, "padding": PADDING},
+    arguments=decode_arguments,
+    expect=expect_decode,
+    domain="q [batch heads head_dim], k and v [batch capacity kv_heads head_dim] of one dtype, lengths [batch] int32 "
+    "from 0; beyond its length a cache holds anything, NaN included (--set padding=0 for none of that)",
+    bound=BOUND,
+    laws=[
+        alone("a sequence", "q", "k", "v", "lengths"),
+        Law("what lies beyond a length is of no account, bit for bit", _beyond),
+    ],
+)
+PAGED = Contract(
+    definition=attention_paged,
+    shapes={
+        "lengths": LENGTHS,
+        "page": st.sampled_from([1, 2, 4, 8, 16]),
+        "spare": st.sampled_from([0, 1, 2]),
+        **HEADS,
+    },
+    values={**DRAWN, "order": seeds, "padding": PADDING},
+    arguments=paged_arguments,
+    expect=expect_paged,
+    domain="q [batch heads head_dim], k_pages and v_pages [pages page kv_heads head_dim] of one dtype, table [batch "
+    "blocks] and lengths [batch] int32; no two rows share a page; what is beyond a length is anything, NaN included",
+    bound=BOUND,
+    laws=[
+        alone("a sequence", "q", "table", "lengths"),
+        Law("where pages lie is of no account, bit for bit", _elsewhere),
+    ],
+)

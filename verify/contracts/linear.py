@@ -1,0 +1,115 @@
+"""Products with a matrix: whatever the order of the sums, the error is at most gamma_n times the sum of magnitudes."""
+
+import numpy as np
+from hypothesis import strategies as st
+from jaxtyping import Float
+
+from reference.linear import linear
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import TINY, Precision, U
+from verify.running_error import exactly, projected
+
+
+def gemv(x: Float[np.ndarray, " cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, " rows"]:
+    """W x for one vector: `reference.linear` without a bias."""
+    return linear(x, weight)
+
+
+def gemm(x: Float[np.ndarray, "batch cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "batch rows"]:
+    """x W^T for several vectors: `reference.linear` without a bias."""
+    return linear(x, weight)
+
+
+def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> Expected:
+    exact, n = as_float64(weight), x.shape[-1]
+    y = projected(exactly(x), exact, None if bias is None else as_float64(bias))
+    size = linear(np.abs(as_float64(x)), np.abs(exact))
+    if bias is not None:
+        size = size + np.abs(as_float64(bias))
+    tiny = 4 * TINY * (n + 1) * (1 + np.max(np.abs(exact), initial=0)) * (1 + np.max(np.abs(as_float64(x)), initial=0))
+    return Expected(y.value, y.error, (4 * np.sqrt(n) + 2) * U * size + tiny, size)
+
+
+def linear_arguments(
+    *, precision: Precision, batch: int, rows: int, cols: int, x: Values, weight: Values, bias: Values | None
+) -> Arguments:
+    return {
+        "x": x.array("x", batch, cols, precision=precision),
+        "weight": weight.array("weight", rows, cols, precision=precision),
+        "bias": bias and bias.array("bias", rows, precision=precision),
+    }
+
+
+def gemm_arguments(*, precision: Precision, batch: int, rows: int, cols: int, x: Values, weight: Values) -> Arguments:
+    return {
+        "x": x.array("x", batch, cols, precision=precision),
+        "weight": weight.array("weight", rows, cols, precision=precision),
+    }
+
+
+def gemv_arguments(*, precision: Precision, rows: int, cols: int, x: Values, weight: Values) -> Arguments:
+    return {
+        "x": x.array("x", cols, precision=precision),
+        "weight": weight.array("weight", rows, cols, precision=precision),
+    }
+
+
+def _twice(trial: Trial) -> Claim | None:
+    x = trial.arguments["x"]
+    doubled = (2 * x).astype(x.dtype)
+    if trial.arguments.get("bias") is not None or not np.array_equal(as_float64(doubled), 2 * as_float64(x)):
+        return None
+    return Claim(as_float64(trial.again(x=doubled)[0]), 2 * as_float64(trial.outputs[0]), 3 * trial.bounds[0])
+
+
+def _column(trial: Trial) -> Claim | None:
+    unit = np.zeros_like(trial.arguments["x"])
+    unit[..., -1] = 1
+    column = trial.arguments["weight"][:, -1]
+    if trial.arguments.get("bias") is not None:
+        return None
+    return Claim(trial.again(x=unit)[0], np.broadcast_to(column, (*unit.shape[:-1], len(column))), TINY)
+
+
+LAWS = [
+    Law("twice the vector is twice the product", _twice),
+    Law("the last unit vector gives the last column, bit for bit", _column),
+]
+COLS = sizes(8, 32, 64, 128, 256, most=513)
+ROWS = sizes(4, 8, 16, 32, most=65)
+BATCH = st.sampled_from([1, 2, 3, 7, 8, 9])
+BOUND = "hard: gamma_n |W| |x|, n roundings in any order; alarm: (4 sqrt(n) + 2) u |W| |x|"
+DRAWN = {"x": values(-8, 8), "weight": values(-8, 8)}
+
+LINEAR = Contract(
+    definition=linear,
+    shapes={"batch": BATCH, "rows": ROWS, "cols": COLS},
+    values={**DRAWN, "bias": st.none() | values(-8, 8)},
+    arguments=linear_arguments,
+    expect=expect,
+    domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
+    bound=BOUND + ", and one more for the bias",
+    laws=[alone("a vector", "x"), *LAWS],
+)
+GEMM = Contract(
+    definition=gemm,
+    shapes={"batch": BATCH, "rows": ROWS, "cols": COLS},
+    values=DRAWN,
+    arguments=gemm_arguments,
+    expect=expect,
+    domain="x [batch cols] and weight [rows cols] of one dtype, summed in float32",
+    bound=BOUND,
+    laws=[alone("a vector", "x"), *LAWS],
+)
+GEMV = Contract(
+    definition=gemv,
+    shapes={"rows": ROWS, "cols": COLS},
+    values=DRAWN,
+    arguments=gemv_arguments,
+    expect=expect,
+    domain="x [cols] and weight [rows cols] of one dtype, summed in float32",
+    bound=BOUND,
+    laws=LAWS,
+)

@@ -1,0 +1,90 @@
+"""RoPE: a rotation of pairs, whose angle may be a rounding of position times frequency away."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.rope import frequencies as exact_frequencies
+from reference.rope import rope_halves, rope_interleaved
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import Precision, U
+from verify.running_error import flushed, gamma
+
+
+def arguments(
+    *, precision: Precision, batch: int, seq: int, heads: int, pairs: int, start: int, theta: float, x: Values
+) -> Arguments:
+    return {
+        "x": x.array("x", batch, seq, heads, 2 * pairs, precision=precision),
+        "positions": (start + 5 * np.arange(batch)[:, None] + np.arange(seq)).astype(np.int32),
+        "frequencies": exact_frequencies(2 * pairs, theta=theta).astype(np.float32),
+    }
+
+
+def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
+    """The bound for either pairing, each number's partner being what a quarter turn puts in its place."""
+
+    def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
+        turns = as_float64(frequencies)
+        value = rope(x, positions, turns)
+        size = np.abs(as_float64(x))
+        quarter = np.full_like(turns, np.pi / 2)
+        partner = np.abs(rope(x, np.ones_like(positions), quarter))
+        angles = positions[..., None, None] * turns  # [batch, seq, 1, pairs]
+        halves = rope is rope_halves
+        angle, cos, sin = (
+            np.concatenate([a, a], axis=-1) if halves else np.repeat(a, 2, axis=-1)
+            for a in (angles, np.abs(np.cos(angles)), np.abs(np.sin(angles)))
+        )
+        off = 2 * U * angle + 4 * U  # of a cosine or sine: the angle's product, the function's own error
+        both = size * cos + partner * sin
+        hard = off * (size + partner) + gamma(3) * (both + off * (size + partner)) + flushed(size + partner, 1.0)
+        return Expected(value, hard, hard, both)
+
+    return expect
+
+
+def _still(trial: Trial) -> Claim:
+    x = trial.arguments["x"]
+    return Claim(trial.again(positions=np.zeros_like(trial.arguments["positions"]))[0], x, 0.0)
+
+
+def _length(trial: Trial) -> Claim:
+    """The sum of the squares of each head."""
+    x, y = (as_float64(a) for a in (trial.arguments["x"], trial.outputs[0]))
+    tolerance = np.sum((2 * np.abs(y) + trial.bounds[0]) * trial.bounds[0], axis=-1)
+    return Claim(np.sum(y**2, axis=-1), np.sum(x**2, axis=-1), tolerance + 1e-12 * np.sum(x**2, axis=-1))
+
+
+def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
+    return Contract(
+        definition=rope,
+        shapes={
+            "batch": st.sampled_from([1, 2, 3]),
+            "seq": st.sampled_from([1, 2, 3, 5, 8, 9]),
+            "heads": st.sampled_from([1, 2, 3, 7]),
+            "pairs": sizes(8, 16, 32, most=64),
+        },
+        values={
+            "start": st.sampled_from([0, 1, 2, 63, 250, 255, 1000, 2047, 4095, 100_000]),
+            "theta": st.sampled_from([10_000.0, 500_000.0, 2.0]),
+            "x": values(-8, 8),
+        },
+        arguments=arguments,
+        expect=_expect(rope),
+        domain=f"x [batch seq heads head_dim] of {pairs}, positions [batch seq] int32 from 0 to 100,019, frequencies "
+        "[head_dim/2] float32",
+        bound="hard and alarm: (2 u angle + 4 u) (|a| + |b|) for cos and sin, gamma_3 (|a cos| + |b sin|) for the rest",
+        laws=[
+            alone("a sequence", "x", "positions"),
+            Law("position 0 changes nothing, bit for bit", _still),
+            Law("a rotation keeps lengths", _length),
+        ],
+    )
+
+
+HALVES = _contract(rope_halves, "pairs (i, i + head_dim/2)")
+INTERLEAVED = _contract(rope_interleaved, "pairs (2i, 2i + 1)")

@@ -1,0 +1,70 @@
+"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or hidden altogether."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.softmax import softmax
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, hidden, hide, sizes, values
+from verify.laws import alone
+from verify.precision import TINY, Precision, U
+from verify.running_error import softmaxed
+
+BLOCKS = 64  # that an online softmax cuts a row into, at most
+
+
+def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:
+    scores = x.array("x", rows, n, precision=precision, around=around)
+    scores[hide(hidden, rows, n)] = -np.inf
+    return {"x": scores}
+
+
+def expect(x: np.ndarray) -> Expected:
+    exact = as_float64(x)
+    size = np.where(np.isneginf(exact), 0, np.abs(exact))
+    # Where e^(x - m) is computed as 2^(x log2 e - m log2 e), each product is rounded before the difference.
+    p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
+    furthest = np.max(size, axis=-1, keepdims=True, initial=0)
+    alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
+    return Expected(p, hard, alarm, p)
+
+
+def _sums_to_one(trial: Trial) -> Claim:
+    seen = np.any(np.isfinite(as_float64(trial.arguments["x"])), axis=-1)
+    return Claim(as_float64(trial.outputs[0]).sum(axis=-1), seen * 1.0, trial.bounds[0].sum(axis=-1) + 1e-12)
+
+
+def _order(trial: Trial) -> Claim:
+    again = trial.again(x=np.ascontiguousarray(trial.arguments["x"][:, ::-1]))
+    return Claim(again[0][:, ::-1], trial.outputs[0], 2 * trial.bounds[0])
+
+
+def _shift(trial: Trial) -> Claim | None:
+    x = trial.arguments["x"]
+    shifted = (x + 4).astype(x.dtype)
+    if not np.array_equal(as_float64(shifted), as_float64(x) + 4):
+        return None
+    p = as_float64(trial.outputs[0])
+    return Claim(trial.again(x=shifted)[0], p, 2 * trial.bounds[0] + 64 * U * p)
+
+
+CONTRACT = Contract(
+    definition=softmax,
+    shapes={"rows": st.sampled_from([1, 2, 3, 5]), "n": sizes(8, 16, 32, 64, 128, 256, most=513)},
+    values={
+        "x": values(-6, 6),
+        "around": st.sampled_from([0.0, -20_000.0, 20_000.0, -100.0, 100.0]),
+        "hidden": hidden,
+    },
+    arguments=arguments,
+    expect=expect,
+    domain="x [rows n], finite or -inf; a row of -inf alone gives zeros",
+    bound="hard: p (e^a - 1) where a = (4 |x| + 3 (max - x) + n/2 + 2) u, once for the weight and once for the sum; "
+    "alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
+    laws=[
+        alone("a row", "x"),
+        Law("probabilities sum to 1, or to 0 where every score is -inf", _sums_to_one),
+        Law("softmax of the scores in reverse is softmax in reverse", _order),
+        Law("softmax(x + 4) is softmax(x)", _shift),
+    ],
+)
