@@ -13,7 +13,7 @@ from benchmarks.gpu_compile.kernel import Kernel, copied, launch, read_kernels
 from benchmarks.gpu_compile.program import Launch, Program, launches
 from benchmarks.gpu_compile.sass import read
 from benchmarks.gpu_compile.workers import Failure, Worker
-from benchmarks.kernel_cases import Case, Limits
+from benchmarks.kernel_cases.case import Case, Limits
 
 # A kernel that asks for a tile, waits for the kernel before it, and turns five times nine instructions around a
 # barrier; whoever has to try the barrier twice does that behind the exit.

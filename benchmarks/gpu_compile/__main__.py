@@ -18,7 +18,8 @@ from benchmarks.gpu_compile.h200 import roofline
 from benchmarks.gpu_compile.kernel import Kernel
 from benchmarks.gpu_compile.program import Program
 from benchmarks.gpu_compile.workers import Failure, Worker
-from benchmarks.kernel_cases import REFUSED, Case, kernel_cases
+from benchmarks.kernel_cases import REFUSED, kernel_cases
+from benchmarks.kernel_cases.case import Case
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu-compile"
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from benchmarks.gpu_compile.kernel import Kernel
 from benchmarks.gpu_compile.program import Program
-from benchmarks.kernel_cases import Case, Limits
+from benchmarks.kernel_cases.case import Case, Limits
 
 LARGE = 1 << 20  # bytes: a copy that costs as much time as a kernel
 STEP_TEMP = 32 << 20  # bytes
