@@ -2,12 +2,13 @@ r"""What one thread block does of attention while decoding, in bfloat16: the que
 
 The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867) over tiles of 64 keys. Of each tile
 
-    s = K q log2(e) / sqrt(d)        m' = max(m, max s)        p = 2^(s - m')
-    total <- total 2^(m - m') + sum p        o <- o 2^(m - m') + V^T p
+    s = K q        m' = max(m, max s)        p = 2^(c (s - m'))        c = log2(e) / sqrt(d)
+    total <- total 2^(c (m - m')) + sum p        o <- o 2^(c (m - m')) + V^T p
 
 Keys are the long side here and queries the short one: the tensor cores are given K and V^T as the matrices of 64 rows
 or more, and the queries of the group as 8 columns. So the heads of a group share each load of K and V, a tile costs a
-thread four exponentials, and nothing is padded to 64 queries.
+thread four exponentials, and nothing is padded to 64 queries. The scale c comes last: where a compiler makes one
+instruction of c s - c m', rounded once, large scores of equal size would not cancel.
 
 Rows that the query does not see may hold anything. Their scores are selected away, and their rows of V are cleared in
 shared memory, for 0 NaN is NaN; only the first and the last tile of a sequence have such rows.
@@ -27,13 +28,12 @@ from pallas_kernels.key_ring import TILE, KeyRing, OpenRing
 from pallas_kernels.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
 LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
 class SplitAttention:
     """Attention of the queries of a group to what comes through the ring. Of one split the output is final; of more
-    it is a part, o not yet divided by its total, with m and the total beside it."""
+    it is a part, o not yet divided by its total, with c m and the total beside it."""
 
     group: int  # query heads of a key head
     ring: KeyRing
@@ -43,6 +43,10 @@ class SplitAttention:
     def columns(self) -> int:
         """Queries, as the tensor cores count them."""
         return -(-self.group // 8) * 8
+
+    @property
+    def _scale(self) -> float:
+        return math.log2(math.e) / math.sqrt(self.ring.head_dim)
 
     def scratch(self) -> dict[str, Any]:
         out = self.out if self.ring.splits == 1 else np.dtype(np.float32)
@@ -66,7 +70,7 @@ class SplitAttention:
         if stats_ref is None:
             o = o * down(jnp.where(total == 0, 0.0, 1 / total), self.ring.head_dim)
         else:
-            staged["stats"][0] = m
+            staged["stats"][0] = m * self._scale
             staged["stats"][1] = total
         staged["o"].T[...] = plgpu.layout_cast(o.astype(staged["o"].dtype), TURNED)
         plgpu.commit_smem()
@@ -83,13 +87,13 @@ class SplitAttention:
             o, m, total = running
             first_key = ring.first_key(i)
 
-            scores = product(ring.wait("k", i), q_smem.T) * (LOG2_E / math.sqrt(head_dim))
+            scores = product(ring.wait("k", i), q_smem.T)
             ring.release("k", i)
             key = first_key + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=WGMMA)
             scores = jnp.where((key >= ring.start) & (key < ring.stop), scores, -jnp.inf)
             larger = jnp.maximum(m, jnp.max(scores, axis=0))
-            rescale = jnp.exp2(m - larger)
-            p = jnp.exp2(scores - down(larger, TILE))
+            rescale = jnp.exp2((m - larger) * self._scale)
+            p = jnp.exp2((scores - down(larger, TILE)) * self._scale)
             total = total * down(rescale, TILE) + p  # a row of the tile each, summed at the end
             p_smem.T[...] = plgpu.layout_cast(p.astype(jnp.bfloat16), TURNED)
 

@@ -8,6 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.compat import Target
+
 WGMMA = plgpu.Layout.WGMMA  # a matrix in registers as the tensor cores leave it: 16 rows a warp
 TURNED = plgpu.Layout.WGMMA_TRANSPOSED  # the same, for storing its transpose
 
@@ -43,3 +45,10 @@ def down(x, rows: int):
 def across(x, cols: int):
     """One number a row, repeated in every column."""
     return lax.broadcast_in_dim(x, (*x.shape, cols), (0,))
+
+
+def accumulate(o, a, b, target: Target):
+    """o + a b, with a and b as for `product`: in the accumulator itself, which the interpreter cannot start from o."""
+    if target.interpret:
+        return o + product(a, b)
+    return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.WGMMAAccumulatorRef.init(o))

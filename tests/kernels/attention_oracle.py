@@ -1,10 +1,15 @@
 """What attention over a cache is, exactly, and how far a kernel that weights v in bfloat16 may be from it."""
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 
 from reference.attention import causal_mask
 from tests.strategies import assert_within, roundoff
 from verify.running_error import Approx, attended, exactly, rounded
+
+BFLOAT16: Any = ml_dtypes.bfloat16
 
 
 def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | None, tile: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.compat import interpreter
 from pallas_kernels.key_ring import TILE
-from tests.kernels.attention_oracle import assert_attends
+from tests.kernels.attention_oracle import BFLOAT16, assert_attends
 from tests.strategies import Noise, noises
 
 
@@ -20,7 +20,7 @@ class Shape(NamedTuple):
     capacity: int
     window: int | None = None
     splits: int = 1
-    dtype: Any = jnp.bfloat16
+    dtype: Any = BFLOAT16
 
 
 SHAPES = [

@@ -1,0 +1,78 @@
+"""Attention while decoding over a cache in pages, which sequences of many lengths can share memory with.
+
+A page holds the keys, or the values, of some consecutive positions in every key head; a table says which pages are a
+sequence's, in order (PagedAttention, Kwon et al., 2023, https://arxiv.org/abs/2309.06180). All else is as in
+`attention_decode`.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.attention_parts import attend_in_parts, check_attention, choose_splits
+from pallas_kernels.compat import Target, current_target
+from pallas_kernels.key_ring import TILE
+
+
+def attention_paged(
+    q: Float[Array, "batch heads head_dim"],
+    k: Float[Array, "pages kv_heads page head_dim"],
+    v: Float[Array, "pages kv_heads page head_dim"],
+    table: Int[Array, "batch max_pages"],
+    lengths: Int[Array, " batch"],
+    *,
+    window: int | None = None,
+    splits: int | None = None,
+) -> Float[Array, "batch width"]:
+    """`attention_decode` where position i of a sequence is row i mod page of page `table[sequence, i // page]`.
+
+    A length is clamped to 0 ... max_pages * page, and a page's number to those that there are. Pages that no visible
+    position is on may be read, and do not matter. A page has 8, 16, 32, 64 or a multiple of 64 rows: ValueError
+    otherwise, and for what `attention_decode` refuses.
+    """
+    op = "attention_paged"
+    if k.ndim != 4 or not (k.shape[2] and (k.shape[2] % TILE == 0 or (TILE % k.shape[2] == 0 and k.shape[2] >= 8))):
+        raise ValueError(
+            f"{op} takes k [pages, kv_heads, page, head_dim] with 8, 16, 32 or a multiple of 64 rows a page, "
+            f"got {k.shape}"
+        )
+    if table.ndim != 2 or len(table) != len(q) or 0 in table.shape or table.dtype != np.dtype("int32"):
+        raise ValueError(f"{op} takes a table [{len(q)}, max_pages] in int32, got {table.shape} in {table.dtype}")
+    capacity = table.shape[1] * k.shape[2]
+    splits = choose_splits(len(q) * k.shape[1], capacity) if splits is None else splits
+    check_attention(op, q, k, v, lengths, window=window, splits=splits)
+    return _attention_paged(q, k, v, table, lengths, window=window, splits=splits, target=current_target())
+
+
+@partial(jax.jit, static_argnames=("window", "splits", "target"))
+def _attention_paged(q, k, v, table, lengths, *, window: int | None, splits: int, target: Target):
+    pages, _, page, _ = k.shape
+    rows = min(page, TILE)  # of a page in a tile
+
+    def locate(ref, row, head, tile, table_ref):
+        def piece(i):
+            first = tile * TILE + i * rows
+            number = table_ref[row, jnp.minimum(first // page, table.shape[1] - 1)]
+            return ref.at[jnp.clip(number, 0, pages - 1), head, pl.ds(pl.multiple_of(lax.rem(first, page), rows), rows)]
+
+        return [piece(i) for i in range(TILE // rows)]
+
+    return attend_in_parts(
+        "attention_paged",
+        locate,
+        q,
+        k,
+        v,
+        lengths,
+        table,
+        capacity=table.shape[1] * page,
+        pieces=TILE // rows,
+        window=window,
+        splits=splits,
+        target=target,
+    )
