@@ -1,16 +1,31 @@
 """All contracts, and the mutants that show what each is worth, by the name of the op."""
 
 from verify.contract import Contract
-from verify.contracts import add, argmax, attention, embedding, linear, qk_norm, rmsnorm, rope, softmax, swiglu
+from verify.contracts import (
+    add,
+    argmax,
+    attention,
+    embedding,
+    linear,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+    sampling,
+    softmax,
+    swiglu,
+)
 from verify.mutant import Implementation
 from verify.mutants import add as add_mutants
 from verify.mutants import argmax as argmax_mutants
 from verify.mutants import attention as attention_mutants
 from verify.mutants import embedding as embedding_mutants
 from verify.mutants import linear as linear_mutants
+from verify.mutants import moe as moe_mutants
 from verify.mutants import qk_norm as qk_norm_mutants
 from verify.mutants import rmsnorm as rmsnorm_mutants
 from verify.mutants import rope as rope_mutants
+from verify.mutants import sampling as sampling_mutants
 from verify.mutants import softmax as softmax_mutants
 from verify.mutants import swiglu as swiglu_mutants
 
@@ -25,10 +40,14 @@ _CONTRACTS = [
     linear.GEMM,
     linear.GEMV,
     linear.LINEAR,
+    moe.MOE,
+    moe.ROUTE,
     qk_norm.CONTRACT,
     rmsnorm.CONTRACT,
     rope.HALVES,
     rope.INTERLEAVED,
+    sampling.DISTRIBUTION,
+    sampling.DRAW,
     softmax.CONTRACT,
     swiglu.CONTRACT,
 ]
@@ -40,10 +59,12 @@ _IMPLEMENTATIONS = [
     linear_mutants.GEMM,
     linear_mutants.GEMV,
     linear_mutants.LINEAR,
+    *moe_mutants.IMPLEMENTATIONS,
     qk_norm_mutants.IMPLEMENTATION,
     rmsnorm_mutants.IMPLEMENTATION,
     rope_mutants.HALVES,
     rope_mutants.INTERLEAVED,
+    *sampling_mutants.IMPLEMENTATIONS,
     softmax_mutants.IMPLEMENTATION,
     swiglu_mutants.IMPLEMENTATION,
 ]

@@ -86,7 +86,9 @@ class Contract:
         """What is due for `arguments`, one entry an output."""
         positional, keyword = self.split(arguments)
         expected = self.expect(*positional.values(), **keyword)
-        return (expected,) if isinstance(expected, Expected) else expected
+        expected = (expected,) if isinstance(expected, Expected) else expected
+        assert all(np.all(np.isfinite(due.value)) and not np.any(np.isnan(due.hard)) for due in expected), self.name
+        return expected
 
 
 def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

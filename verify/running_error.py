@@ -17,7 +17,7 @@ Nothing here is fitted: a result outside its bound is a bug, in the code or in t
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from reference.attention import attention
 from reference.config import Config
@@ -224,16 +224,19 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts)
-    router, gate, up, down = layer.ffn
     n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
+    return rounded(mixed(n, layer.ffn, x, experts_per_token=config.experts_per_token, unit=unit), unit)
+
+
+def mixed(n: Approx, experts: Experts, start: Approx, *, experts_per_token: int, unit: float) -> Approx:
+    """`start` and what the experts say of each of n [tokens dim]; `NO_BOUND` as in `moe_add`."""
+    router, gate, up, down = experts
     logits = projected(n, router)
     p, p_error = softmaxed(logits.value, logits.error)
-    chosen, weights = route(n.value, router, experts_per_token=config.experts_per_token)
-    rate = np.take_along_axis(p_error / p, chosen, axis=-1).max(axis=-1, keepdims=True)
-    weights = Approx(weights, weights * ((1 + rate) / (1 - rate) * (1 + gamma(config.experts_per_token + 1)) - 1))
+    chosen, weights = routed(n.value, router, p, p_error, experts_per_token=experts_per_token)
 
-    y = x
-    for rank in range(config.experts_per_token):
+    y = start
+    for rank in range(experts_per_token):
         parts = [
             projected(
                 rounded(gated(projected(row, gate[e]), projected(row, up[e])), unit),
@@ -245,14 +248,30 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
         out = Approx(np.array([part.value for part in parts]), np.array([part.error for part in parts]))
         weight = weights.map(lambda part, rank=rank: part[:, rank, None])
         product = weight.size * out.size * (1 + U) - np.abs(weight.value * out.value)
-        y = added(y, Approx(weight.value * out.value, product))
+        y = added(y, Approx(weight.value * out.value, product + flushed(weight.size, out.size)))
     # The other experts are added too, times zero: their sums round what is there once more each.
-    error = y.error + gamma(config.experts) * y.size
+    error = y.error + gamma(len(router)) * y.size
+    return Approx(y.value, np.where(clear_choice(p, p_error, chosen)[:, None], error, NO_BOUND))
+
+
+def routed(
+    n: np.ndarray, router: np.ndarray, p: np.ndarray, p_error: np.ndarray, *, experts_per_token: int
+) -> tuple[np.ndarray, Approx]:
+    """The chosen experts and their weights p_e / sum of the chosen p, where each p is off by up to `p_error`."""
+    chosen, weights = route(n, router, experts_per_token=experts_per_token)
+    total, off = (np.take_along_axis(a, chosen, axis=-1).sum(axis=-1, keepdims=True) for a in (p, p_error))
+    moved = (np.take_along_axis(p_error, chosen, axis=-1) + weights * off) / np.maximum(total - off, total / 2)
+    return chosen, Approx(
+        weights, np.minimum(moved, 1) + gamma(experts_per_token + 1) * (weights + np.minimum(moved, 1))
+    )
+
+
+def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
+    """Whether the chosen experts are ahead of the others by more than any rounding."""
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
     others = p + p_error
-    np.put_along_axis(others, chosen, 0, axis=-1)
-    certain = lowest_chosen > others.max(axis=-1)
-    return rounded(Approx(y.value, np.where(certain[:, None], error, NO_BOUND)), unit)
+    np.put_along_axis(others, chosen, -np.inf, axis=-1)
+    return lowest_chosen > others.max(axis=-1)
 
 
 def norm_logits(x: Approx, norm: np.ndarray, head: np.ndarray, *, config: Config, unit: float) -> Approx:

@@ -1,0 +1,113 @@
+"""A mixture of experts: the choice of experts is exact where no rounding could change it, and judged only there."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.linear import linear
+from reference.llama import Experts
+from reference.moe import moe, route
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import Precision, precision
+from verify.running_error import NO_BOUND, exactly, mixed, projected, routed, softmaxed
+
+
+def route_arguments(
+    *, precision: Precision, tokens: int, dim: int, experts: int, chosen: int, x: Values, router: Values
+) -> Arguments:
+    return {
+        "x": x.array("x", tokens, dim, precision=precision),
+        "router": router.array("router", experts, dim, precision=precision),
+        "experts_per_token": min(chosen, experts),
+    }
+
+
+def expect_route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -> tuple[Expected, Expected]:
+    exact, matrix = as_float64(x), as_float64(router)
+    logits = projected(exactly(x), matrix)
+    p, p_error = softmaxed(logits.value, logits.error)
+    chosen, weights = routed(exact, matrix, p, p_error, experts_per_token=experts_per_token)
+    # A choice is clear where each of the chosen is ahead of the next by more than any rounding, or where equal logits
+    # come from zeros, whose products are exact: then the lower index comes first.
+    order = np.argsort(-p, axis=-1, kind="stable")
+    ranked, errors = (np.take_along_axis(a, order, axis=-1) for a in (p, p_error))
+    ahead = ranked[:, :-1] - errors[:, :-1] > ranked[:, 1:] + errors[:, 1:]
+    clear = np.all(ahead[:, :experts_per_token], axis=-1) | ~np.any(exact, axis=-1)
+    either = np.broadcast_to(np.where(clear, 0.0, NO_BOUND)[:, None], chosen.shape)
+    return (
+        Expected(chosen, either, either, np.zeros(chosen.shape), rounded=False),
+        Expected(weights.value, weights.error, weights.error, weights.value),
+    )
+
+
+def _weights_sum_to_one(trial: Trial) -> Claim:
+    weights = as_float64(trial.outputs[1])
+    return Claim(weights.sum(axis=-1), np.ones(len(weights)), trial.bounds[1].sum(axis=-1))
+
+
+def moe_arguments(
+    *,
+    precision: Precision,
+    tokens: int,
+    dim: int,
+    ffn: int,
+    experts: int,
+    chosen: int,
+    x: Values,
+    router: Values,
+    weights: Values,
+) -> Arguments:
+    return {
+        **route_arguments(
+            precision=precision, tokens=tokens, dim=dim, experts=experts, chosen=chosen, x=x, router=router
+        ),
+        "gate": weights.array("gate", experts, ffn, dim, precision=precision),
+        "up": weights.array("up", experts, ffn, dim, precision=precision),
+        "down": weights.array("down", experts, dim, ffn, precision=precision),
+    }
+
+
+def expect_moe(
+    x: np.ndarray, router: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, *, experts_per_token: int
+) -> Expected:
+    experts = Experts(*(as_float64(a) for a in (router, gate, up, down)))
+    unit = precision(x.dtype.name).unit
+    y = mixed(exactly(x), experts, exactly(np.zeros(x.shape)), experts_per_token=experts_per_token, unit=unit)
+    sizes = linear(np.abs(as_float64(x)), np.abs(experts.down).max(axis=0) @ np.abs(experts.up).max(axis=0))
+    return Expected(y.value, y.error, y.error, sizes)
+
+
+def _renamed(trial: Trial) -> Claim:
+    """Last expert first. Where a choice is not clear, bounds say so."""
+    flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in ("router", "gate", "up", "down")}
+    return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+SHAPES = {
+    "tokens": st.sampled_from([1, 2, 3, 5]),
+    "dim": sizes(8, 16, most=33),
+    "experts": st.sampled_from([1, 2, 3, 4, 5, 8]),
+}
+ROUTE = Contract(
+    definition=route,
+    shapes={**SHAPES, "chosen": st.sampled_from([1, 2, 3])},
+    values={"x": values(-4, 2), "router": values(-4, 2)},
+    arguments=route_arguments,
+    expect=expect_route,
+    domain="x [tokens dim] and router [experts dim] of one dtype; experts are judged where the choice is clear, that "
+    "is, where no rounding could change it",
+    bound="hard and alarm: experts exact; weights by running error analysis of logits, softmax and quotient",
+    laws=[Law("weights sum to 1", _weights_sum_to_one)],
+)
+MOE = Contract(
+    definition=moe,
+    shapes={**SHAPES, "ffn": sizes(8, most=17), "chosen": st.sampled_from([1, 2, 3])},
+    values={"x": values(-4, 2), "router": values(-4, 2), "weights": values(-4, 2)},
+    arguments=moe_arguments,
+    expect=expect_moe,
+    domain="x [tokens dim], router [experts dim], gate and up [experts ffn dim], down [experts dim ffn] of one dtype; "
+    "tokens whose choice of experts hangs on a rounding are not judged",
+    bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
+    laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed)],
+)

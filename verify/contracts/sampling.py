@@ -1,0 +1,190 @@
+"""Sampling: filters decide, and where a rounding could change a decision, either outcome is right.
+
+Every probability is kept as an interval, and every filter as two sets: the tokens that it surely keeps and those that
+it may keep. What comes out may be anything between.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from jaxtyping import Bool, Float
+
+from reference.sampling import distribution, draw, penalise
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, hidden, hide, integers, seeds, sizes, values
+from verify.precision import TINY, Precision, U, precision
+from verify.running_error import gamma, softmaxed
+
+
+class Between(NamedTuple):
+    """A distribution, of which each probability is only known to lie between two numbers."""
+
+    low: Float[np.ndarray, " vocab"]
+    high: Float[np.ndarray, " vocab"]
+
+    def keep(self, surely: Bool[np.ndarray, " vocab"], maybe: Bool[np.ndarray, " vocab"]) -> "Between":
+        """Without what is not kept, and summing to 1 again."""
+        low, high = np.where(surely, self.low, 0), np.where(maybe, self.high, 0)
+        slack = gamma(len(low) + 2)
+        return Between(
+            low * (1 - slack) / max(float(np.sum(high)), TINY),
+            np.minimum(high * (1 + slack) / max(float(np.sum(low)), TINY), 1 + slack),
+        )
+
+
+def arguments(
+    *,
+    precision: Precision,
+    vocab: int,
+    logits: Values,
+    around: float,
+    hidden: str,
+    seen: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+) -> Arguments:
+    scores = logits.array("logits", vocab, precision=precision, around=around)
+    hides = hide(hidden, 2, vocab)[1]
+    if not np.all(hides):  # or nothing could be drawn
+        scores[hides] = -np.inf
+    return {
+        "logits": scores,
+        "seen": integers(seen, "seen", vocab, below=2).astype(bool),
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+
+
+def expect(
+    logits: np.ndarray,
+    seen: np.ndarray,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+) -> Expected:
+    options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+    value = distribution(logits, seen, temperature=temperature, **options)
+    scores = penalise(logits, seen, penalty=repetition_penalty)
+    off = np.where(np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores))  # the penalty's own too
+    # Tokens of the same logit, seen or both not, have the same probability in every implementation.
+    same = (logits[:, None] == logits) & (seen[:, None] == seen)
+    p = _greedy(scores, off, same) if temperature == 0 else _tempered(scores, off, temperature)
+    if 0 < top_k < len(scores):
+        p = p.keep(*(_ahead(p, same, sure, counted=True) < top_k for sure in (True, False)))
+    if top_p < 1:
+        slack = 1 + gamma(len(scores) + 2)
+        p = p.keep(_ahead(p, same, True) * slack < top_p, _ahead(p, same, False) / slack < top_p)
+    largest = Between(np.max(p.low, keepdims=True), np.max(p.high, keepdims=True))
+    surely = p.low >= min_p * largest.high * (1 + 2 * U)
+    p = p.keep(surely | (np.sum(p.high > 0) == 1), p.high >= min_p * largest.low * (1 - 2 * U))
+    hard = np.maximum(p.high - value, value - p.low) + 4 * TINY
+    return Expected(value, hard, hard, value)
+
+
+def _greedy(scores: np.ndarray, off: np.ndarray, same: np.ndarray) -> Between:
+    """All on the largest, the first of those that are the same."""
+    best = scores + off >= np.max(scores - off)
+    best = best & ~np.any(same & best & (np.arange(len(scores)) < np.arange(len(scores))[:, None]), axis=1)
+    return Between(np.where(best & (np.sum(best) == 1), 1.0, 0.0), best * 1.0)
+
+
+def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Between:
+    size = np.where(np.isneginf(scores), 0, np.abs(scores))
+    with np.errstate(over="ignore"):
+        exponents = np.where(np.isneginf(scores), -np.inf, (scores - np.max(scores)) / temperature)
+        # The largest may be any of several; what all exponents are off by alike does not count.
+        moved = (off + np.max(off) + 4 * U * (size + np.max(size))) / temperature
+    p, error = softmaxed(exponents[None], moved[None])
+    return Between(np.maximum(p - error, 0)[0], np.minimum(p + error, 1)[0])
+
+
+def _ahead(p: Between, same: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
+    """For each token, how many others are more probable, or how much they hold: at most (`sure`), or at least."""
+    if sure:
+        larger, held = (p.high > p.low[:, None]) & ~same, p.high
+    else:
+        larger, held = (p.low > p.high[:, None]) & ~same, p.low
+    return np.sum(larger * (np.ones_like(held) if counted else held), axis=1)
+
+
+def draw_arguments(*, precision: Precision, vocab: int, p: Values, u: float) -> Arguments:
+    weights = np.abs(p.array("p", vocab, precision=precision).astype(np.float32))
+    if not np.any(weights):
+        weights[-1] = 1
+    return {"p": weights, "u": u}
+
+
+def expect_draw(p: np.ndarray, u: float) -> Expected:
+    """The tokens at which a cumulative sum that is rounded may pass u."""
+    value = draw(p, u)
+    cumulative = np.cumsum(as_float64(p))
+    total = cumulative[-1]
+    integral = bool(np.all(as_float64(p) == np.rint(as_float64(p)))) and total < 2**20 and u * 1024 % 1 == 0
+    off = 0.0 if integral else 2 * gamma(len(p) + 2) * total + TINY * len(p)
+    first = int(np.argmax(cumulative > u * total - off))
+    passes = cumulative > u * total + off
+    last = int(np.argmax(passes)) if np.any(passes) else int(np.flatnonzero(p)[-1])
+    either = np.asarray(float(max(value - first, last - value, 0)))
+    return Expected(np.asarray(value), either, either, np.asarray(0.0), rounded=False)
+
+
+def _scaled(trial: Trial) -> Claim:
+    return Claim(trial.again(p=trial.arguments["p"] * np.float32(4))[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+def _sums_to_one(trial: Trial) -> Claim:
+    total = as_float64(trial.outputs[0]).sum()
+    return Claim(np.asarray(total), np.asarray(1.0), (len(trial.outputs[0]) + 8) * U + _rounding(trial))
+
+
+def _rounding(trial: Trial) -> float:
+    """Of the sum of a distribution whose probabilities are each rounded."""
+    returned = precision(trial.outputs[0].dtype.name)
+    return returned.unit + len(trial.outputs[0]) * returned.smallest
+
+
+VOCAB = sizes(8, 32, 64, 256, most=257)
+DISTRIBUTION = Contract(
+    definition=distribution,
+    shapes={"vocab": VOCAB},
+    values={
+        "logits": values(-4, 4, without=["denormal"]),
+        "around": st.sampled_from([0.0, -100.0, 100.0]),
+        "hidden": hidden,
+        "seen": seeds,
+        "temperature": st.sampled_from([1.0, 0.7, 1.5, 0.125, 0.0]),
+        "top_k": st.sampled_from([0, 1, 2, 5, 40]),
+        "top_p": st.sampled_from([1.0, 0.9, 0.5, 0.125]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.25, 2.0]),
+    },
+    arguments=arguments,
+    expect=expect,
+    domain="logits [vocab], finite or -inf but not all -inf, seen [vocab] bool; a temperature of 0 is greedy, a top_k "
+    "of 0 and a top_p of 1 keep all; tokens of equal probability are kept or dropped together",
+    bound="hard and alarm: intervals; where a rounding could change what a filter keeps, either outcome is right",
+    laws=[Law("probabilities sum to 1", _sums_to_one)],
+)
+DRAW = Contract(
+    definition=draw,
+    shapes={"vocab": VOCAB},
+    values={
+        "p": values(0, 0, without=["denormal"]),
+        "u": st.sampled_from([0.0, 0.5, 0.25, 0.75, 0.3, 0.9, 0.001, 0.9990234375]),
+    },
+    arguments=draw_arguments,
+    expect=expect_draw,
+    domain="p [vocab] float32, not negative and not all 0, of any sum; u from 0 to below 1",
+    bound="exact, but for tokens so near u that the rounding of gamma_n of the sum decides",
+    laws=[Law("a distribution times 4 is the same distribution", _scaled)],
+)

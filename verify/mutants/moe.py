@@ -1,0 +1,138 @@
+"""A mixture of experts, a token at a time."""
+
+import numpy as np
+
+from verify.mutant import Implementation, f32, implementation
+
+
+def route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -> tuple[np.ndarray, np.ndarray]:
+    logits = f32(x) @ f32(router).T
+    p = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+    p = p / np.sum(p, axis=1, keepdims=True)
+    chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
+    weights = np.take_along_axis(p, chosen, axis=1)
+    return chosen, weights / np.sum(weights, axis=1, keepdims=True)
+
+
+def moe(
+    x: np.ndarray,
+    router: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    *,
+    experts_per_token: int,
+) -> np.ndarray:
+    y = np.zeros(x.shape, np.float32)
+    for token in range(len(x)):
+        row = f32(x[token])
+        logits = f32(router) @ row
+        p = np.exp(logits - np.max(logits))
+        p = p / np.sum(p)
+        chosen = np.argsort(-p, kind="stable")[:experts_per_token]
+        share = p[chosen] / np.sum(p[chosen])
+        for rank, expert in enumerate(chosen):
+            a, b = f32(gate[expert]) @ row, f32(up[expert]) @ row
+            hidden = a / (1 + np.exp(-a)) * b
+            y[token] += share[rank] * (f32(down[expert]) @ hidden)
+    return y.astype(x.dtype)
+
+
+ROUTE = implementation(
+    route,
+    """
+weights not renormalised
+    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
+    + return chosen, weights
+logits for weights
+    - weights = np.take_along_axis(p, chosen, axis=1)
+    + weights = np.take_along_axis(logits, chosen, axis=1)
+sigmoid for softmax, as DeepSeek does
+    - p = p / np.sum(p, axis=1, keepdims=True)
+    + p = 1 / (1 + np.exp(-logits))
+the least probable
+    - np.argsort(-p
+    + np.argsort(p
+least probable of the chosen first
+    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
+    + return chosen[:, ::-1], (weights / np.sum(weights, axis=1, keepdims=True))[:, ::-1]
+weights in the order of the experts
+    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
+    + return chosen, np.take_along_axis(p, np.sort(chosen, axis=1), axis=1) / np.sum(weights, axis=1, keepdims=True)
+experts of the first token for every token
+    - chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
+    + chosen = np.repeat(np.argsort(-p[:1], axis=1, kind="stable")[:, :experts_per_token], len(x), axis=0)
+higher index first where experts tie
+    - np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
+    + (p.shape[1] - 1 - np.argsort(-p[:, ::-1], axis=1, kind="stable"))[:, :experts_per_token]
+experts numbered from 1
+    - return chosen, weights
+    + return chosen + 1, weights
+logits in bfloat16
+    - logits = f32(x) @ f32(router).T
+    + logits = bf16(f32(x) @ f32(router).T)
+maximum not subtracted
+    - logits - np.max(logits, axis=1, keepdims=True)
+    + logits
+renormalised over all tokens
+    - np.sum(weights, axis=1, keepdims=True)
+    + np.sum(weights) / len(x)
+""",
+)
+MOE = implementation(
+    moe,
+    """
+weights not renormalised
+    - share = p[chosen] / np.sum(p[chosen])
+    + share = p[chosen]
+every expert weighs the same
+    - share = p[chosen] / np.sum(p[chosen])
+    + share = np.full(len(chosen), 1 / len(chosen))
+experts swapped between ranks
+    - share[rank] *
+    + share[len(chosen) - 1 - rank] *
+one expert less
+    - [:experts_per_token]
+    + [: max(experts_per_token - 1, 1)]
+one expert more
+    - [:experts_per_token]
+    + [: experts_per_token + 1]
+the first experts, whatever the router says
+    - chosen = np.argsort(-p, kind="stable")[:experts_per_token]
+    + chosen = np.arange(experts_per_token)
+the least probable experts
+    - np.argsort(-p
+    + np.argsort(p
+router of another token
+    - logits = f32(router) @ row
+    + logits = f32(router) @ f32(x[(token + 1) % len(x)])
+gate of the first expert for every expert
+    - f32(gate[expert]) @ row
+    + f32(gate[0]) @ row
+up of the expert after
+    - f32(up[expert]) @ row
+    + f32(up[(expert + 1) % len(up)]) @ row
+down of the rank, not of the expert
+    - f32(down[expert]) @ hidden
+    + f32(down[rank]) @ hidden
+gate and up swapped
+    - a, b = f32(gate[expert]) @ row, f32(up[expert]) @ row
+    + b, a = f32(gate[expert]) @ row, f32(up[expert]) @ row
+weight put on the input
+    - hidden = a / (1 + np.exp(-a)) * b
+    + hidden = a / (1 + np.exp(-a)) * b * share[rank]
+last expert overwrites the others
+    - y[token] += share
+    + y[token] = share
+hidden layer in bfloat16 for float32 weights
+    - hidden = a / (1 + np.exp(-a)) * b
+    + hidden = bf16(a / (1 + np.exp(-a)) * b)
+experts summed in float16
+    - y[token] += share[rank] * (f32(down[expert]) @ hidden)
+    + y[token] = f16(y[token] + share[rank] * (f32(down[expert]) @ hidden))
+tokens beyond a capacity dropped
+    - for rank, expert in enumerate(chosen):
+    + for rank, expert in enumerate(chosen if token < 4 else []):
+""",
+)
+IMPLEMENTATIONS: list[Implementation] = [ROUTE, MOE]
