@@ -33,13 +33,13 @@ def _add(x, y, *, target: Target):
 
     def add(x_ref, y_ref, z_ref):  # [elements] each
         target.wait_for_previous()
+        target.let_next_start()
 
         def work(_, span):
             a, b = (span.load(ref.at[span.slice]).astype(jnp.float32) for ref in (x_ref, y_ref))
             z_ref[span.slice] = (a + b).astype(x.dtype)
 
         spans.each(lax.axis_index("span"), work)
-        target.let_next_start()
 
     kernel = target.kernel(
         add,

@@ -44,13 +44,13 @@ def _argmax(x, *, target: Target):
     ):
         row = lax.axis_index("row")
         target.wait_for_previous()
+        target.let_next_start()
 
         def work(piece, span):
             values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
             max_ref[row, piece], place_ref[row, piece] = first_of_largest(values, span.positions())
 
         spans.each(lax.axis_index("span"), work)
-        target.let_next_start()
 
     def argmax(
         max_ref,  # [rows, THREADS]
@@ -60,10 +60,10 @@ def _argmax(x, *, target: Target):
         row = lax.axis_index("row")
         each = Span(0, THREADS)
         target.wait_for_previous()
+        target.let_next_start()
         written = each.positions() < spans.pieces
         maxima = jnp.where(written, each.load(max_ref.at[row]), -jnp.inf)
         places = jnp.where(written, each.load(place_ref.at[row]), NOWHERE)
-        target.let_next_start()
         _, y_ref[row] = first_of_largest(maxima, places)
 
     found = target.kernel(

@@ -35,8 +35,8 @@ def _logsumexp(x, *, target: Target):
     ):
         row = lax.axis_index("row")
         target.wait_for_previous()
-        maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
         target.let_next_start()
+        maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
         y_ref[row] = finite(maximum) + jnp.log(total)
 
     kernel = target.kernel(

@@ -68,8 +68,8 @@ def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
 
         weights = load_weight() if early else None
         target.wait_for_previous()
-        values = [[span.load(ref.at[row, span.slice]) for span in spans] for ref in in_refs]
         target.let_next_start()
+        values = [[span.load(ref.at[row, span.slice]) for span in spans] for ref in in_refs]
         if outputs == 2:
             values = [
                 [(a.astype(jnp.float32) + b.astype(jnp.float32)).astype(a.dtype) for a, b in zip(*values, strict=True)]

@@ -67,6 +67,7 @@ def _rope(x, cos, sin, *, target: Target):
     ):
         token = lax.axis_index("token")
         target.wait_for_previous()
+        target.let_next_start()
         cos, sin = (
             plgpu.load(ref.at[token], layout=tile.layout.reduce(0), optimized=False) for ref in (cos_ref, sin_ref)
         )
@@ -84,7 +85,6 @@ def _rope(x, cos, sin, *, target: Target):
                 store_in_pieces(y_ref.at[token, span.slice, half], turned.astype(x.dtype))
 
         spans.each(lax.axis_index("span"), work)
-        target.let_next_start()
 
     kernel = target.kernel(
         rope,

@@ -52,8 +52,8 @@ def _whole(scores: Array, target: Target) -> Array:
     def softmax(x_ref, p_ref):  # [rows, length] each
         row = lax.axis_index("row")
         target.wait_for_previous()
-        values = [span.load(x_ref.at[row, span.slice]).astype(jnp.float32) for span in spans]
         target.let_next_start()
+        values = [span.load(x_ref.at[row, span.slice]).astype(jnp.float32) for span in spans]
         shift = finite(reduce(jnp.maximum, [jnp.max(a) for a in values]))
         weights = [jnp.exp(a - shift) for a in values]
         sums = [jnp.sum(span.only_new(w, 0.0)) for span, w in zip(spans, weights, strict=True)]
@@ -79,6 +79,7 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
     ):
         row = lax.axis_index("row")
         target.wait_for_previous()
+        target.let_next_start()
         maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
         shift, scale = finite(maximum), reciprocal(total)
 
@@ -87,7 +88,6 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
             p_ref[row, span.slice] = (jnp.exp(values - shift) * scale).astype(p_ref.dtype)
 
         spans.each(lax.axis_index("span"), work)
-        target.let_next_start()
 
     kernel = target.kernel(
         softmax,
@@ -112,6 +112,7 @@ def exp_sums(
     ):
         row = lax.axis_index("row")
         target.wait_for_previous()
+        target.let_next_start()
 
         def work(piece, span):
             values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
@@ -120,7 +121,6 @@ def exp_sums(
             sum_ref[row, piece] = jnp.sum(span.only_new(jnp.exp(values - finite(maximum)), 0.0))
 
         spans.each(lax.axis_index("span"), work)
-        target.let_next_start()
 
     kernel = target.kernel(
         exp_sums,

@@ -11,6 +11,8 @@ Nothing is read or written past the end, and nothing is padded. What the tail sh
 
 Rows shorter than 128 are padded by the callers. A row of odd length is read 2 or 4 bytes a thread at a time: vectors
 of more would be misaligned in every other row.
+
+Grids are (span, row): the last axis may have 2^31 - 1 blocks, another 65,535.
 """
 
 from collections.abc import Callable

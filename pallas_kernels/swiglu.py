@@ -42,13 +42,13 @@ def _swiglu(gate_up, *, target: Target):
     ):
         row = lax.axis_index("row")
         target.wait_for_previous()
+        target.let_next_start()
 
         def work(_, span):
             gate, up = (span.load(halves_ref.at[row, half, span.slice]).astype(jnp.float32) for half in (0, 1))
             y_ref[row, span.slice] = (gate / (1.0 + jnp.exp(-gate)) * up).astype(gate_up.dtype)
 
         spans.each(lax.axis_index("span"), work)
-        target.let_next_start()
 
     kernel = target.kernel(
         swiglu,
