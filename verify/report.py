@@ -18,7 +18,8 @@ FEW = 16  # numbers that are shown themselves
 
 def headline(report: Report) -> str:
     """One line: the verdict, and what it rests on."""
-    rest = f"{report.examples} examples, {report.seconds:.1f} s"
+    number = "1 example" if report.examples == 1 else f"{report.examples} examples"
+    rest = f"{number}, seed {report.seed}, {report.seconds:.1f} s"
     if report.outcome != "violated":
         rest += f", at most {report.worst.hard:.2g} of the bound"
     return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"

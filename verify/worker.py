@@ -100,7 +100,8 @@ def call(function: Callable[..., Any], positional: list, keyword: dict, library:
     arguments = [given(value) for value in positional]
     named = {name: given(value) for name, value in keyword.items()}
     try:
-        result = function(*arguments, **named)
+        with np.errstate(all="ignore"):
+            result = function(*arguments, **named)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = [read_back(value) for value in results]
     except Exception as error:

@@ -1,0 +1,119 @@
+"""Contracts as tests, and kernels with signatures of their own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from verify.adapt import adapt
+from verify.candidate import Direct
+from verify.catalogue import contract_for
+from verify.precision import precision
+from verify.pytest import contract
+from verify.runner import verify
+
+
+@contract("softmax", examples=30, shapes=4)
+def test_softmax_of_jax(x):
+    """Rows of -inf alone, which jax makes NaN, are left out."""
+    seen = jnp.any(jnp.isfinite(x), axis=-1, keepdims=True)
+    return jnp.where(seen, jax.nn.softmax(x, axis=-1), 0)
+
+
+@contract("rmsnorm", arrays="numpy", dtype="bfloat16", examples=30, dim=[64])
+def test_narrowed(x, weight, *, eps):
+    assert x.shape[1] == 64
+    x = x.astype(np.float32)
+    return (x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight).astype(weight.dtype)
+
+
+def test_a_violation_fails_with_its_counterexample():
+    @contract("add", arrays="numpy", seed=1)
+    def subtracts(x, y):
+        return x - y
+
+    assert subtracts.__name__ == "subtracts"
+    with pytest.raises(AssertionError) as failure:
+        subtracts()
+    lines = str(failure.value).splitlines()
+    assert lines[1].startswith("violated      add float32") and "seed 1" in lines[1]
+    assert any(line.startswith("  value: at [0, 0]") for line in lines)
+
+
+def test_what_is_only_suspicious_fails_where_strict():
+    """Off by 200 u |W| |x|: within gamma_513, but more than sums of 513 numbers come to."""
+
+    def sums_badly(x, weight):
+        off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)
+        return (weight.astype(np.float64) @ x + off).astype(np.float32)
+
+    contract("gemv", arrays="numpy", seed=0, examples=20, rows=[1], cols=[513])(sums_badly)()
+    with pytest.raises(AssertionError, match="suspicious"):
+        contract("gemv", arrays="numpy", seed=0, examples=20, strict=True, rows=[1], cols=[513])(sums_badly)()
+
+
+def test_an_op_without_a_contract():
+    with pytest.raises(ValueError, match="no contract is called conv"):
+        contract("conv")
+
+
+def outcome(op, candidate, **options):
+    options = {"precision": precision("float32"), "examples": 60, "seed": 0, **options}
+    return verify(contract_for(op), Direct(candidate), **options).worst.finding
+
+
+def norm(x, weight, eps):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight
+
+
+def test_arguments_in_another_order_and_by_other_names():
+    @adapt("rmsnorm", "weight", "x", "epsilon=eps")
+    def kernel(weight, x, *, epsilon):
+        return norm(x, weight, epsilon)
+
+    assert outcome("rmsnorm", kernel) is None
+
+
+def test_a_kernel_that_writes_to_an_output():
+    @adapt("rmsnorm", "out: x", "x", "weight", "eps")
+    def kernel(out, x, weight, eps):
+        out[...] = norm(x, weight, eps)
+
+    @adapt("rmsnorm", "out: x", "x", "weight", "eps")
+    def forgets(out, x, weight, eps):
+        out[:, :-1] = norm(x, weight, eps)[:, :-1]
+
+    assert outcome("rmsnorm", kernel) is None
+    finding = outcome("rmsnorm", forgets)
+    assert finding and finding.kind == "not finite"
+
+
+def test_a_kernel_that_overwrites_its_input():
+    @adapt("rmsnorm", "over: x", "weight", "eps")
+    def kernel(x, weight, eps):
+        x[...] = norm(x, weight, eps)
+
+    assert outcome("rmsnorm", kernel) is None
+
+
+def test_another_layout():
+    @adapt(
+        "rope_halves",
+        "x: batch seq heads dim -> batch heads seq dim",
+        "positions",
+        "frequencies",
+        returns="batch heads seq dim -> batch seq heads dim",
+    )
+    def kernel(x, positions, frequencies):
+        assert x.flags.c_contiguous
+        angles = positions[:, None, :, None].astype(np.float32) * frequencies
+        a, b = np.split(x, 2, axis=-1)
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    assert outcome("rope_halves", kernel) is None
+
+
+def test_an_argument_that_the_reference_has_not():
+    with pytest.raises(ValueError, match="rmsnorm has the arguments x, weight, eps; got gamma"):
+        adapt("rmsnorm", "x", "gamma")

@@ -1,0 +1,85 @@
+"""Turns a kernel with a signature of its own into a candidate, which is called as the reference is.
+
+    @adapt("attention_prefill", "out: q", "q: b t h d -> b h t d", "k: b s g d -> b g s d", "v: b s g d -> b g s d",
+           "start=offsets", "window=window", returns="b h t d -> b t h d")
+    def candidate(out, q, k, v, start, window): ...
+
+A function that calls the kernel does the same; this one also hands out outputs that are full of NaN, so that what a
+kernel forgets to write is seen.
+"""
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from verify.catalogue import contract_for
+
+
+def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for a kernel of `op` that is given what `takes` says, each an entry of
+
+        x                       the argument of the reference that is called x
+        x: a b c -> c a b       the same with its axes in another order
+        eps=epsilon             the argument epsilon, by the name eps
+        out: x                  an array like x, full of NaN, that the kernel writes its result to
+        over: x                 a copy of x that the kernel overwrites with its result
+
+    `returns` is the order of the result's axes, of the kernel's and of the reference's. Raises ValueError for an
+    argument that the reference does not have.
+    """
+    names = list(inspect.signature(contract_for(op).definition).parameters)
+
+    def named(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"{op} has the arguments {', '.join(names)}; got {name}")
+        return name
+
+    entries = []
+    for take in takes:
+        name, _, rest = (part.strip() for part in take.partition(":"))
+        keyword, _, source = (part.strip() for part in name.rpartition("="))
+        if name in ("out", "over"):
+            entries.append((name, "", named(rest)))
+        else:
+            entries.append((rest, keyword, named(source)))
+
+    def decorate(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def candidate(*positional: Any, **keyword: Any) -> Any:
+            given = {**dict(zip(names, positional, strict=False)), **keyword}
+            arguments, options, written = [], {}, None
+            for how, by_name, name in entries:
+                if how in ("out", "over"):
+                    value = written = _full_of_nan(given[name]) if how == "out" else _copy(given[name])
+                else:
+                    value = _reordered(given[name], how)
+                if by_name:
+                    options[by_name] = value
+                else:
+                    arguments.append(value)
+            result = kernel(*arguments, **options)
+            return _reordered(result if written is None else written, returns)
+
+        return candidate
+
+    return decorate
+
+
+def _full_of_nan(array: Any) -> Any:
+    library = import_module(type(array).__module__.partition(".")[0])
+    return library.full_like(array, float("nan"))
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if hasattr(array, "clone") else array.copy()
+
+
+def _reordered(array: Any, layout: str) -> Any:
+    """`array` with axes in the order that the right side of `layout` has, contiguous where its library knows that."""
+    if not layout:
+        return array
+    before, _, after = (side.split() for side in layout.partition("->"))
+    order = [before.index(axis) for axis in after]
+    if hasattr(array, "permute"):
+        return array.permute(order).contiguous()
+    return array.transpose(order).copy()
