@@ -3,8 +3,8 @@ r"""Attention while decoding: one query a head, over a cache whose length is kno
     o_h = sum_j softmax_j(<q_h, k_jg> / sqrt(d)) v_jg        j < length,  g = h kv_heads // heads
 
 `reference.attention` for the last of `length` positions. All that matters is to read keys and values once, at the
-speed of the memory: `key_ring` says which of them a thread block reads, `attention_split` what it does with them, and
-`attention_combine` how the blocks' parts become one output.
+speed of the memory: `key_ring` says which of them a thread block reads, `attention_split` what it does with them
+(in float32 `attention_split_float32`), and `attention_combine` how the blocks' parts become one output.
 """
 
 from functools import partial
@@ -33,10 +33,10 @@ def attention_decode(
     the cache holds elsewhere, NaN included, does not matter. `splits`, the thread blocks that share a head's keys (1
     or a multiple of 4), are as many as fill a GPU unless given.
 
-    q, k and v are bfloat16; sums and exponentials are float32, the weights are rounded to bfloat16 before they
-    multiply v, and the result is rounded once. Raises ValueError where shapes or dtypes do not fit, for heads that
-    are not 64 or 128 wide, a capacity that is no multiple of 8, and more than 8 heads a key head that are no multiple
-    of 8.
+    q, k and v are all float32 or all bfloat16; sums and exponentials are float32, and the result is rounded once. In
+    bfloat16 the weights are rounded before they multiply v, too. Raises ValueError where shapes or dtypes do not fit,
+    for heads that are not 64 or 128 wide, a capacity that is no multiple of 8, and more than 8 heads a key head (in
+    bfloat16, more that are no multiple of 8).
 
     Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one.
     """

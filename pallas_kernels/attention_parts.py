@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from pallas_kernels.attention_combine import attention_combine
 from pallas_kernels.attention_split import SplitAttention
+from pallas_kernels.attention_split_float32 import SplitAttentionFloat32
 from pallas_kernels.compat import Target
 from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 
@@ -42,7 +43,7 @@ def attend_in_parts(
     group = heads // kv_heads
     stages = max(2, RING_BYTES // (2 * TILE * head_dim * k.dtype.itemsize))
     ring = KeyRing(head_dim, np.dtype(k.dtype), splits, stages, pieces)
-    part = SplitAttention(group, ring, np.dtype(q.dtype))
+    part = SplitAttention(group, ring) if q.dtype == np.dtype("bfloat16") else SplitAttentionFloat32(group, ring)
 
     def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
         split, head, row = (lax.axis_index(axis) for axis in ("splits", "kv_heads", "batch"))
@@ -104,15 +105,16 @@ def check_attention(op: str, q: Array, k: Array, v: Array, lengths: Array, *, wi
         )
     batch, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    if q.dtype != np.dtype("bfloat16") or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"{op} takes q, k and v all in bfloat16, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if q.dtype not in (np.dtype("float32"), np.dtype("bfloat16")) or not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"{op} takes q, k and v in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if head_dim not in (64, 128):
         raise ValueError(f"{op} takes heads of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
     group = heads // kv_heads
-    if group > 64 or (group > 8 and group % 8):
-        raise ValueError(f"{op} takes 1 to 8 query heads a key head, or 16, 24, ... 64, got {group}")
+    if group > 8 and (group > 64 or group % 8 or q.dtype == np.dtype("float32")):
+        more = "" if q.dtype == np.dtype("float32") else ", or 16, 24, ... 64"
+        raise ValueError(f"{op} takes 1 to 8 query heads a key head{more} in {q.dtype}, got {group}")
     if lengths.shape != (batch,) or lengths.dtype != np.dtype("int32"):
         raise ValueError(f"{op} takes lengths [{batch}] in int32, got {list(lengths.shape)} in {lengths.dtype}")
     if window is not None and window < 1:

@@ -37,7 +37,6 @@ class SplitAttention:
 
     group: int  # query heads of a key head
     ring: KeyRing
-    out: np.dtype  # of the final output; parts are float32
 
     @property
     def columns(self) -> int:
@@ -49,7 +48,7 @@ class SplitAttention:
         return math.log2(math.e) / math.sqrt(self.ring.head_dim)
 
     def scratch(self) -> dict[str, Any]:
-        out = self.out if self.ring.splits == 1 else np.dtype(np.float32)
+        out = jnp.bfloat16 if self.ring.splits == 1 else jnp.float32
         return {
             "ring": self.ring.scratch(),
             "q": matrices(self.columns, self.ring.head_dim),

@@ -31,5 +31,5 @@ def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | Non
     if q.dtype != np.float32:  # the weights are rounded before they multiply v, but not in the sum that they share
         weighted = attended(exactly(q), k, Approx(np.abs(v.value), v.error), mask).value
         o = Approx(o.value, o.error + roundoff(q.dtype) * (weighted + o.error))
-    o = rounded(o.map(lambda part: part.reshape(seq, -1)), 0 if q.dtype == np.float32 else roundoff(q.dtype))
+    o = rounded(o.map(lambda part: part.reshape(seq, -1)), 0.0 if q.dtype == np.float32 else roundoff(q.dtype))
     assert_within(actual, o.value, o.error)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention_decode import attention_decode
+from pallas_kernels.attention_split_float32 import ROWS
 from pallas_kernels.compat import interpreter
 from pallas_kernels.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends
@@ -30,6 +31,8 @@ SHAPES = [
     Shape(1, 7, 64, 264, window=100, splits=4),
     Shape(3, 1, 128, 64),
     Shape(1, 16, 64, 128),
+    Shape(1, 8, 64, 136, window=65, dtype=np.float32),
+    Shape(2, 3, 128, 200, splits=4, dtype=np.float32),
 ]
 
 
@@ -49,8 +52,9 @@ def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
     assert o.dtype == shape.dtype
     for row, stop in enumerate(stops):
         k, v = (array[row] for array in cache)
-        at = {"offset": int(stop) - 1, "stop": int(stop), "window": shape.window, "tile": TILE}
-        assert_attends(o[row : row + 1], q[row : row + 1], k, v, **at)
+        at = {"offset": int(stop) - 1, "stop": int(stop), "window": shape.window}
+        tile = ROWS if shape.dtype == np.float32 else TILE  # keys between two rescalings
+        assert_attends(o[row : row + 1], q[row : row + 1], k, v, **at, tile=tile)
 
 
 @settings(max_examples=6)
@@ -67,7 +71,13 @@ def test_every_shape_around_a_tile(shape):
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(1, 2, 128, 7 * TILE), Shape(1, 2, 64, 13 * TILE), Shape(1, 1, 128, 28 * TILE, splits=4)]
+    "shape",
+    [
+        Shape(1, 2, 128, 7 * TILE),
+        Shape(1, 2, 64, 13 * TILE),
+        Shape(1, 1, 128, 28 * TILE, splits=4),
+        Shape(1, 2, 64, 7 * TILE, dtype=np.float32),
+    ],
 )
 def test_a_ring_that_wraps_twice(shape):
     attend(Noise(seed=1), shape, [shape.capacity - 1])
