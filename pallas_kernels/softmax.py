@@ -80,12 +80,13 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
         row = lax.axis_index("row")
         target.wait_for_previous()
         target.let_next_start()
-        maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
-        shift, scale = finite(maximum), reciprocal(total)
 
         def work(_, span):
+            # The scores are under way while the sums are combined (for a tail once more).
             values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
-            p_ref[row, span.slice] = (jnp.exp(values - shift) * scale).astype(p_ref.dtype)
+            maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
+            p = jnp.exp(values - finite(maximum)) * reciprocal(total)
+            p_ref[row, span.slice] = p.astype(p_ref.dtype)
 
         spans.each(lax.axis_index("span"), work)
 
@@ -134,11 +135,11 @@ def exp_sums(
 def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
     """The maximum and the sum of a row, from those of its `pieces`; what else the references hold does not matter."""
     each = Span(0, THREADS)
+    maxima, sums = each.load(max_ref), each.load(sum_ref)
     written = each.positions() < pieces
-    maxima = jnp.where(written, each.load(max_ref), -jnp.inf)
+    maxima = jnp.where(written, maxima, -jnp.inf)
     maximum = jnp.max(maxima)
-    sums = jnp.where(written, each.load(sum_ref), 0.0)
-    return maximum, jnp.sum(sums * jnp.exp(maxima - finite(maximum)))
+    return maximum, jnp.sum(jnp.where(written, sums, 0.0) * jnp.exp(maxima - finite(maximum)))
 
 
 def finite(maximum: Array) -> Array:
