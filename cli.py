@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from model.checkpoints.checkpoint import Checkpoint
     from model.generation import Generation
     from model.llama import Llama
     from model.train_loop import Progress as TrainingProgress
+    from reference.llama import Params
+    from verify.walk import Model as WalkedModel
 
 BUILT_IN = "stories"  # the name of the model that will come with the package
 
@@ -466,6 +471,9 @@ VERIFIED = {
 }
 
 
+POSITIVE = click.FloatRange(0, min_open=True)
+
+
 @llamaspec.command("verify")
 @click.argument("names", nargs=-1, metavar="[OP]...")
 @click.option("--candidate", metavar="MODULE:FUNCTION", help="What to verify.  [default: the ops of this package]")
@@ -474,8 +482,10 @@ VERIFIED = {
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
-@click.option("--time-budget", "seconds", type=float, default=60.0, show_default=True, help="Seconds, likewise.")
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds for a call and its compilation.")
+@click.option("--time-budget", "seconds", type=POSITIVE, default=60.0, show_default=True, help="Seconds, likewise.")
+@click.option(
+    "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
+)
 @click.option("--shapes", type=click.IntRange(1), help="Different shapes at most.  [default: 64 for jax]")
 @click.option("--set", "narrowed", multiple=True, metavar="DRAW=A,B", help="Draw from these only: --set dim=128,256.")
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
@@ -483,6 +493,8 @@ VERIFIED = {
 @click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
 @click.option("--replays", default=".", show_default=True, metavar="DIR", help="Where counterexamples are written.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
+@click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
 @click.option("--list", "listing", is_flag=True, help="Print contracts: how to be called, bounds, laws, mutants.")
 @click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
 @json_option
@@ -504,6 +516,8 @@ def verify_command(names: tuple[str, ...], listing: bool, mutants: bool, **optio
             _list_contracts(ops)
         elif mutants:
             _verify_mutants(ops, seed=options["seed"], as_json=options["as_json"])
+        elif options["model"]:
+            _verify_model(**options)
         else:
             _verify(ops, named=bool(names), **options)
     except (ImportError, ValueError) as error:
@@ -569,6 +583,76 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
+
+
+def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
+    """Each op of a model beside its definition, on a prompt of random tokens and two more after it."""
+    from model.checkpoints.open import open_checkpoint
+    from verify.precision import precision
+
+    checkpoint = open_checkpoint(_model_path(model))
+    precisions = [precision(name) for name in dtypes]
+    _prepare_jax()
+    import numpy as np
+
+    from verify.walk import table, verdict, walk
+
+    click.echo(f"seed {seed}", err=True)
+    prompt = min(24, checkpoint.config.context - 2)
+    tokens = np.random.default_rng(seed).integers(0, checkpoint.config.vocab, prompt + 2).astype(np.int32)
+    chunks = [tokens[:prompt], tokens[prompt:-1], tokens[-1:]]
+    wrong = False
+    for wanted in precisions:
+        walked, exact = _walkable(checkpoint, kernels, wanted.dtype, len(tokens))
+        with _progress() as progress:
+            steps = []
+            for step in walk(walked, exact, chunks, config=checkpoint.config, unit=wanted.unit):
+                steps.append(step)
+                progress(step.name, (step.layer or 0) / checkpoint.config.layers)
+        wrong = wrong or any(not step.ratio <= 1 for step in steps)
+        if as_json:
+            _print_json([step._asdict() for step in steps])
+        else:
+            _print("\n".join([*table(steps), f"{wanted.name}, {kernels} kernels: {verdict(steps)}"]) + "\n")
+    if wrong:
+        sys.exit(1)
+
+
+def _walkable(checkpoint: Checkpoint, kernels: str, dtype: np.dtype, rows: int) -> tuple[WalkedModel, Params]:
+    """What `verify.walk` is handed: the model as it runs, and for the reference the weights that it holds."""
+    import inspect
+    from dataclasses import replace
+
+    import jax
+    import numpy as np
+
+    from model.cache import empty_cache
+    from model.jax_backend import choose_ops
+    from model.ops import Ops, Positions
+    from model.params import load_params
+    from model.reference_backend import load_reference_params
+    from verify.walk import Model
+
+    params = load_params(checkpoint, dtype=dtype, positions=rows)
+    held = {
+        name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
+        for name, tensor in checkpoint.tensors.items()
+    }
+
+    def compiled(op: Callable) -> Callable:
+        named = [name for name in ("config", "window") if name in inspect.signature(op).parameters]
+        return jax.jit(op, static_argnames=named)
+
+    def positions(at: np.ndarray) -> Positions:
+        return Positions(*map(jax.device_put, (at, *(np.asarray(table)[at] for table in params.rope))))
+
+    def cache(capacity: int) -> list[Any]:
+        return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
+
+    ops = Ops(*map(compiled, choose_ops(kernels)))
+    return Model(params, ops, cache, positions, jax.device_put), load_reference_params(
+        replace(checkpoint, tensors=held)
+    )
 
 
 @contextmanager

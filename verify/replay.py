@@ -69,13 +69,19 @@ def save(replay: Replay, folder: Path) -> Path:
 def load(path: Path) -> Replay:
     """Raises ValueError for a file that is no replay, or of a format that stands for other inputs."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no replay file") from None
+    try:
+        fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError(f"{path}: a replay of format {fields['format']}, where this version has {FORMAT}")
         names = ("op", "candidate", "arrays", "dtype", "inputs", "finding")
         draw = {name: _drawn(value) for name, value in fields["draw"].items()}
         return Replay(draw=draw, **{name: str(fields[name]) for name in names})
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is no replay file") from None
 
 

@@ -1,0 +1,144 @@
+"""A whole model, op by op: which is the first whose result is further from the reference than it may be?
+
+Each op is given what the one before it made, and so is its definition: an error is found where it arises, and what it
+does later does not matter. Models, caches and ops come from outside, and are looked at as NumPy arrays.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reference.attention import causal_mask
+from reference.config import Config
+from reference.llama import Params
+from verify import running_error as bound
+from verify.running_error import Approx, exactly
+
+
+class Step(NamedTuple):
+    """How far one result of one op is from its definition."""
+
+    layer: int | None  # None after the last block
+    op: str
+    output: str
+    error: float  # the largest
+    size: float  # of the largest exact value
+    ratio: float  # the largest of error by bound: above 1 is a bug
+
+    @property
+    def name(self) -> str:
+        place = "" if self.layer is None else f"layer {self.layer} "
+        return place + self.op + (f" ({self.output})" if self.output else "")
+
+
+class Model(NamedTuple):
+    """What is walked through, in the terms of whoever runs it; arrays are anything that NumPy can read."""
+
+    params: Any  # with embedding, layers and norm
+    ops: Any  # with the five ops of a block, moe_add and norm_logits
+    cache: Callable[
+        [int], list[Any]
+    ]  # rows of room to a cache a layer, each with k and v [batch kv_heads rows head_dim]
+    positions: Callable[[np.ndarray], Any]  # [batch seq] positions to what the ops take for them
+    array: Callable[[np.ndarray], Any]  # to an array of theirs
+
+
+def walk(
+    model: Model, exact: Params, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1
+) -> Iterator[Step]:
+    """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and judge every op.
+
+    `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most.
+    """
+    caches = model.cache(sum(len(tokens) for tokens in chunks))
+    start = 0
+    for tokens in chunks:
+        at = start + np.arange(len(tokens))
+        positions = model.positions(at[None].astype(np.int32))
+        x = model.array(_read(model.params.embedding)[tokens][None])
+        for i, (layer, defined) in enumerate(zip(model.params.layers, exact.layers, strict=True)):
+            q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
+            k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
+            due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
+            for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
+                yield _step(i, "norm_qkv", name, actual, part)
+
+            window = config.window(i)
+            h = model.ops.attend(q, caches[i], positions, window=window, config=config)
+            used = start + len(tokens)
+            mask = causal_mask(len(tokens), used, offset=start, window=window)
+            part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
+            yield _step(i, "attend", "", _read(h)[0], part)
+
+            before, x = x, model.ops.project_add(h, layer, x)
+            yield _step(
+                i, "project_add", "", _read(x)[0], bound.project_add(_first(h), defined, _first(before), unit=unit)
+            )
+
+            before = x
+            if config.experts:
+                x = model.ops.moe_add(before, layer, config=config)
+                yield _step(
+                    i, "moe_add", "", _read(x)[0], bound.moe_add(_first(before), defined, config=config, unit=unit)
+                )
+                continue
+            g = model.ops.norm_gate_up(before, layer, config=config)
+            part = bound.norm_gate_up(_first(before), defined, config=config, unit=unit)
+            yield _step(i, "norm_gate_up", "", _read(g)[0], part)
+            x = model.ops.down_add(g, layer, before)
+            yield _step(i, "down_add", "", _read(x)[0], bound.down_add(_first(g), defined, _first(before), unit=unit))
+
+        logits = model.ops.norm_logits(x, model.params, config=config)
+        part = bound.norm_logits(_first(x), exact.norm, exact.head, config=config, unit=unit)
+        yield _step(None, "norm_logits", "", _read(logits)[0], part)
+        start += len(tokens)
+
+
+def _read(array: Any) -> np.ndarray:
+    return np.asarray(array)
+
+
+def _first(array: Any) -> Approx:
+    """The one sequence of a batch of one, as an op holds it."""
+    return exactly(_read(array)[0])
+
+
+def _step(layer: int | None, op: str, output: str, actual: np.ndarray, due: Approx) -> Step:
+    got = actual.astype(np.float64)
+    off = np.abs(got - due.value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(off == 0, 0.0, off / due.error)
+    largest = float(np.max(ratio, initial=0))
+    return Step(
+        layer,
+        op,
+        output,
+        float(np.max(off, initial=0)),
+        float(np.max(np.abs(due.value), initial=0)),
+        np.inf if np.isnan(largest) else largest,
+    )
+
+
+def table(steps: list[Step]) -> list[str]:
+    """A line an op: the worst over all layers, and where that was."""
+    worst: dict[str, Step] = {}
+    for step in steps:
+        name = step.op + (f" ({step.output})" if step.output else "")
+        if name not in worst or not step.ratio <= worst[name].ratio:
+            worst[name] = step
+    lines = [f"{'op':14} {'error/bound':>12} {'error':>10} {'largest':>10}  worst in"]
+    for name, step in worst.items():
+        place = "the end" if step.layer is None else f"layer {step.layer}"
+        lines.append(f"{name:14} {step.ratio:12.3g} {step.error:10.3g} {step.size:10.3g}  {place}")
+    return lines
+
+
+def verdict(steps: list[Step]) -> str:
+    """One line: the first op that is out of bounds, or that there is none."""
+    wrong = next((step for step in steps if not step.ratio <= 1), None)
+    if wrong is None:
+        return (
+            f"within bounds: {len(steps)} results of ops, at most {max(step.ratio for step in steps):.2g} of the bound"
+        )
+    return f"violated: {wrong.name} is the first, {wrong.ratio:.3g} times its bound (off by {wrong.error:.3g})"
