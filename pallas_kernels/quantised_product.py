@@ -1,0 +1,380 @@
+r"""The loop of `gemv.RowProduct` for weights that are integer codes, with a scale a row, or a scale a group of columns.
+
+    y = sum_g s_g sum_(k in g) q_k x_k
+
+Codes are decoded in registers and multiplied in float32; a scale is multiplied once a group and thread. A row is cut
+into shares of 16 bytes, 16 columns of int8 or 32 of int4, which a thread loads at once and which never belong to two
+groups, and a share into pieces of 4 columns. The vectors are staged in shared memory as float32, times the norm where
+there is one: all rows use them again. Behind each share of theirs is room for one piece more, so that the lanes of a
+warp read from different banks.
+
+int8: a byte is moved, converted, and multiplied and added: 3.4 instructions a weight with all else that the loop does.
+int4: a rotated word holds codes where a float32 has its mantissa (`int4.py`), so that `and` and `or` make 16 + u or
+256 + u of them, u = q + 8. The sum begins with -24 or -264 times the sum of the x that go with them, which is staged in
+the room behind each share: 2.8 instructions a weight.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels import int4
+from pallas_kernels.compat import LANES, THREADS, WARPS, Target, store_in_pieces, tiled_layout
+
+CHUNK = 1024  # columns of a step
+GROUPS = (32, 64, 128)  # columns that may share a scale
+PIECE = 4  # columns
+LONGEST_COPY = 256  # elements that the copy engine takes along a dimension
+
+
+@dataclass(frozen=True)
+class QuantisedProduct(ABC):
+    """Some runs of rows of W times all vectors, in one thread block. `Int8Product` and `Int4Product` say how W lies."""
+
+    rows: int  # of W in a run
+    runs: int
+    cols: int
+    batch: int
+    stages: int
+    group: int | None  # columns that share a scale; None: all of a row do
+
+    share: ClassVar[int]  # columns that a thread loads at once: 16 bytes
+    offsets: ClassVar[tuple[float, ...]] = ()  # what is too much in the decoded codes of each piece, if anything
+
+    @property
+    def pieces(self) -> int:
+        """Of a share."""
+        return self.share // PIECE
+
+    @property
+    def unit(self) -> int:
+        """Columns that a warp loads of a row at once."""
+        return LANES * self.share
+
+    @property
+    def steps(self) -> int:
+        """The last may be a part of one: copies fill up with zeros."""
+        return -(-self.cols // CHUNK)
+
+    @property
+    def ring_stages(self) -> int:
+        return min(self.stages, self.steps)
+
+    @property
+    def lanes(self) -> int:
+        """Threads that share a scale; one, where all do."""
+        return self.group // self.share if self.group else 1
+
+    @property
+    def warp(self) -> tuple[int, ...]:
+        """How a warp's 32 shares are numbered: [groups, lanes], or [groups] where each lane has one to itself."""
+        return (LANES // self.lanes, self.lanes) if self.lanes > 1 else (LANES,)
+
+    @property
+    def layout(self) -> Any:
+        """[rows, *warp, piece] in registers."""
+        return _layout((WARPS, *self.warp, PIECE), (1, *(1 for _ in self.warp), PIECE))
+
+    @property
+    def lane_layout(self) -> Any:
+        """[rows, *warp] in registers."""
+        return self.layout.reduce(len(self.warp) + 1)
+
+    @property
+    def scales_shape(self) -> tuple[int, int, int]:
+        """A run's scales in shared memory: [parts, rows, scales], a part being what is copied at once."""
+        scales = self.steps * CHUNK // self.group if self.group else 0
+        return (-(-scales // LONGEST_COPY), self.rows, min(scales, LONGEST_COPY))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Shared memory that `scratch` takes."""
+        ring = self.ring_stages * self.runs * self.rows * CHUNK * 16 // self.share
+        scales = self.runs * int(np.prod(self.scales_shape)) * 4
+        vectors = self.batch * int(np.prod(self._shares(self.steps * CHUNK, self.pieces + 1))) * 4
+        return ring + scales + vectors
+
+    def scratch(self, *, normed: bool) -> dict[str, Any]:
+        """Shared memory and barriers that `run` works in, with a norm or without."""
+        del normed
+        staged = {
+            "ring": self._ring(),
+            "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
+            "x": plgpu.SMEM((self.batch, *self._shares(self.steps * CHUNK, self.pieces + 1)), jnp.float32),
+        }
+        if self.group:
+            staged["scales"] = [plgpu.SMEM(self.scales_shape, jnp.float32) for _ in range(self.runs)]
+            staged["scales_filled"] = plgpu.Barrier(num_arrivals=self.runs * self.scales_shape[0])
+        return staged
+
+    @abstractmethod
+    def operands(self, codes: Array, scales: Array) -> list[Array]:
+        """What the kernel is called with for W. Nothing is moved."""
+
+    def view(self, x: Array) -> Array:
+        """Vectors [..., cols], or the norm's one, as `run` takes them. Nothing is moved."""
+        return x.reshape(*x.shape[:-1], *self._shares(self.cols, self.pieces))
+
+    def run(
+        self,
+        weight: Sequence[Any],
+        starts: Sequence[Any],
+        x_ref,
+        norm_ref,
+        staged: dict[str, Any],
+        target: Target,
+        *,
+        eps: float,
+    ) -> list[list[Array]]:
+        """For each vector, for each run that begins at a row of `starts`: the float32 products [rows].
+
+        `weight` are the refs of `operands`, x_ref and norm_ref those of a `view`. Waits for the kernel before this one
+        where x is first read, and not earlier.
+        """
+        codes_ref, scales_ref, *constant_refs = weight
+        zero = starts[0] * 0  # what is beyond the end is refused where it is known to be
+
+        def fetch(step, slot):
+            for run, start in enumerate(starts):
+                codes = self._codes(codes_ref, pl.ds(start, self.rows), step + zero)
+                plgpu.copy_gmem_to_smem(codes, staged["ring"].at[slot, run], staged["filled"].at[slot])
+
+        for slot in range(self.ring_stages):
+            fetch(slot, slot)
+        if self.group:
+            parts, _, width = self.scales_shape
+            for run, start in enumerate(starts):
+                for part in range(parts):
+                    scales = scales_ref.at[pl.ds(start, self.rows), pl.ds(part * width + zero, width)]
+                    plgpu.copy_gmem_to_smem(scales, staged["scales"][run].at[part], staged["scales_filled"])
+        row_scales = [] if self.group else [self.load_rows(scales_ref.at[pl.ds(s, self.rows)]) for s in starts]
+        constants = [ref[i] for ref in constant_refs for i in range(ref.shape[0])]
+        target.wait_for_previous()
+
+        @pl.loop(0, self.batch)
+        def stage(b):
+            self._stage(x_ref.at[b], norm_ref, staged["x"].at[b])
+
+        squares = [] if norm_ref is None else [self._squares(x_ref.at[b]) for b in range(self.batch)]
+        if self.group:
+            plgpu.barrier_wait(staged["scales_filled"])
+
+        def step(i, sums):
+            slot = lax.rem(i, self.ring_stages)
+            plgpu.barrier_wait(staged["filled"].at[slot])
+            units = CHUNK // self.unit
+            for unit in range(units):
+                tiles = [self._load_tile(staged["ring"].at[slot, run], unit, target) for run in range(self.runs)]
+                dots = self._multiply(tiles, i * units + unit, staged, constants)
+                sums = [[a + b for a, b in zip(totals, ys, strict=True)] for totals, ys in zip(sums, dots, strict=True)]
+
+            @pl.when(i + self.ring_stages < self.steps)
+            def _():
+                target.before_refill()
+                fetch(i + self.ring_stages, slot)
+
+            return sums
+
+        zeros = plgpu.layout_cast(jnp.zeros((self.rows, *self.warp), jnp.float32), self.lane_layout)
+        sums = lax.fori_loop(0, self.steps, step, [[zeros] * self.runs for _ in range(self.batch)])
+        dots = [[self._over_lanes(total) for total in totals] for totals in sums]
+        if row_scales:
+            dots = [[y * scale for y, scale in zip(ys, row_scales, strict=True)] for ys in dots]
+        if norm_ref is not None:
+            norms = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
+            dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
+        return dots
+
+    @abstractmethod
+    def _ring(self) -> Any:
+        """Shared memory for the codes of `ring_stages` steps."""
+
+    @abstractmethod
+    def _codes(self, codes_ref, rows, step) -> Any:
+        """What is copied of W for a step."""
+
+    @abstractmethod
+    def _load_tile(self, slot, unit: int, target: Target) -> Any:
+        """One unit of a step's codes, in registers."""
+
+    @abstractmethod
+    def _decode(self, tile: Any, piece: int, constants) -> Array:
+        """A piece of a tile as float32 [rows, *warp, piece], with `offsets` added."""
+
+    def load_rows(self, ref) -> Array:
+        """One float32 number for each row of a run, laid out as the products are."""
+        layout = self.lane_layout
+        for axis in range(len(self.warp), 0, -1):
+            layout = layout.reduce(axis)
+        return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
+
+    def _multiply(self, tiles: Sequence[Any], index, staged: dict[str, Any], constants) -> list[list[Array]]:
+        """The `index`-th unit of columns times all vectors: [rows, *warp] for each run."""
+        groups = pl.ds(index * self.warp[0], self.warp[0])
+        vectors = [staged["x"].at[b] for b in range(self.batch)]
+        sums: list[list[Any]] = [[None] * self.runs for _ in vectors]
+        if self.offsets:
+            sums = [[self._load_piece(x, groups, self.pieces)] * self.runs for x in vectors]
+        for piece in range(self.pieces):
+            decoded = [self._decode(tile, piece, constants) for tile in tiles]
+            for b, x_smem in enumerate(vectors):
+                x = self._load_piece(x_smem, groups, piece)
+                sums[b] = [w * x if y is None else y + w * x for y, w in zip(sums[b], decoded, strict=True)]
+        dots = [[jnp.sum(y, axis=-1) for y in ys] for ys in sums]
+        if self.group:
+            # Not `index * self.warp[0]`: where inference sees a multiple it makes tiles, which need not divide a row.
+            scales = [self._load_scales(ref, lax.div(index * self.unit, self.group)) for ref in staged["scales"]]
+            dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
+        return dots
+
+    def _load_piece(self, x_smem, groups, piece: int) -> Array:
+        """What multiplies one piece of a unit, for all rows."""
+        x = plgpu.load(self._piece(x_smem.at[groups], piece), layout=self.layout.reduce(0), optimized=False)
+        return lax.broadcast_in_dim(x, (self.rows, *x.shape), tuple(range(1, x.ndim + 1)))
+
+    def _load_scales(self, ref, group) -> Array:
+        """A unit's, which begins with the `group`-th, for each thread its own."""
+        parts, _, width = self.scales_shape
+        part, first = (0, group) if parts == 1 else (lax.div(group, width), lax.rem(group, width))
+        layout = self.lane_layout if self.lanes == 1 else self.lane_layout.reduce(2)
+        scales = plgpu.load(ref.at[part, :, pl.ds(first, self.warp[0])], layout=layout, optimized=False)
+        return scales if self.lanes == 1 else lax.broadcast_in_dim(scales, (self.rows, *self.warp), (0, 1))
+
+    def _over_lanes(self, total: Array) -> Array:
+        for _ in self.warp:
+            total = jnp.sum(total, axis=-1)
+        return total
+
+    def _shares(self, cols: int, pieces: int) -> tuple[int, ...]:
+        """The shape of vectors in shares, in which a group's are a dimension of their own."""
+        return (cols // self.share // self.lanes, *self.warp[1:], pieces, PIECE)
+
+    def _piece(self, shares, piece: int) -> Any:
+        return shares.at[:, :, piece] if self.lanes > 1 else shares.at[:, piece]
+
+    def _stage(self, x_ref, norm_ref, x_smem) -> None:
+        """Copy a vector to shared memory, times the norm."""
+        shares = self.cols // self.share
+        size = next(size for size in (128, 64, 32) if size <= shares)  # of which each thread takes 4, 2 or 1 columns
+        groups, rest = size // self.lanes, self.warp[1:]
+        layout = _layout(
+            (groups, *rest, PIECE), (groups // WARPS, *rest, PIECE), (1, *(1 for _ in rest), size // LANES)
+        )
+
+        def load(ref, first):
+            pieces = [self._piece(ref.at[pl.ds(first, groups)], piece) for piece in range(self.pieces)]
+            return [plgpu.load(piece, layout=layout, optimized=False).astype(jnp.float32) for piece in pieces]
+
+        def store(first, values):
+            if self.offsets:
+                values = [*values, -sum(x * offset for x, offset in zip(values, self.offsets, strict=True))]
+            for piece, value in enumerate(values):
+                store_in_pieces(self._piece(x_smem.at[pl.ds(first, groups)], piece), value)
+
+        if self.cols < self.steps * CHUNK:
+            zeros = plgpu.layout_cast(jnp.zeros((groups, *rest, PIECE), jnp.float32), layout)
+            store(x_smem.shape[0] - groups, [zeros] * self.pieces)
+        last = (shares - size) // self.lanes  # where the last pass begins; it may repeat some of the one before
+        for first in (min(first, last) for first in range(0, last + groups, groups)):
+            values = load(x_ref, first)
+            if norm_ref is not None:
+                values = [x * g for x, g in zip(values, load(norm_ref, first), strict=True)]
+            store(first, values)
+
+    def _squares(self, x_ref) -> Any:
+        """The sum of the squares of a vector."""
+        vector = next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * x_ref.dtype.itemsize <= 16)
+        shape = self._shares(THREADS * vector, self.pieces)
+        layout = plgpu.Layout.WG_STRIDED(shape, vec_size=vector)
+        total = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
+        for first in range(0, x_ref.shape[0], shape[0]):
+            x = plgpu.load(x_ref.at[pl.ds(first, shape[0])], layout=layout).astype(jnp.float32)
+            total = total + x * x
+        return jnp.sum(total)
+
+
+class Int8Product(QuantisedProduct):
+    """Codes as they are: int8 [rows, cols]."""
+
+    share = 16
+
+    def operands(self, codes: Array, scales: Array) -> list[Array]:
+        codes = codes.reshape(len(codes), self.cols // 128, 128)  # 1024 were too many for one copy
+        return [codes, scales]
+
+    def _ring(self) -> Any:
+        return plgpu.SMEM((self.ring_stages, self.runs, self.rows, CHUNK // 128, 128), jnp.int8)
+
+    def _codes(self, codes_ref, rows, step) -> Any:
+        return codes_ref.at[rows, pl.ds(step * (CHUNK // 128), CHUNK // 128)]
+
+    def _load_tile(self, slot, unit: int, target: Target) -> list[Array]:
+        # A load for each piece, of which the compiler makes one of 16 bytes.
+        groups, *rest = self.warp
+        shape = (self.rows, CHUNK // self.unit * groups, *rest, self.pieces, PIECE)
+        every, mine = slice(None), slice(unit * groups, (unit + 1) * groups)
+        return [
+            _load(slot, shape, (every, mine, *(every for _ in rest), piece), self.layout, target)
+            for piece in range(self.pieces)
+        ]
+
+    def _decode(self, tile: list[Array], piece: int, constants) -> Array:
+        del constants
+        return tile[piece].astype(jnp.float32)
+
+
+class Int4Product(QuantisedProduct):
+    """Codes packed by `int4.pack`: int32 [rows, cols / 8]."""
+
+    share = int4.BLOCK
+    offsets = tuple((16.0, 256.0)[piece % 2] + int4.ZERO for piece in range(int4.PIECES))
+
+    def operands(self, codes: Array, scales: Array) -> list[Array]:
+        # 16 and 256 come at run time: `and` with a mask and `or` with a register are one instruction, with two
+        # constants they are two.
+        return [codes, scales, jnp.asarray(np.array([16, 256], np.float32).view(np.int32))]
+
+    def _ring(self) -> Any:
+        return plgpu.SMEM((self.ring_stages, self.runs, self.rows, CHUNK // int4.PIECES), jnp.int32)
+
+    def _codes(self, codes_ref, rows, step) -> Any:
+        return codes_ref.at[rows, pl.ds(step * (CHUNK // int4.PIECES), CHUNK // int4.PIECES)]
+
+    def _load_tile(self, slot, unit: int, target: Target) -> Array:
+        del unit  # a step is one
+        return _load(slot, (self.rows, *self.warp, PIECE), ..., self.layout, target)
+
+    def _decode(self, tile: Array, piece: int, constants) -> Array:
+        pair, odd = divmod(piece, 2)
+        if pair:
+            left, right = jnp.int32(8 * pair), jnp.int32(32 - 8 * pair)
+            tile = lax.shift_left(tile, left) | lax.shift_right_logical(tile, right)
+        return lax.bitcast_convert_type(tile & (15 << 15 if odd else 15 << 19) | constants[odd], jnp.float32)
+
+
+def _layout(*tiles: tuple[int, ...]) -> Any:
+    """Tiles in tiles, the last being a thread's vector, the one before a warp's; the first is cut along its rows.
+
+    With two, a warp has one row of the first.
+    """
+    tiles = tiles if len(tiles) == 3 else (tiles[0], (1, *tiles[0][1:]), tiles[1])
+    _, warp, vector = tiles
+    rank = len(warp)
+    lanes = tuple(axis - 2 * rank for axis in range(rank) if warp[axis] > vector[axis])
+    return tiled_layout(tiles, warps=-3 * rank, lanes=lanes)
+
+
+def _load(ref, shape: tuple[int, ...], index: Any, layout: Any, target: Target) -> Array:
+    """`ref`, in another shape, at `index`. The interpreter has no such view: it reshapes what it has read."""
+    if target.interpret:
+        return plgpu.load(ref, layout=None).reshape(shape)[index]
+    flat = (shape[0], int(np.prod(shape[1:])))
+    return plgpu.load(ref.reshape(flat).reshape(shape).at[index], layout=layout, optimized=False)
