@@ -40,14 +40,14 @@ def attention_decode(
 
     Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one.
     """
-    batch, kv_heads, capacity = k.shape[:3] if k.ndim == 4 else (1, 1, 8)
-    splits = choose_splits(batch * kv_heads, capacity) if splits is None else splits
-    check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
-    if batch != len(q) or capacity % 8:
+    if k.ndim == 4 and (len(k) != len(q) or k.shape[2] % 8):
         raise ValueError(
-            f"attention_decode takes a cache of {len(q)} sequences and a capacity in multiples of 8, got {batch} "
-            f"and {capacity}"
+            f"attention_decode takes a cache [{len(q)}, kv_heads, capacity, head_dim] with a capacity in multiples of "
+            f"8, got {k.shape}"
         )
+    check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
+    batch, kv_heads, capacity, _ = k.shape
+    splits = splits or choose_splits(batch * kv_heads, capacity)
     return _attention_decode(q, k, v, lengths, window=window, splits=splits, target=current_target())
 
 

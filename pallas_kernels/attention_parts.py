@@ -88,7 +88,8 @@ def attend_in_parts(
 
 
 def choose_splits(heads: int, capacity: int) -> int:
-    """Blocks that share the keys of a head: as many as fill a GPU, with `heads` key heads in all sequences."""
+    """Blocks that share the keys of a head, 1 or a multiple of 4: as many as fill a GPU, with so many key heads in
+    all sequences."""
     fill = BLOCKS // heads
     tiles = -(-capacity // TILE)
     if fill < 3 or tiles < 2:  # one block each for 132 heads already keeps every processor reading
@@ -96,7 +97,9 @@ def choose_splits(heads: int, capacity: int) -> int:
     return max(4, min(fill, tiles + 3, MOST_SPLITS) // 4 * 4)
 
 
-def check_attention(op: str, q: Array, k: Array, v: Array, lengths: Array, *, window: int | None, splits: int) -> None:
+def check_attention(
+    op: str, q: Array, k: Array, v: Array, lengths: Array, *, window: int | None, splits: int | None
+) -> None:
     """Raise ValueError, in the caller's words, for what `attend_in_parts` cannot do."""
     if q.ndim != 3 or k.ndim != 4 or k.shape != v.shape or k.shape[3] != q.shape[2] or 0 in q.shape or 0 in k.shape:
         raise ValueError(
@@ -119,5 +122,5 @@ def check_attention(op: str, q: Array, k: Array, v: Array, lengths: Array, *, wi
         raise ValueError(f"{op} takes lengths [{batch}] in int32, got {list(lengths.shape)} in {lengths.dtype}")
     if window is not None and window < 1:
         raise ValueError(f"{op} takes a window of 1 or more, got {window}")
-    if splits != 1 and (splits < 1 or splits % 4):
+    if splits is not None and splits != 1 and (splits < 1 or splits % 4):
         raise ValueError(f"{op} takes 1 split or a multiple of 4, got {splits}")

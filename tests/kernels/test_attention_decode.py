@@ -1,5 +1,7 @@
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -81,3 +83,53 @@ def test_every_shape_around_a_tile(shape):
 )
 def test_a_ring_that_wraps_twice(shape):
     attend(Noise(seed=1), shape, [shape.capacity - 1])
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float32])
+def test_large_scores(dtype):
+    """±2e4, where exp overflows for all but the largest; the weights are 0 and 1."""
+    keys, head_dim = 70, 64
+    k = np.zeros((1, 1, 72, head_dim), dtype)
+    k[0, 0, :keys, 0] = np.linspace(-400, 400, keys)
+    v = Noise(seed=0)(1, 1, 72, head_dim, dtype=dtype)
+    q = np.zeros((1, 2, head_dim), dtype)
+    q[0, :, 0] = 400, -400
+    with interpreter():
+        o = attention_decode(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), jnp.array([keys], jnp.int32), splits=1)
+    np.testing.assert_array_equal(np.asarray(o).reshape(2, -1), v[0, 0, [keys - 1, 0]])
+
+
+def test_a_nan_that_is_seen_is_shown():
+    q, k = np.ones((1, 2, 64), BFLOAT16), np.ones((1, 1, 72, 64), BFLOAT16)
+    k[0, 0, 3] = np.nan
+    with interpreter():
+        o = attention_decode(jnp.asarray(q), jnp.asarray(k), jnp.ones_like(k), jnp.array([70], jnp.int32))
+    assert np.isnan(np.asarray(o, np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({"q": (2, 4, 64, 1)}, {}, r"q \[batch, heads, head_dim\]"),
+        ({"q": (3, 4, 64)}, {}, r"cache \[3, kv_heads"),
+        ({"q": (0, 4, 64)}, {}, "got"),
+        ({"q": (2, 3, 64)}, {}, "multiples of the key heads"),
+        ({"q": (2, 18, 64)}, {}, "1 to 8 query heads a key head"),
+        ({"k": (2, 2, 100, 64), "v": (2, 2, 100, 64)}, {}, "multiples of 8"),
+        ({"q": (2, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "heads of 64 or 128"),
+        ({"v": (2, 2, 104, 64)}, {}, "one shape"),
+        ({"lengths": (2, 1)}, {}, r"lengths \[2\]"),
+        ({}, {"window": 0}, "window of 1"),
+        ({}, {"splits": 3}, "multiple of 4"),
+        ({}, {"splits": 0}, "multiple of 4"),
+        ({}, {"dtypes": ["float32", BFLOAT16, BFLOAT16, np.int32]}, "all in bfloat16"),
+        ({}, {"dtypes": ["float16", "float16", "float16", np.int32]}, "in float32"),
+        ({}, {"dtypes": [BFLOAT16, BFLOAT16, BFLOAT16, "uint8"]}, "int32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, options, words):
+    shapes = {"q": (2, 4, 64), "k": (2, 2, 96, 64), "v": (2, 2, 96, 64), "lengths": (2,)} | changes
+    dtypes = options.pop("dtypes", [BFLOAT16] * 3 + [np.int32])
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes.values(), dtypes, strict=True)]
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(partial(attention_decode, **options), *arrays)

@@ -1,5 +1,7 @@
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -62,3 +64,27 @@ def test_every_shape_at_the_end_of_the_cache(shape, end):
 @pytest.mark.parametrize("shape", [Shape(BLOCK, 1, 1, 128, 6 * TILE), Shape(BLOCK, 1, 1, 64, 10 * TILE)])
 def test_a_ring_that_wraps_twice(shape):
     attend(Noise(seed=1), shape, shape.capacity - shape.seq)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({"q": (2, 4, 64)}, {}, r"q \[batch, seq, heads, head_dim\]"),
+        ({"q": (3, 7, 4, 64)}, {}, "got"),
+        ({"q": (2, 0, 4, 64)}, {}, "got"),
+        ({"q": (2, 7, 3, 64)}, {}, "multiples of the key heads"),
+        ({"k": (2, 2, 100, 64), "v": (2, 2, 100, 64)}, {}, "multiples of 8"),
+        ({"q": (2, 7, 4, 48), "k": (2, 2, 96, 48), "v": (2, 2, 96, 48)}, {}, "heads of 64 or 128"),
+        ({"v": (2, 2, 104, 64)}, {}, "got"),
+        ({"offsets": (2, 1)}, {}, r"offsets \[2\]"),
+        ({}, {"window": 0}, "window of 1"),
+        ({}, {"dtype": np.float32}, "in bfloat16"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, options, words):
+    shapes = {"q": (2, 7, 4, 64), "k": (2, 2, 96, 64), "v": (2, 2, 96, 64), "offsets": (2,)} | changes
+    dtype = options.pop("dtype", BFLOAT16)
+    *arrays, offsets = shapes.values()
+    arrays = [*(jax.ShapeDtypeStruct(shape, dtype) for shape in arrays), jax.ShapeDtypeStruct(offsets, np.int32)]
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(partial(attention_prefill, **options), *arrays)

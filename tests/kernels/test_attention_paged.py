@@ -1,0 +1,96 @@
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.attention_paged import attention_paged
+from pallas_kernels.compat import interpreter
+from pallas_kernels.key_ring import TILE
+from tests.kernels.attention_oracle import BFLOAT16, assert_attends
+from tests.strategies import Noise, noises
+
+
+class Shape(NamedTuple):
+    page: int
+    max_pages: int
+    kv_heads: int = 1
+    group: int = 2
+    head_dim: int = 64
+    window: int | None = None
+    splits: int = 1
+
+
+SHAPES = [
+    Shape(page=16, max_pages=9, kv_heads=2, group=4, head_dim=128, splits=4),
+    Shape(page=64, max_pages=3, group=3),
+    Shape(page=128, max_pages=2, group=8, window=100),
+    Shape(page=8, max_pages=17, group=1, splits=4),
+]
+
+
+def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
+    """Run the kernel over shuffled pages; NaN in the others, and beyond what is visible; nonsense for unused pages."""
+    page, max_pages, kv_heads, group, head_dim, window, splits = shape
+    capacity = page * max_pages
+    pages = len(lengths) * max_pages + 2
+    q = noise(len(lengths), kv_heads * group, head_dim, dtype=BFLOAT16)
+    cache = [noise(pages, kv_heads, page, head_dim, dtype=BFLOAT16) for _ in "kv"]
+    table = noise.rng.permutation(pages)[: len(lengths) * max_pages].reshape(-1, max_pages).astype(np.int32)
+    stops = np.clip(lengths, 0, capacity)
+    seen = np.zeros((pages, page), bool)
+    for numbers, stop in zip(table, stops, strict=True):
+        positions = np.arange(max(0, stop - (window or stop)), stop)
+        seen[numbers[positions // page], positions % page] = True
+    for array in cache:
+        array[~seen[:, None].repeat(kv_heads, axis=1)] = np.nan
+    rows = [[array[numbers].swapaxes(0, 1).reshape(kv_heads, -1, head_dim) for array in cache] for numbers in table]
+    for numbers, stop in zip(table, stops, strict=True):
+        numbers[-(-stop // page) :] = noise.rng.choice([-1, pages, 2**31 - 1, -(2**31)])
+    arrays = [jnp.asarray(a) for a in (q, *cache, table, np.array(lengths, np.int32))]
+    with interpreter():
+        o = np.asarray(attention_paged(*arrays, window=window, splits=splits))
+    for i, stop in enumerate(stops):
+        at = {"offset": int(stop) - 1, "stop": int(stop), "window": window}
+        k, v = rows[i]
+        assert_attends(o[i : i + 1], q[i : i + 1], k, v, **at, tile=TILE)
+
+
+@settings(max_examples=5)
+@given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
+def test_attends_to_the_pages_of_the_table(noise, shape, data):
+    around = {edge + step for edge in (0, shape.page, TILE, shape.page * shape.max_pages) for step in (-1, 0, 1)}
+    attend(noise, shape, data.draw(st.lists(st.sampled_from(sorted(around)), min_size=2, max_size=2), label="lengths"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_page_size(shape):
+    attend(Noise(seed=0), shape, [shape.page * shape.max_pages, TILE + 1])
+
+
+def test_a_ring_that_wraps_twice():
+    attend(Noise(seed=1), Shape(page=128, max_pages=4, head_dim=128), [7 * TILE])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"k": (5, 2, 24, 64), "v": (5, 2, 24, 64)}, "rows a page"),
+        ({"k": (5, 2, 0, 64), "v": (5, 2, 0, 64)}, "rows a page"),
+        ({"table": (2, 4)}, r"table \[3, max_pages\]"),
+        ({"table": (3, 0)}, r"table \[3, max_pages\]"),
+        ({"lengths": (1,)}, r"lengths \[3\]"),
+        ({"v": (5, 2, 16, 128)}, "one shape"),
+        ({"q": (3, 4, 128)}, "one shape"),
+        ({"q": (3, 5, 64)}, "multiples of the key heads"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, words):
+    shapes = {"q": (3, 4, 64), "k": (5, 2, 16, 64), "v": (5, 2, 16, 64), "table": (3, 4), "lengths": (3,)} | changes
+    dtypes = [BFLOAT16] * 3 + [np.int32] * 2
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes.values(), dtypes, strict=True)]
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(attention_paged, *arrays)
