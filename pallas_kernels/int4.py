@@ -47,6 +47,7 @@ def unpack(words: Int32[np.ndarray, "rows words"]) -> Int8[np.ndarray, "rows col
     >>> bool(np.all(unpack(pack(codes)) == codes))
     True
     """
-    blocks = words.view(np.uint32).reshape(len(words), -1, 4)
+    rows, packed = words.shape
+    blocks = words.view(np.uint32).reshape(rows, packed // 4, 4)
     pieces = [(blocks >> shift | blocks << (32 - shift)) & 15 for shift in SHIFTS]
-    return (np.stack(pieces, axis=2).reshape(len(words), -1).astype(np.int32) - ZERO).astype(np.int8)
+    return (np.stack(pieces, axis=2).reshape(rows, packed * PIECES).astype(np.int32) - ZERO).astype(np.int8)

@@ -1,0 +1,225 @@
+"""Products with quantised weights against float64, and that every column meets its own code and scale."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import int4
+from pallas_kernels.compat import current_target, interpreter
+from pallas_kernels.gemv_quantised import gemv_quantised, product_of
+from pallas_kernels.tile import Tile
+from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
+from verify.running_error import ELEMENTARY, U, gamma
+
+SCHEMES = [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, columns that share a scale
+LARGEST = {8: 127, 4: 7}
+OFFSETS = {8: 0, 4: 264}  # what the kernel adds to a code, and takes away again
+
+
+@dataclass
+class Weight:
+    """Codes over their whole range and positive scales, as the kernel takes them and as float64."""
+
+    codes: np.ndarray  # int8 [rows, cols]
+    scales: np.ndarray
+    bits: int
+
+    @property
+    def stored(self) -> jax.Array:
+        return jnp.asarray(int4.pack(self.codes) if self.bits == 4 else self.codes)
+
+    def times(self, codes) -> np.ndarray:
+        """Scales, each times its group of some codes."""
+        scales = self.scales.astype(np.float64).reshape(len(codes), -1)
+        return codes * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+
+
+def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None) -> Weight:
+    codes = noise.rng.integers(-LARGEST[bits] - 1, LARGEST[bits] + 1, (rows, cols)).astype(np.int8)
+    scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
+    return Weight(codes, scales, bits)
+
+
+def multiply(w: Weight, x, **options) -> np.ndarray:
+    with interpreter():
+        return np.asarray(gemv_quantised(w.stored, jnp.asarray(w.scales), jnp.asarray(x), **options))
+
+
+def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
+    """How far W x may be from exact.
+
+    A product is rounded, then added to those of the other pieces of its share, to the 3 columns beside it, scaled,
+    added to the units before, and to 31 lanes: so many roundings at most. Codes that are `OFFSETS` too large have
+    larger products, and as much is in the sum that takes them away, of 9 roundings more.
+    """
+    share = 128 // w.bits
+    units = -(-x.shape[1] // 1024) * 1024 // (32 * share)
+    offset = OFFSETS[w.bits]
+    size = w.times(np.abs(w.codes + float(offset)) + offset)
+    return gamma(1 + share // 4 + 3 + 1 + units + 31 + 9 * bool(offset)) * (np.abs(x) @ size.T)
+
+
+@settings(max_examples=8)
+@given(
+    noise=noises,
+    scheme=st.sampled_from(SCHEMES),
+    cols=st.sampled_from([1024, 1536, 2048, 2560, 5 * 1024, 5 * 1024 + 512]),
+    batch=st.integers(1, 3),
+    tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2)]),
+    dtype=dtypes,
+)
+@example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(1), scheme=(4, 32), cols=5 * 1024 + 128, batch=1, tile=Tile(16, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(2, outliers=True), scheme=(4, 128), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(3), scheme=(8, 64), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+def test_product(noise, scheme, cols, batch, tile, dtype):
+    bits, group = scheme
+    w = draw(noise, 16, cols, bits=bits, group=group)
+    x = noise(batch, cols, dtype=dtype)
+    y = multiply(w, x, out=jnp.float32, tile=tile)
+    x = x.astype(np.float64)
+    assert_within(y, x @ w.times(w.codes).T, product_bound(w, x))
+
+
+@settings(max_examples=3)
+@given(noise=noises, scheme=st.sampled_from(SCHEMES), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
+@example(noise=Noise(0), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-5)
+@example(noise=Noise(0), scheme=(8, 128), dtype=np.dtype("bfloat16"), eps=1e-5)
+def test_norm_bias_and_residual(noise, scheme, dtype, eps):
+    bits, group = scheme
+    rows, cols, batch = 8, 5632 if group else 1280, 2
+    w = draw(noise, rows, cols, bits=bits, group=group)
+    x, norm, bias, residual = (noise(*shape, dtype=dtype) for shape in ((batch, cols), (cols,), (rows,), (batch, rows)))
+    y = multiply(w, x, norm=norm, eps=eps, bias=bias, residual=residual, tile=Tile(8, 2))
+    assert y.dtype == dtype
+
+    x, norm, bias, residual = (a.astype(np.float64) for a in (x, norm, bias, residual))
+    scale = 1 / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+    dot = x * norm @ w.times(w.codes).T * scale
+    # x times the norm is rounded once; the sum of squares takes cols roundings, halved by the root, and eps one.
+    error = (product_bound(w, x * norm) + U * (np.abs(x * norm) @ np.abs(w.times(w.codes)).T)) * scale * 1.001
+    error = error + (gamma(cols + 2) / 2 + ELEMENTARY + 2 * U) * (np.abs(dot) + error)
+    exact = dot + bias + residual
+    error = error + 2 * U * (np.abs(dot) + error + np.abs(bias) + np.abs(residual))
+    unit = roundoff(dtype) if dtype != np.float32 else 0
+    assert_within(y, exact, error + unit * (np.abs(exact) + error))
+
+
+@pytest.mark.parametrize(("bits", "group"), SCHEMES)
+def test_a_unit_vector_gives_a_column_and_its_scales(bits, group):
+    w = draw(Noise(0), 8, 2560, bits=bits, group=group)
+    columns = np.array([5, 31, 1024, 2559])
+    x = np.zeros((4, 2560), np.float32)
+    x[np.arange(4), columns] = 1
+    exact = w.times(w.codes).astype(np.float32)[:, columns].T  # rounded once; an offset is taken from it exactly
+    np.testing.assert_array_equal(multiply(w, x, tile=Tile(8, 2)), exact)
+
+
+def test_a_group_without_scale_counts_nothing_whatever_its_codes():
+    w = draw(Noise(0), 8, 1024, bits=4, group=128)
+    w.scales[:, 1] = 0
+    x = np.zeros((1, 1024), np.float32)
+    x[0, 128:256] = Noise(1)(128)
+    np.testing.assert_array_equal(multiply(w, x), np.zeros((1, 8)))
+
+
+def test_two_runs_of_rows_in_a_block():
+    """What the fused kernels do: rows of gate and rows of up share a thread block and its x."""
+    w = draw(Noise(0), 16, 2048, bits=4, group=64)
+    x = Noise(1)(1, 2048)
+    codes, scales = w.stored, jnp.asarray(w.scales)
+
+    def pairs(*refs, staged, smem):
+        *weight, x_ref, y_ref = refs
+        starts = [pl.multiple_of(lax.axis_index("rows") + at, 8) for at in (0, 8)]
+        ((first, second),) = product.run(weight, starts, x_ref, None, staged, current_target(), eps=0.0)
+        smem[...] = first - second
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(smem, y_ref)
+        plgpu.wait_smem_to_gmem(0)
+
+    product = product_of("pairs", codes, scales, jnp.asarray(x), tile=Tile(8, 1), runs=2)
+    with interpreter():
+        kernel = current_target().kernel(
+            pairs,
+            out_type=jax.ShapeDtypeStruct((8,), jnp.float32),
+            grid=(1,),
+            grid_names=("rows",),
+            scratch_types={"staged": product.scratch(normed=False), "smem": plgpu.SMEM((8,), jnp.float32)},
+        )
+        y = jax.jit(kernel)(*product.operands(codes, scales), product.view(jnp.asarray(x)))
+    (a, b), (bound_a, bound_b) = (np.split(v[0], 2) for v in (x @ w.times(w.codes).T, product_bound(w, x)))
+    assert_within(y, a - b, bound_a + bound_b + U * (np.abs(a - b) + bound_a + bound_b))
+
+
+def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
+    arrays = (np.zeros(codes, kind), np.zeros(scales, np.float32), np.zeros(x, dtype))
+    return lambda: gemv_quantised(*(jnp.asarray(a) for a in arrays), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (refused(kind="uint8"), "codes int8 .* got uint8"),
+        (refused(codes=(8, 2, 512)), "codes int8"),
+        (refused(x=(1024,)), r"x \[batch, 1024\]"),
+        (refused(x=(1, 1025)), r"x \[batch, 1024\]"),
+        (refused(dtype="float16"), "float32 or bfloat16, got float16"),
+        (refused(kind="int32", x=(1, 1024)), r"x \[batch, 8192\]"),
+        (refused(x=(0, 1024)), "1 to 8 vectors, got 0"),
+        (refused(x=(9, 1024)), "1 to 8 vectors, got 9"),
+        (refused(scales=(8, 64)), "a scale for each 32, 64, 128 columns or each row"),
+        (refused(scales=(8, 0)), "a scale for each"),
+        (refused(codes=(8, 128), kind="int32", scales=(8,)), r"32, 64, 128 columns, got \(8,\)"),
+        (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
+        (refused(scales=(7,)), r"scales \[8\] in float32"),
+        (refused(codes=(12, 1024), scales=(12, 16)), "rows of W in multiples of 8, got 12"),
+        (refused(codes=(0, 1024), scales=(0, 16)), "rows of W"),
+        (refused(tile=Tile(12, 1)), "rows of W in multiples of 12, got 8"),
+        (refused(codes=(8, 512), scales=(8, 8), x=(1, 512)), "1024 at least, got 512"),
+        (refused(codes=(8, 1152), scales=(8, 18), x=(1, 1152)), "columns of W in multiples of 256"),
+        (refused(codes=(8, 28672), scales=(8,), x=(2, 28672)), "bytes of shared memory for 2 vectors of 28672"),
+        (refused(norm=jnp.zeros(1024, jnp.bfloat16)), r"norm \[1024\] in float32"),
+        (refused(bias=jnp.zeros(9)), r"bias \[8\]"),
+        (refused(residual=jnp.zeros((2, 8))), r"residual \[1, 8\]"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(0, 3), blocks=st.integers(0, 3))
+def test_int4_packing_is_a_bijection(seed, rows, blocks):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-8, 8, (rows, 32 * blocks)).astype(np.int8)
+    np.testing.assert_array_equal(int4.unpack(int4.pack(codes)), codes)
+    words = rng.integers(-(2**31), 2**31, (rows, 4 * blocks)).astype(np.int32)
+    np.testing.assert_array_equal(int4.pack(int4.unpack(words)), words)
+
+
+def test_int4_codes_lie_where_a_float_has_its_mantissa():
+    codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 32))
+    words = int4.pack(codes).view(np.uint32)[0]
+    for piece in range(8):
+        rotated = np.bitwise_or(words << (8 * (piece // 2)), words >> (32 - 8 * (piece // 2))) if piece > 1 else words
+        mask, exponent = ((15 << 19, 16), (15 << 15, 256))[piece % 2]
+        floats = (rotated & np.uint32(mask) | np.float32(exponent).view(np.uint32)).view(np.float32)
+        np.testing.assert_array_equal(floats - exponent - 8, codes[0, 4 * piece : 4 * piece + 4])
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [(np.zeros((1, 33), np.int8), "32 columns at a time, got 33"), (np.full((1, 32), 8, np.int8), "-8 to 7, got 8")],
+)
+def test_int4_packs_only_what_it_can_unpack(codes, words):
+    with pytest.raises(ValueError, match=words):
+        int4.pack(codes)
