@@ -77,7 +77,7 @@ def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
     dtype=dtypes,
 )
 @example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
-@example(noise=Noise(1), scheme=(4, 32), cols=5 * 1024 + 128, batch=1, tile=Tile(16, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(1), scheme=(4, 32), cols=8192 + 128, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
 @example(noise=Noise(2, outliers=True), scheme=(4, 128), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @example(noise=Noise(3), scheme=(8, 64), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
