@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from reference.quantizers.blocks import FLOAT32_MAX, join, split, spread
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import assert_within, roundoff
 
+GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "methods.json").read_text())
 U32 = roundoff(np.float32)
 HALF_DENORMAL = 2.0**-150
 
@@ -167,6 +171,19 @@ def test_join_undoes_split(shape_and_block):
     grid = np.arange(np.prod(split(w, block).shape[:-1])).reshape(split(w, block).shape[:-1])
     members = np.repeat(grid[..., None], np.prod(block), axis=-1)
     np.testing.assert_array_equal(spread(grid, shape), join(members, block))
+
+
+@pytest.mark.parametrize("case", GOLDENS["compressed_tensors"]["cases"], ids=str)
+def test_codes_are_those_of_compressed_tensors(case):
+    """Given our scales. It packs codes that are less by half their range, as int32, the first lowest."""
+    w = Weights("student", seed=21)(*GOLDENS["compressed_tensors"]["shape"])
+    scheme = symmetric if case["symmetric"] else affine
+    q = scheme.quantize(w, bits=case["bits"], block=(1, case["group"]))
+    offset = 0 if case["symmetric"] else 2 ** (case["bits"] - 1)
+    np.testing.assert_array_equal(np.array(case["codes"]) + offset, q.codes)
+    unsigned = (np.array(case["codes"]) + 2 ** (case["bits"] - 1)).astype(np.uint8)
+    packed = np.array(case["packed"], "<i4").view(np.uint8)
+    np.testing.assert_array_equal(affine.pack(unsigned, bits=case["bits"]), packed)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -35,7 +35,7 @@ def golden_weights(key: str) -> np.ndarray:
 
 
 def test_levels_of_nf4_are_quantiles():
-    """Of the paper's equation 4 and appendix E; the table is float32 and was computed in float32."""
+    """The table, the paper's appendix E, was computed in float32."""
     quantile = NormalDist().inv_cdf
     outermost = 1 - (1 / 32 + 1 / 30) / 2
     below = [-quantile(p) for p in np.linspace(outermost, 0.5, 8)]

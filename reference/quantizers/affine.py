@@ -1,4 +1,4 @@
-r"""Affine integers: the codes 0 ... N of a block are spread evenly from its smallest weight to its largest.
+r"""Affine integers: the codes of a block are spread evenly from its smallest weight to its largest.
 
     N = 2^bits - 1        lo = min(0, min_i w_i)        hi = max(0, max_i w_i)
     s = (hi - lo) / N     z = rint(-lo / s)             q_i = clip(rint(w_i / s) + z, 0, N)      w_i ~ s (q_i - z)
@@ -10,10 +10,11 @@ included; AWQ and GPTQ store what this gives.
 
 Guaranteed, for weights of float32 or narrower:  |w - s (q - z)| <= s / 2 + N (2 u s + 2^-150),  u = 2^-24
 
-Half a step where no code is clipped. The zero point is rounded too, so that the grid may end up to half
-a step short of the largest weight, which is then clipped to its end: half a step again. N u s is the
-rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. Quantised weights are
-a fixed point only if they still reach both ends of the grid, which clipping and rounding may prevent.
+Half a step where no code is clipped. The zero point is rounded too, so that the grid may end up to half a
+step short of the largest weight, which is then clipped to its end: half a step again. N u s is the
+rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. Quantised weights are a
+fixed point only if they still reach both ends of the grid, which clipping and rounding may prevent. As in
+`symmetric`, a float32 quotient gives the same code unless w / s is within u |w / s| of a tie.
 """
 
 from typing import NamedTuple

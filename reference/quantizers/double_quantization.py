@@ -1,18 +1,23 @@
-r"""Double quantisation (QLoRA, https://arxiv.org/abs/2305.14314): the scales of a tensor are quantised themselves.
+r"""Double quantisation: the scales of a tensor are quantised themselves.
 
-A group of 64 codes of 4 bits with a scale of float32 takes 4.5 bits a weight; with this, 4.127.
+A group of 64 codes of 4 bits with a scale of float32 takes 4.5 bits a weight; with this, 4.127 (QLoRA,
+Dettmers et al., 2023, https://arxiv.org/abs/2305.14314).
 
     o = mean of the scales        b = max |a - o| in blocks of 256        c = the level of b nearest to a - o
 
     a ~ o + b level(c)
 
-The 256 levels are those of a "dynamic" number (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1, and for
-each power 10^-6 ... 10^0 in turn twice as many numbers, evenly spread over a decade, of both signs: the smaller a
-number, the fewer digits it has. The scales are taken as one row; the last block may be short.
+The 256 levels are those of a "dynamic" number (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1,
+and for each power 10^-6 ... 10^0 in turn twice as many numbers, evenly spread over a decade, of both
+signs: the smaller a number, the fewer digits it has. The scales are taken as one row; the last block may
+be short.
 
-Guaranteed, for the levels l <= (a - o) / b <= l' on both sides:  |a - a^| <= b (l' - l) / 2 + 2^-22 (|a| + |o| + b),
-at most 0.0071 b or so. o is rounded to float32 from the exact mean: bitsandbytes adds in float32, in an order of
-its own, and may have a neighbouring number. All scales equal (b = 0) come back as o.
+Guaranteed, for the levels l <= (a - o) / b <= l' on both sides:
+
+    |a - a^|  <=  b (l' - l) / 2 + 2^-22 (|a| + |o| + b)
+
+which is 0.0071 b at most; below -0.993 b, the last level, too. o is rounded to float32 from the exact mean:
+bitsandbytes adds in float32, in an order of its own, and may have a neighbour. Equal scales (b = 0) come back.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,8 @@
-"""Every ggml type that is defined here, by name, as a table; and tensors to and from the bytes of a GGUF file.
+"""Every ggml type that is defined here, by name; tensors to and from the bytes of a GGUF file.
 
-A type turns `weights` consecutive weights of a row into `bytes` bytes. Its `quantize` gives codes and scales,
-`dequantize` the weights that these stand for, and `pack` and `unpack` go between them and the bytes.
+A type turns `weights` consecutive weights of a row into `bytes` bytes. Its `quantize` gives codes and
+scales, `dequantize` the weights that these stand for, and `pack` and `unpack` go between them and the
+bytes.
 """
 
 from typing import Any, Protocol, runtime_checkable

@@ -1,6 +1,7 @@
-r"""ggml's blocks of 32 weights in equal steps: Q8_0, Q4_0, Q5_0, Q4_1, Q5_1 (https://github.com/ggml-org/ggml).
+r"""ggml's blocks of 32 weights in equal steps: Q8_0, Q4_0, Q5_0, Q4_1, Q5_1.
 
-Consecutive weights of a row share a scale d, and in the types that end in _1 a minimum m, in float16:
+(https://github.com/ggml-org/ggml; llama.cpp's GGUF files are made of these.) Consecutive weights of a row
+share a scale d, and in the types that end in _1 a minimum m, in float16:
 
             d                            code, b bits                                      weight
     Q8_0    max |w| / 127                round(w / d)                                      d q
@@ -10,9 +11,9 @@ Consecutive weights of a row share a scale d, and in the types that end in _1 a 
 w* is the weight of largest magnitude, the first of them, with its sign: it gets code 0, which has no
 counterpart at the other end. So Qb_0 is not odd in w, and neither 0 nor the range is special to Qb_1.
 
-The codes are bit for bit those of ggml's C. It computes in float32 and multiplies by fl(1 / d), where d
-is not yet rounded to float16; `round` takes ties away from zero. Where d is so small that 1 / d
-overflows, d is 0 in float16 and the codes are 0, which x86 makes of an infinite integer.
+The codes are bit for bit those of ggml's C. It computes in float32 and multiplies by fl(1 / d), where d is
+not yet rounded to float16; `round` takes ties away from zero. Where d is so small that 1 / d overflows, d is
+0 in float16 and the codes are 0, which x86 makes of an infinite integer.
 
 Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d, 2^-25), the same for m:
 
@@ -20,9 +21,9 @@ Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d
     step = (1/2 + 2^-14) d, but (1 + 2^-14) d in Qb_0 for what lies opposite w*, clipped to the last code
 
 2^-14 d stands for at most four roundings in float32 of numbers up to 127; 2^-120 for an overflow of 1 / d.
-Below about 2^-25 d' is 0 and so are all weights of the block; a d beyond float16, 65504, is refused.
-Quantised weights are no fixed point: d would be rounded to float16 again from a largest code that need not
-be the last one.
+Below 2^-25 or so d' is 0 and so are all weights of the block; a d beyond float16, 65504, is refused.
+Quantised weights are no fixed point: d would be rounded to float16 again from a largest code that need not be
+the last one.
 """
 
 from dataclasses import dataclass

@@ -12,13 +12,14 @@ magnitude, it takes the nearest levels v and then the d that fits those best,
 and keeps the first d whose sum is the smallest. The codes are then taken against d, before it is rounded
 to float16: the nearest level, the upper on a tie. Sums are in float32, in order, as in its C.
 
-MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(log2(max |w|)) + 125 with log2
-in float32, which says 2^k a little below it already; the nearest level, the smaller on a tie (the OCP
-rounds to even), and no -0. Below 2^-125, where C leaves open what e becomes, it is 0 here.
+MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(log2(max |w|)) + 125 with
+log2 in float32, which rounds up to k a little below 2^k already; the nearest level, the smaller on a tie (the
+OCP rounds to even), and no -0. Below 2^-125, where C leaves open what e becomes, it is 0 here.
 
-Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4),  where max |w| < 8 d. The steps double twice, from d / 2 to
-2 d, and what lies between 6 d and 8 d is clipped. Guaranteed for IQ4_NL: every level is the nearest to w / d, up to
-float32's roundings; how large d is, no formula says. Neither is odd in w, nor is IQ4_NL a fixed point; MXFP4 is.
+Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. The steps double twice, from d / 2
+to 2 d, and what lies between 6 d and 8 d is clipped. Its weights are a fixed point, and it is odd in w.
+Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32's roundings; how large d is, no
+formula says. It is neither odd nor has it fixed points.
 """
 
 from dataclasses import dataclass

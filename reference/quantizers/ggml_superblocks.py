@@ -1,7 +1,8 @@
-r"""ggml's superblocks of 256 weights: Q2_K, Q3_K, Q4_K, Q5_K and Q6_K (https://github.com/ggml-org/llama.cpp/pull/1684).
+r"""ggml's superblocks of 256 weights: Q2_K, Q3_K, Q4_K, Q5_K and Q6_K.
 
-A superblock is 16 or 8 groups of 16 or 32 weights of a row. Each group has a scale of its own, in equal
-steps too, so that a superblock has but one or two numbers of float16:
+(https://github.com/ggml-org/llama.cpp/pull/1684.) A superblock is 16 or 8 groups of 16 or 32 weights of a
+row. Each group has a scale of its own, in equal steps too, so that a superblock has but one or two numbers of
+float16:
 
             bits a weight   groups     weight            s               m          bits in all
     Q2_K    2, from 0       16 of 16   d s q - e m       0 ... 15        0 ... 15   2.625
@@ -13,17 +14,17 @@ steps too, so that a superblock has but one or two numbers of float16:
 Reading is defined by the format, and float64 holds the weight exactly. Writing is not: ggml searches, and so
 does `quantize` here, in float64 and by the plain sum of squares (ggml's C weighs large weights more).
 
-1. For each group and each of `STARTS` first guesses of its step, which end a little before or after its largest
-   weight, take the nearest codes q, then the step a (and minimum b >= 0) that fit them best: least squares of
-   w - a q (+ b). Keep the guess whose sum of squares is smallest.
+1. For each group and each of `STARTS` first guesses of its step, which end a little before or after its
+   largest weight, take the nearest codes q, then the step a (and minimum b >= 0) that fit them best: least
+   squares of w - a q (+ b). Keep the guess whose sum of squares is smallest.
 2. d is the largest step over the largest s, e the largest minimum over the largest m, in float16.
-3. For each group, of 0 and 0, and the integers nearest to a / d and b / e and their neighbours, take those s and
-   m whose nearest codes, against what is stored, leave the smallest sum of squares.
+3. For each group, of 0 and 0, and the integers nearest to a / d and b / e and their neighbours, take those
+   s and m whose nearest codes, against what is stored, leave the smallest sum of squares.
 
-Guaranteed: each code is one whose weight is nearest to w, given the stored scales (up to float64's roundings).
-So where w lies within the codes' range it moves by at most d |s| / 2, elsewhere to the end of the range; and no
-group is worse off than with zeros. Groups whose s is 0 have the code 0. Superblocks beyond float16's range are
-refused. The result is no fixed point.
+Guaranteed: each code is one whose weight is nearest to w, given the stored scales (up to float64's
+roundings). So where w lies within the codes' range it moves by at most d |s| / 2, elsewhere to the end of the
+range; and no group is worse off than with zeros. Groups whose s is 0 have the code 0. Superblocks beyond
+float16's range are refused. The result is no fixed point.
 """
 
 import itertools

@@ -1,20 +1,22 @@
-r"""llama2.c's Q8_0, as its export.py writes version 2 (https://github.com/karpathy/llama2.c); not ggml's Q8_0.
+r"""llama2.c's Q8_0 (https://github.com/karpathy/llama2.c), which is not ggml's.
 
     s = max |w| / 127        q_i = rint(w_i / s)        w_i ~ s q_i
 
-over groups of consecutive weights of the flattened tensor, all in float32: s, and the quotient too, so that a
-code may differ by 1 from `symmetric` where w / s is within 2^-24 |w / s| of a tie. In the file the codes of a
-tensor come first, then its scales.
+over groups of consecutive weights of the flattened tensor, as export.py does for files of version 2: all in
+float32, the quotient too, so that a code may differ by 1 from `symmetric` where w / s is within 2^-24 |w / s|
+of a tie. In the file the codes of a tensor come first, then its scales.
 
-The group is 64, halved until it divides dim: 32 for stories15M, whose dim is 288. hidden_dim ought to divide, too.
-runq.c quantises the vector that a matrix is multiplied with in groups of the same size, and takes scales as if
-groups began with each row: with 172 columns in groups of 64 (stories260K), the last 44 numbers of the vector are
-never quantised, and every row but the first reads scales of its neighbours. What such a file stands for is well
-defined nevertheless, and is what `dequantize` gives. `group_size` lets every width of a row count.
+The group is 64, halved until it divides dim: 32 for stories15M, whose dim is 288. hidden_dim ought to
+divide, too. runq.c quantises the vector that a matrix is multiplied with in groups of the same size, and
+takes scales as if groups began with each row: with 172 columns in groups of 64 (stories260K), the last 44
+numbers of the vector are never quantised, and every row but the first reads scales of its neighbours.
+What such a file stands for is well defined nevertheless, and is what `dequantize` gives. `group_size`
+lets every width of a row count.
 
-Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The quotient
-may be off by 127 u or so before it is rounded; the last term is for s among the denormals of float32. A group of
-zeros, which is 0 / 0 in export.py, has s = 0 and codes 0. Quantised weights are a fixed point, Q(-w) = -Q(w).
+Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The
+quotient may be off by 127 u or so before it is rounded; the last term is for s among the denormals of
+float32. A group of zeros, which is 0 / 0 in export.py, has s = 0 and codes 0. Quantised weights are a
+fixed point, Q(-w) = -Q(w).
 """
 
 import numpy as np

@@ -3,15 +3,16 @@ r"""Minifloats: numbers of 4, 6 and 8 bits with a sign, an exponent and a mantis
     v = (-1)^S 2^(E - bias) (1 + M / 2^m)        E > 0
     v = (-1)^S 2^(1 - bias) (M / 2^m)            E = 0, the subnormals
 
-e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433) are the two "fp8": e4m3, here in
-its usual "fn" form, has one NaN and no infinity, e5m2 has both, as IEEE 754 would. e2m3, e3m2 and e2m1
+e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433) are the two "fp8": e4m3, here
+in its usual "fn" form, has one NaN and no infinity, e5m2 has both, as IEEE 754 would. e2m3, e3m2 and e2m1
 (the OCP's microscaling formats, version 1.0) have neither. All have -0.
 
 A number is rounded to the nearest, ties to the even code, and saturates: what lies beyond the largest
 number becomes that. (JAX and ml_dtypes make a NaN of it in e4m3, so clip before `astype`; what is within
 float32 never becomes a NaN or an infinity here.)
 
-A tensor has a scale for each block, with which its largest weight becomes the largest number of the format:
+A tensor has a scale for each block, with which its largest weight becomes the largest number of the
+format:
 
     s = max_i |w_i| / largest        q_i = round(w_i / s)        w_i ~ s q_i
 
@@ -19,10 +20,10 @@ Guaranteed, for weights of float32 or narrower:
 
     |w - s q|  <=  max(2^-(m+1) |w|, 2^-(bias+m) s) + largest 2^-150
 
-half a unit in the last place of w, or of the subnormals; 2^-150 is for an s among the denormals of float32.
-The quotient is taken in float64, so that no neighbour of a tie is mistaken for it. While s is normal, powers
-of two pass into s, and quantised weights are a fixed point. Q(-w) = -Q(w). A group of zeros, or one whose s
-underflows to 0, has s = 0 and codes of zeros, signed as the weights.
+half a unit in the last place of w, or of the subnormals; 2^-150 is for an s among the denormals of
+float32. The quotient is taken in float64, so that no neighbour of a tie is mistaken for it. While s is
+normal, powers of two pass into s, and quantised weights are a fixed point. Q(-w) = -Q(w). A group of
+zeros, or one whose s underflows to 0, has s = 0 and codes of zeros, signed as the weights.
 """
 
 from dataclasses import dataclass

@@ -1,23 +1,27 @@
-r"""Microscaling formats, MXFP8, MXFP6 and MXFP4 (OCP MX v1.0; Rouhani et al., 2023, https://arxiv.org/abs/2310.10537).
+r"""Microscaling formats: MXFP8, MXFP6 and MXFP4.
 
-32 consecutive weights share a power of two, a byte e ("e8m0"), and are minifloats themselves (see `minifloat`):
+32 consecutive weights share a power of two, a byte e ("e8m0"), and are minifloats themselves (OCP MX v1.0;
+Rouhani et al., 2023, https://arxiv.org/abs/2310.10537; see `minifloat`):
 
     w ~ 2^(e - 127) v        e - 127 = floor(log2(max_i |w_i|)) - emax        v_i = round(w_i / 2^(e - 127))
 
-emax is the exponent of the format's largest number, so the largest weight of a block is at least 2^emax and below
-2^(emax + 1), where the format ends earlier: it saturates. That is the OCP's way (`floor_exponent`). NVIDIA
-takes the smallest power of two with which nothing saturates (`ceil_exponent`),
+emax is the exponent of the format's largest number, so the largest weight of a block is at least 2^emax
+and below 2^(emax + 1), where the format ends earlier: it saturates. That is the OCP's way
+(`floor_exponent`). NVIDIA takes the smallest power of two with which nothing saturates (`ceil_exponent`),
 
     e - 127 = ceil(log2(max_i |w_i| / largest))
 
 at the price of a bit for blocks that would have fitted nearly. Both are exact here, and e is at least 0:
 a logarithm, or a cast to e8m0, would round some exponents up.
 
-Guaranteed:  |w - 2^(e - 127) v| <= max(c |w|, 2^(e - 127) 2^-(bias + m)),  where c = 2^-(m+1), but
-c = 1 - largest / 2^(emax + 1) under `floor_exponent`: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1).
-The second term is half a subnormal step, which rules blocks far below 2^-127, too; zeros have e = 0. Powers of two
-pass into e. Q(-w) = -Q(w). Quantised weights are a fixed point of `floor_exponent`, since their largest keeps
-its exponent; not of `ceil_exponent`, where it may be rounded down and then fit a smaller power.
+Guaranteed:
+
+    |w - 2^(e - 127) v|  <=  max(c |w|, 2^(e - 127) 2^-(bias + m))        c = 2^-(m+1)
+
+but with c = 1 - largest / 2^(emax + 1) for `floor_exponent`: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1).
+The second term is half a subnormal step, and holds for blocks far below 2^-127, too; zeros have e = 0. Powers
+of two pass into e. Q(-w) = -Q(w). Quantised weights are a fixed point of `floor_exponent`, since their largest
+keeps its exponent; not of `ceil_exponent`, where it may be rounded down and then fit a smaller power.
 """
 
 import math

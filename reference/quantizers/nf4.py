@@ -1,18 +1,19 @@
-r"""NF4 and FP4: four-bit codebooks for blocks scaled to [-1, 1] (QLoRA, Dettmers et al., 2023,
-https://arxiv.org/abs/2305.14314), as bitsandbytes writes them.
+r"""NF4 and FP4: four-bit codebooks for blocks scaled to [-1, 1].
 
     a = max_i |w_i|, in float32        q_i = the level nearest to w_i / a        w_i ~ a level(q_i)
 
-NF4's levels are quantiles of the normal distribution, at d, ..., 1/2 from below in 8 steps and from above in 7,
-d = 1 - (1/32 + 1/30) / 2, scaled to [-1, 1]: a weight that is normally distributed uses each about as often.
-FP4's levels are those of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1.
+(QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314.) NF4's levels are quantiles of the normal
+distribution, scaled to [-1, 1]: those at 8 probabilities from 1/2 to d and at 7 from 1 - d to 1/2, evenly
+spaced, and 0, with d = 1 - (1/32 + 1/30) / 2. Weights that are normally distributed use each about as often.
+FP4's levels are those of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1, and -.
 
 As bitsandbytes has it: w is multiplied by the float32 reciprocal of max(a, 1e-38), and of two equally near
-levels the lower is taken, midpoints being rounded to float32 too. It would write some zeros of FP4 as -0.
+levels the lower is taken, midpoints being rounded to float32 too. (It writes some zeros of FP4 as -0.)
 
-Guaranteed, for the levels l <= w / a <= l' on both sides of w:  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a, but
-|w - w^| <= a where a < 1e-38. The widest gap of NF4 is 0.304, of FP4 1/3. 0 is a level, so zeros are exact; so is
-the largest weight of a block, and quantised weights are a fixed point while a is normal. NF4 is not odd.
+Guaranteed, for the levels l <= w / a <= l' on both sides of w:  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a,
+but |w - w^| <= a where a < 1e-38. The widest gap of NF4 is 0.304, of FP4 1/3. 0 is a level, so zeros are
+exact; so is the largest weight of a block, and quantised weights are a fixed point while a is normal. NF4
+is not odd.
 """
 
 from dataclasses import dataclass, field

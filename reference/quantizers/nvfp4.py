@@ -1,17 +1,21 @@
-r"""NVFP4 (NVIDIA, 2025, https://arxiv.org/abs/2509.25149): e2m1 in blocks of 16, with scales in e4m3.
+r"""NVFP4: e2m1 in blocks of 16, with scales in e4m3.
 
     g = max |w| / (448 6)                          one a tensor, in float32
     s = e4m3(max_i |w_i| / (6 g))                  one a block, in a byte
     q_i = e2m1(w_i / (s g))        w_i ~ g s q_i
 
-(`minifloat` has both formats, their rounding and their largest numbers.) g stretches the blocks' scales over all of
-e4m3: the largest is 448. A block so small that its s is 0 is zero. Products and quotients are exact up to
-float64; NVIDIA's and torchao's code multiply by float32 reciprocals, and keep s at 2^-6 at least.
+(NVIDIA, 2025, https://arxiv.org/abs/2509.25149; `minifloat` has both formats, their rounding and their
+largest numbers.) g stretches the blocks' scales over all of e4m3: the largest is 448. A block so small that
+its s is 0 is zero. Products and quotients are those of float64; torchao multiplies by float32 reciprocals,
+and keeps s at 2^-6 at least.
 
-Guaranteed:  |w - g s q| <= max(|w| / 5, g s / 4) + 6 g |s - s'|,  s' what is rounded to s, and
-|s - s'| <= max(2^-4 s', 2^-10)  (and 448 2^-23, the rounding of g, in the largest block). The first term is half
-a step of e2m1, the second says how far s may fall short of the largest weight. No fixed point: the largest code of
-a block need not be 6, nor that of the tensor. Q(-w) = -Q(w), and powers of two pass into g while that is normal.
+Guaranteed, if s' is what is rounded to s:
+
+    |w - g s q|  <=  max(|w| / 5, g s / 4) + 6 g |s - s'|        |s - s'| <= max(2^-4 s', 2^-10) + 448 2^-23
+
+The first term is half a step of e2m1, the second says how far s may fall short of the largest weight; 2^-23 is
+for the rounding of g, while that is normal. No fixed point: the largest code of a block need not be 6, nor that
+of the tensor. Q(-w) = -Q(w), and powers of two pass into g.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
 """Codes of a few bits, side by side in bytes.
 
-The codes' bits follow each other, lowest first: the order of `jnp.int4`, ONNX and `bitorder="little"`, and
-that of GPTQ's little-endian int32 words, where 3-bit codes cross from word to word. Codes that share a byte
-are neighbours; or they lie `stride` apart, as in ggml's formats, so that a vector of bytes, shifted and
-masked, is a vector of consecutive codes. Signed codes are in two's complement.
+The codes' bits follow each other, lowest first: the order of `jnp.int4`, ONNX and `bitorder="little"`,
+and that of GPTQ's little-endian int32 words, where 3-bit codes cross from word to word. Codes that share
+a byte are neighbours; or they lie `stride` apart, as in ggml's formats, so that a vector of bytes,
+shifted and masked, is a vector of consecutive codes. Signed codes are in two's complement.
 """
 
 import numpy as np

@@ -9,8 +9,8 @@
     mxfp4     e2m1                        32 of a row       e8m0        `mx`
 
 A row whose length is no multiple of the group ends in a shorter group, with a scale of its own. Every scheme
-gives `Quantized`: codes of w's shape, one a weight, and scales [*batch, groups]; it rounds as its file says, and
-guarantees the error that its file guarantees. Other sizes of a group follow from those files.
+gives `Quantized`: codes of w's shape, one a weight, and scales [*batch, groups]. It rounds as its file says,
+guarantees the error that its file guarantees, and packs as its file does.
 """
 
 from collections.abc import Callable

@@ -2,9 +2,9 @@ r"""Symmetric integers: the step of a block is its largest magnitude over the la
 
     Q = 2^(bits - 1) - 1        s = max_i |w_i| / Q        q_i = rint(w_i / s)        w_i ~ s q_i
 
-(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with the zero point at 0; "absmax".) Zero is
-exact, the code -Q - 1 is not used, so Q(-w) = -Q(w), and the largest weight keeps its value up to the
-rounding of s. s is stored in float32 and the codes are taken against it as stored.
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with the zero point at 0; "absmax".) Zero is exact,
+the code -Q - 1 is not used, so Q(-w) = -Q(w), and the largest weight keeps its value up to the rounding
+of s. s is stored in float32 and the codes are taken against it as stored.
 
 Guaranteed, for weights of float32 or narrower:  |w - s q| <= max(s / 2, Q 2^-150)
 

@@ -1,0 +1,49 @@
+r"""Binary weights: a sign each, and a scale a row.
+
+    a = mean_i |w_i|        b_i = sign(w_i), +1 for 0        w ~ a b
+
+(XNOR-Net, Rastegari et al., 2016, https://arxiv.org/abs/1603.05279.) Of all a and all signs these leave the
+smallest sum of squares, which is guaranteed to be
+
+    sum_i (w_i - a b_i)^2 = sum_i w_i^2 - n a^2        (and n (2^-24 a)^2 for the rounding of a to float32)
+
+Powers of two pass into a while it is normal; Q(-w) = -Q(w) where no weight is 0. Quantised weights are a
+fixed point of the signs, but the mean of n equal numbers may be rounded. A row of zeros has a = 0.
+"""
+
+import numpy as np
+from jaxtyping import Float, Float64, Int8, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import Quantized, finite
+
+
+def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
+    """Codes -1 and 1 of w's shape, int8, and scales float32 [*batch, 1]. Raises ValueError unless all is finite.
+
+    >>> q = quantize(np.array([[1.0, -2.0, 0.0, 3.0]]))
+    >>> q.codes, q.scales
+    (array([[ 1, -1,  1,  1]], dtype=int8), array([[1.5]], dtype=float32))
+    """
+    w = finite(w)
+    scales = np.mean(np.abs(w), axis=-1, keepdims=True).astype(np.float32)
+    return Quantized(np.where(w < 0, -1, 1).astype(np.int8), scales)
+
+
+def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
+    """a b, exactly."""
+    return q.codes * q.scales.astype(np.float64)
+
+
+def pack(codes: Int8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch bytes"]:
+    """A bit for each code, 1 for +1, the first lowest.
+
+    >>> pack(np.array([1, -1, -1, -1, -1, -1, -1, 1], np.int8))
+    array([129], dtype=uint8)
+    """
+    return packing.pack((codes > 0).astype(np.uint8), bits=1)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> Int8[np.ndarray, "*batch codes"]:
+    """The codes of `pack`."""
+    return packing.unpack(packed, bits=1).astype(np.int8) * np.int8(2) - np.int8(1)

@@ -1,0 +1,122 @@
+r"""GPTQ: column by column, what rounding does to the output is undone by the columns still to come.
+
+    H = X^T X + lambda I        H^-1 = U^T U,  U upper triangular (Cholesky)
+    for each column i:    w^_i = Q(w_i)        e_i = (w_i - w^_i) / U_ii        w_j <- w_j - e_i U_ij  for all j > i
+
+(Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) X [tokens, cols] are inputs of the calibration,
+lambda is `damp` of H's mean diagonal. Q rounds to the nearest on a grid that is fixed beforehand, that of
+`affine` for the weights as they were (as in llm-compressor; the paper finds the grid of a group when it comes
+to it, and may take columns in another order). A feature that is never active, H_ii = 0, has weights 0.
+
+In the end W - W^ = E U for the errors E = (e_1, e_2, ...), whence, with H as damped,
+
+    || (W - W^) X^T ||^2 + lambda || W - W^ ||^2  =  tr (W - W^) H (W - W^)^T  =  || E ||^2
+
+Guaranteed: where no code is clipped |e_i| U_ii <= s / 2, and the sum is at most sum_i (s_i / 2 U_ii)^2 a row.
+Nothing is guaranteed of a single weight, nor that the output is better than that of plain rounding, although
+with correlated features it nearly always is; without correlation, X^T X diagonal, both are the same.
+
+A checkpoint (AutoGPTQ's) holds qweight [cols bits / 32, rows] of int32, the bits of the codes one after the
+other along the inputs; qzeros [groups, rows bits / 32] along the outputs, in version 1 less by one; scales
+[groups, rows] of float16; and g_idx [cols], the group of each input, here the plain one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float16, Float64, Int32, UInt8
+
+from reference.quantizers import affine, packing
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import finite, spread
+
+DAMP = 0.01  # of the paper
+
+
+class Packed(NamedTuple):
+    """The tensors of a checkpoint."""
+
+    qweight: Int32[np.ndarray, "words rows"]
+    qzeros: Int32[np.ndarray, "groups words_of_rows"]
+    scales: Float16[np.ndarray, "groups rows"]
+    g_idx: Int32[np.ndarray, " cols"]
+
+
+def quantize(
+    w: Float[np.ndarray, "rows cols"], x: Float[np.ndarray, "tokens cols"], *, bits: int, group: int, damp: float = DAMP
+) -> Affine:
+    """Codes for the inputs `x`, and the grid that `affine` gives `w` in groups of a row.
+
+    Raises ValueError for weights or inputs that are not finite, and as `affine` does.
+
+    >>> w = np.array([[0.0, 1.4, 1.4, 3.0]])
+    >>> together = np.array([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]])  # the second and third are always alike
+    >>> affine.quantize(w, bits=2, block=(1, 4)).codes, quantize(w, together, bits=2, group=4).codes
+    (array([[0, 1, 1, 3]], dtype=uint8), array([[0, 1, 2, 3]], dtype=uint8))
+    """
+    grid = affine.quantize(w, bits=bits, block=(1, group))
+    hessian = _hessian(x)
+    left = np.where(np.diag(hessian) == 0, 0, finite(w))
+    scales, zeros = (spread(a.astype(np.float64), w.shape) for a in (grid.scales, grid.zeros))
+    u = factor(hessian, damp=damp)
+    codes = np.zeros(w.shape)
+    for i in range(w.shape[1]):
+        codes[:, i] = affine.encode(left[:, i], scales[:, i], zeros[:, i], lowest=0, highest=2**bits - 1)
+        errors = (left[:, i] - scales[:, i] * (codes[:, i] - zeros[:, i])) / u[i, i]
+        left[:, i:] -= errors[:, None] * u[i, i:]
+    return Affine(codes.astype(np.uint8), grid.scales, grid.zeros)
+
+
+def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
+    """U for X^T X, damped, with ones for what is never active.
+
+    >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
+    array([[0.5 , 0.  ],
+           [0.  , 0.25]])
+    """
+    diagonal = np.diag(hessian)
+    h = hessian + np.diag(np.where(diagonal == 0, 1, 0) + damp * np.mean(diagonal + (diagonal == 0)))
+    return np.linalg.cholesky(np.linalg.inv(h)).T
+
+
+def pack(q: Affine, *, bits: int, version: int) -> Packed:
+    """Version 1 stores zero points less by one, modulo 2^bits; 2 as they are. Scales are rounded to float16.
+
+    Raises ValueError where codes do not fill words of 32 bits.
+    """
+    zeros = (q.zeros - (version == 1)) & np.uint8(2**bits - 1)
+    groups = q.scales.shape[1]
+    g_idx = np.repeat(np.arange(groups, dtype=np.int32), q.codes.shape[1] // groups)
+    qzeros = _words(zeros.T.astype(np.uint8), bits)
+    return Packed(_words(q.codes, bits).T, qzeros, q.scales.T.astype(np.float16), g_idx)
+
+
+def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
+    """What a checkpoint says; its scales in float32. The order of g_idx must be the plain one.
+
+    >>> q = affine.quantize(np.arange(64.0).reshape(8, 8), bits=4, block=(1, 8))
+    >>> again = unpack(pack(q, bits=4, version=1), bits=4, version=1)
+    >>> np.array_equal(again.codes, q.codes) and np.array_equal(again.zeros, q.zeros)
+    True
+    """
+    if np.any(np.diff(packed.g_idx) < 0):
+        raise ValueError("columns that were quantised in another order (desc_act) cannot be read")
+    zeros = _codes(packed.qzeros, bits).T
+    zeros = (zeros + np.uint8(version == 1)) & np.uint8(2**bits - 1)
+    return Affine(_codes(packed.qweight.T, bits), packed.scales.T.astype(np.float32), zeros)
+
+
+def _hessian(x: Float[np.ndarray, "tokens cols"]) -> Float64[np.ndarray, "cols cols"]:
+    if not np.isfinite(x).all():
+        raise ValueError("inputs must be finite")
+    return x.astype(np.float64).T @ x.astype(np.float64)
+
+
+def _words(codes: UInt8[np.ndarray, "n codes"], bits: int) -> Int32[np.ndarray, "n words"]:
+    if codes.shape[-1] * bits % 32:
+        raise ValueError(f"{codes.shape[-1]} codes of {bits} bits do not fill words of 32")
+    return packing.pack(codes, bits=bits).view("<i4").astype(np.int32)
+
+
+def _codes(words: Int32[np.ndarray, "n words"], bits: int) -> UInt8[np.ndarray, "n codes"]:
+    return packing.unpack(np.ascontiguousarray(words.astype("<i4")).view(np.uint8), bits=bits)

@@ -1,0 +1,91 @@
+r"""HQQ: a zero point that is no integer, and is fitted without data.
+
+    minimise over z  sum_i |w_i - s (q_i - z)|^p,  p = 0.7        q_i = clip(rint(w_i / s + z), 0, 2^bits - 1)
+
+(Badri & Shaji, 2023, https://mobiusml.github.io/hqq_blog.) p < 1 wants most weights of a group very near and
+lets a few be far off. By half-quadratic splitting the errors get variables of their own, e_i, tied to w - w^
+by a quadratic of weight beta; both halves are solved in turn:
+
+    e_i = sign(d_i) max(0, |d_i| - |d_i|^(p - 1) / beta),   d_i = w_i - s (q_i - z)
+    z   = mean_i (q_i - (w_i - e_i) / s)
+
+20 times from s = (max - min) / (2^bits - 1) and z = -min / s on, beta growing from 10 by 1 %; the z with the
+smallest sum is kept. s does not change, and the range need not hold zero, which need not be exact either. s
+and z are stored in float32, the codes are taken against them.
+
+Guaranteed: the sum is no larger than that of the z it starts from, and each code is that of the nearest
+number, so that a weight between the first and the last of them is off by s / 2 at most. A group of equal
+weights, or whose s underflows, has s = 1 and z = -min. Not a fixed point, not odd.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import finite, join, split, spread
+
+P = 0.7
+BETA, GROWTH, STEPS = 10.0, 1.01, 20
+
+
+class Hqq(NamedTuple):
+    """Codes of w's shape; scales and zero points, one for each group."""
+
+    codes: UInt8[np.ndarray, "*batch cols"]
+    scales: Float32[np.ndarray, "*batch groups"]
+    zeros: Float32[np.ndarray, "*batch groups"]
+
+
+def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> Hqq:
+    """Raises ValueError for weights that are not finite, rows that are no whole groups, and bits other than 1 to 8.
+
+    >>> q = quantize(np.array([[1.0, 2.0, 3.0, 4.0]]), bits=2, group=4)
+    >>> q.codes, dequantize(q)
+    (array([[0, 1, 2, 3]], dtype=uint8), array([[1., 2., 3., 4.]]))
+    """
+    if not 1 <= bits <= 8:
+        raise ValueError(f"codes have 1 to 8 bits, not {bits}")
+    highest = 2**bits - 1
+    block = (1,) * (w.ndim - 1) + (group,)
+    groups = split(finite(w), block)
+    lo = np.min(groups, axis=-1)
+    scales = ((np.max(groups, axis=-1) - lo) / highest).astype(np.float32)
+    scales = np.where(scales == 0, np.float32(1), scales)
+    s = scales.astype(np.float64)[..., None]
+
+    def error(zeros: Float32[np.ndarray, "*batch groups"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """q, w - w^ and its sum."""
+        z = zeros.astype(np.float64)[..., None]
+        q = np.clip(np.rint(groups / s + z), 0, highest)
+        d = groups - s * (q - z)
+        return q, d, np.sum(np.abs(d) ** P, axis=-1)
+
+    zeros = best = (-lo / s[..., 0]).astype(np.float32)
+    q, d, least = error(zeros)
+    for step in range(STEPS):
+        distance = np.abs(d)
+        shrunk = distance - np.where(distance == 0, 1, distance) ** (P - 1) / (BETA * GROWTH**step)
+        e = np.sign(d) * np.maximum(shrunk, 0)
+        zeros = np.mean(q - (groups - e) / s, axis=-1).astype(np.float32)
+        q, d, loss = error(zeros)
+        best, least = np.where(loss < least, zeros, best), np.minimum(loss, least)
+    codes, _, _ = error(best)
+    return Hqq(join(codes, block).astype(np.uint8), scales, best)
+
+
+def dequantize(q: Hqq) -> Float64[np.ndarray, "*batch cols"]:
+    """s (q - z)."""
+    scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
+    return scales * (q.codes - zeros)
+
+
+def pack(codes: UInt8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
+    """`bits` bits of every code, the first lowest."""
+    return packing.pack(codes, bits=bits)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> UInt8[np.ndarray, "*batch codes"]:
+    """The codes of `pack`."""
+    return packing.unpack(packed, bits=bits)

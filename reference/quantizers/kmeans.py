@@ -1,0 +1,150 @@
+r"""Codebooks by k-means: every row has 2^b levels of its own, where its weights need them.
+
+    minimise  sum_i h_i (w_i - c_(q_i))^2        over levels c_1 < ... < c_k and codes q_i
+
+h is how much a weight matters: 1 (Han et al., 2016, https://arxiv.org/abs/1510.00149), or the diagonal of
+the Fisher information (SqueezeLLM, Kim et al., 2023, https://arxiv.org/abs/2306.07629). Two ways to
+levels:
+
+`lloyd` (Lloyd, 1982, https://doi.org/10.1109/TIT.1982.1056489) alternates between codes, the nearest
+level to each weight, and levels, the mean of the weights that have it, until the sum does not fall. It
+starts from the quantiles (i + 1/2) / k of the row; a level that no weight has stays. The sum never grows,
+but it ends where no single step helps, not at the least.
+
+`optimal` finds the least (Bruce, 1965; Wang & Song, 2011, https://doi.org/10.32614/RJ-2011-015). On a
+line the weights of a level are consecutive, so with W(i, j) the least sum of one level for the sorted
+weights i ... j - 1,
+
+    S_m(j) = min_i S_(m-1)(i) + W(i, j)
+
+in time and memory n^2 for a row of n: it is there to judge by.
+
+Guaranteed: every code is that of the nearest level (the lower of two), every level the mean of its
+weights, up to their rounding to float32; `optimal` is the least up to float64's. There is no step, so no
+bound of a weight. Quantised weights are a fixed point of `optimal`, which then has a sum of 0. Levels
+move with w: Q(a w) = a Q(w).
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int, UInt8
+
+from reference.quantizers import packing
+from reference.quantizers.blocks import finite
+
+Levels = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+
+
+class Codebooks(NamedTuple):
+    """A code for each weight, and the levels of each row, in order."""
+
+    codes: UInt8[np.ndarray, "rows cols"]
+    levels: Float32[np.ndarray, "rows levels"]
+
+
+def quantize(
+    w: Float[np.ndarray, "rows cols"],
+    *,
+    bits: int,
+    levels: Levels,
+    importance: Float[np.ndarray, "rows cols"] | None = None,
+) -> Codebooks:
+    """`levels` is `lloyd` or `optimal`; `importance` is h, at least 0.
+
+    Raises ValueError for weights that are not finite, bits other than 1 to 8, and an importance that is negative,
+    not finite, or 0 in all of a row.
+
+    >>> q = quantize(np.array([[1.0, 1.0, 5.0, 9.0]]), bits=1, levels=optimal)
+    >>> q.codes, q.levels
+    (array([[0, 0, 1, 1]], dtype=uint8), array([[1., 7.]], dtype=float32))
+    """
+    if not 1 <= bits <= 8:
+        raise ValueError(f"codebooks have codes of 1 to 8 bits, not of {bits}")
+    rows = finite(w)
+    h = np.ones_like(rows) if importance is None else importance.astype(np.float64)
+    if np.any(~np.isfinite(h) | (h < 0)) or not np.all(np.any(h > 0, axis=-1)):
+        raise ValueError("importance must be finite and positive, or 0 for some weights of a row")
+    books = np.stack([levels(row, weight, 1 << bits) for row, weight in zip(rows, h, strict=True)]).astype(np.float32)
+    codes = np.stack([nearest(row, book) for row, book in zip(rows, books.astype(np.float64), strict=True)])
+    return Codebooks(codes.astype(np.uint8), books)
+
+
+def dequantize(q: Codebooks) -> Float64[np.ndarray, "rows cols"]:
+    return np.take_along_axis(q.levels.astype(np.float64), q.codes.astype(np.int64), axis=-1)
+
+
+def lloyd(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
+    """Levels at which Lloyd's iteration ends.
+
+    >>> lloyd(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 2)
+    array([ 0.5, 10.5])
+    """
+    order = np.argsort(w, kind="stable")
+    w, h = w[order], h[order]
+    shares = np.cumsum(h) / np.sum(h)
+    levels = w[np.minimum(np.searchsorted(shares, (np.arange(k) + 0.5) / k), len(w) - 1)]
+    least = np.inf
+    while True:
+        codes = nearest(w, levels)
+        loss = np.sum(h * (w - levels[codes]) ** 2)
+        if loss >= least:
+            return levels
+        least = loss
+        mass, sums = np.bincount(codes, h, minlength=k), np.bincount(codes, h * w, minlength=k)
+        levels = np.sort(np.where(mass > 0, sums / np.where(mass > 0, mass, 1), levels))
+
+
+def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
+    """The levels of the least sum. Those that `w` has no need of repeat its largest.
+
+    >>> optimal(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 3)
+    array([ 0. ,  1. , 10.5])
+    """
+    order = np.argsort(w, kind="stable")
+    w, h = w[order], h[order]
+    centre = np.mean(w)  # sums of squares around it lose fewer digits
+    mass, first, second = (np.concatenate([[0], np.cumsum(h * (w - centre) ** p)]) for p in (0, 1, 2))
+
+    def between(sums: np.ndarray) -> np.ndarray:
+        return sums - sums[:, None]  # [i, j]: over the weights i ... j - 1
+
+    total = between(mass)
+    cost = between(second) - between(first) ** 2 / np.where(total > 0, total, np.inf)
+    cost = np.where(np.tri(len(w) + 1, dtype=bool), np.inf, np.maximum(cost, 0))  # no empty level
+    np.fill_diagonal(cost, 0)  # but where there are too many
+    sums, starts = cost[0], []
+    for _ in range(k - 1):
+        with_one_more = sums[:, None] + cost
+        starts.append(np.argmin(with_one_more, axis=0))
+        sums = np.min(with_one_more, axis=0)
+    ends = [len(w)]
+    for start in reversed(starts):
+        ends.append(int(start[ends[-1]]))
+    edges = np.array([0, *ends[::-1]])
+    levels = [
+        np.sum(h[i:j] * w[i:j]) / np.sum(h[i:j]) if np.any(h[i:j] > 0) else w[min(i, len(w) - 1)]
+        for i, j in itertools.pairwise(edges)
+    ]
+    return np.sort(np.array(levels))
+
+
+def nearest(w: Float64[np.ndarray, " n"], levels: Float64[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
+    """The codes of the levels nearest to `w`, the lower of two.
+
+    >>> nearest(np.array([0.4, 0.5, 0.6]), np.array([0.0, 1.0]))
+    array([0, 0, 1])
+    """
+    return np.searchsorted((levels[1:] + levels[:-1]) / 2, w, side="left")
+
+
+def pack(codes: UInt8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
+    """`bits` bits of every code, the first lowest."""
+    return packing.pack(codes, bits=bits)
+
+
+def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> UInt8[np.ndarray, "*batch codes"]:
+    """The codes of `pack`."""
+    return packing.unpack(packed, bits=bits)
