@@ -45,7 +45,7 @@ lint: $(COMPLETE)
 
 test-jax011:
 	@.ci/setup "$(PYTHON)" jax011
-	@.venv-jax011/bin/python -m pytest -q -n 2 tests/kernels $(ARGS)
+	@KERNEL_TABLE=whole .venv-jax011/bin/python -m pytest -q -n 2 tests/kernels $(ARGS)
 
 # In environments of their own: beside the plugin, the interpreter that the tests run kernels in aborts at random.
 test-gpu-compile test-gpu-compile-jax011: test-%:

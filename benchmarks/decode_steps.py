@@ -1,4 +1,4 @@
-"""One decode step of each published Llama, as a function of shapes: what is lowered and compiled without a GPU."""
+"""The decode step of each published Llama through our kernels: what is compiled without a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,41 +6,50 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from model.cache import empty_cache
 from model.forward import decode
 from model.jax_backend import BURST, CACHE, STOPS
-from model.ops import Ops
 from model.options import SamplingOptions
+from model.pallas_ops import PALLAS, refusals
 from model.params import abstract_params
 from model.sampling import as_arrays
-from reference.config import Config
+from model.shapes import SHAPES
 
 CAPACITY = 4096  # positions of the cache
+DTYPE = np.dtype(jnp.bfloat16)
+FEW_LAYERS = 2
+
+# Attention has kernels for heads of 64 and 128.
+STEPS = tuple(name for name, config in SHAPES.items() if config.head_dim in (64, 128))
 
 
 class DecodeStep(NamedTuple):
-    """The loop that draws tokens, at batch 1; its body is the step."""
+    """The loop that draws tokens, for one sequence; its body is the step."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...]
+    layers: int
     cache: int  # bytes that are to be updated in place
+    plain: int  # ops of a layer whose kernels refuse this model
 
 
-def decode_step(config: Config, *, layers: int, dtype: np.dtype, ops: Ops) -> DecodeStep:
-    """The step of a model with the first so many of its layers."""
-    config = replace(config, layers=layers, windows=config.windows and config.windows[:layers])
-    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=dtype))
+def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
+    """The step of a published Llama, with the first so many of its layers or with all."""
+    config = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
+    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPE))
+    refused = refusals(config, dtype=DTYPE, capacity=CAPACITY)
 
     def shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dimensions, dtype)
 
     return DecodeStep(
-        function=partial(decode, burst=BURST, config=config, ops=ops),
+        function=partial(decode, burst=BURST, config=config, ops=PALLAS),
         arguments=(
-            abstract_params(config, dtype=dtype, positions=CAPACITY),
+            abstract_params(config, dtype=DTYPE, positions=CAPACITY),
             shape(1),
             cache,
             shape(1, config.vocab, dtype=np.bool_),
@@ -50,5 +59,7 @@ def decode_step(config: Config, *, layers: int, dtype: np.dtype, ops: Ops) -> De
             shape(),
         ),
         donated=(CACHE,),
+        layers=config.layers,
         cache=sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(cache.layers)),
+        plain=sum(reason is not None for op, reason in refused.items() if op != "norm_logits"),
     )

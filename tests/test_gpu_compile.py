@@ -1,18 +1,21 @@
 """How machine code and compiled programs are read and judged, on small ones written by hand."""
 
+import doctest
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_compile import kernel, program, report, sass
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step, instructions_per_weight
 from benchmarks.gpu_compile.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
 from benchmarks.gpu_compile.kernel import Kernel, copied, launch, read_kernels
 from benchmarks.gpu_compile.program import Launch, Program, launches
 from benchmarks.gpu_compile.sass import read
-from benchmarks.gpu_compile.workers import Failure, Worker
+from benchmarks.gpu_compile.workers import Failure, call_each
 from benchmarks.kernel_cases.case import Case, Limits
 
 # A kernel that asks for a tile, waits for the kernel before it, and turns five times nine instructions around a
@@ -79,6 +82,11 @@ KERNEL = Kernel(
     waits=True,
     eager=True,
 )
+
+
+@pytest.mark.parametrize("module", [kernel, program, report, sass])
+def test_the_examples_in_the_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
 
 
 def test_the_main_loop_is_neither_a_spin_nor_the_way_back_from_one():
@@ -204,12 +212,12 @@ def test_a_program_launches_what_its_loops_and_branches_do():
 
 CASE = Case("gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)}, bits=16)
 SOUND = replace(KERNEL, spilled=0, loop=36)  # 2.25 instructions a weight
-PROGRAM = Program((Launch("gemv", ours=True, bytes=1 << 24),), (SOUND,), 0, 0, 0.1, 0.1)
+PROGRAM = Program((Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1)
 
 
 def test_a_sound_kernel_breaks_no_gate():
     assert instructions_per_weight(SOUND, bits=16) == 2.25
-    assert list(broken_by(CASE, PROGRAM)) == []
+    assert list(broken_by(CASE, PROGRAM, [SOUND])) == []
 
 
 @pytest.mark.parametrize(
@@ -224,16 +232,16 @@ def test_a_sound_kernel_breaks_no_gate():
     ],
 )
 def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], line: str):
-    assert list(broken_by(CASE, replace(PROGRAM, kernels=(replace(SOUND, **facts),)))) == [line]
+    assert list(broken_by(CASE, PROGRAM, [replace(SOUND, **facts)])) == [line]
 
 
 def test_a_kernel_that_does_other_than_planned_is_named():
     tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
-    assert list(broken_by(tensor, PROGRAM)) == ["gemv: no wgmma in the main loop"]
-    assert list(broken_by(tensor, replace(PROGRAM, kernels=(replace(SOUND, wgmma=4),)))) == []
-    assert list(broken_by(CASE, replace(PROGRAM, kernels=()))) == ["compiled nothing where gemv were due"]
+    assert list(broken_by(tensor, PROGRAM, [SOUND])) == ["gemv: no wgmma in the main loop"]
+    assert list(broken_by(tensor, PROGRAM, [replace(SOUND, wgmma=4)])) == []
+    assert list(broken_by(CASE, PROGRAM, [])) == ["compiled nothing where gemv were due"]
     padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", ours=False, bytes=1 << 20)))
-    assert list(broken_by(CASE, padded)) == ["fusion writes 1048576 bytes beside our kernels"]
+    assert list(broken_by(CASE, padded, [SOUND])) == ["fusion writes 1048576 bytes beside our kernels"]
 
 
 def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
@@ -241,41 +249,32 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
         done = tuple(Launch("gemv", ours=True, bytes=8192) for _ in range(40 + layers * a_layer))
         return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
 
-    def broken(a_layer: int = 6, cache: int = 1 << 30, **facts: float) -> list[str]:
-        return list(broken_by_step(step(2, a_layer), step(32, a_layer, **facts), layers=(2, 32), cache=cache))
+    def broken(a_layer: int = 6, cache: int = 1 << 30, plain: int = 0, **facts: float) -> list[str]:
+        both = step(2, a_layer), step(32, a_layer, **facts)
+        return list(broken_by_step(*both, layers=(2, 32), cache=cache, plain=plain))
 
     assert broken() == []
+    assert broken(a_layer=7, plain=1) == []
     assert broken(a_layer=7) == ["7 kernels a layer where 6 are allowed"]
     assert broken(cache=2 << 30) == ["1073741824 of 2147483648 bytes of the cache are updated in place"]
     assert broken(temp=32 << 20) == ["33554432 bytes of temporary memory where less than 33554432 are allowed"]
-    assert broken(compile_seconds=20.0) == ["20 s to lower and compile 32 layers where 20 s are allowed"]
-
-
-def test_a_worker_answers_and_outlives_what_fails():
-    worker = Worker(len)
-    try:
-        assert worker("abc", limit=60) == 3
-        assert worker(3, limit=60) == Failure("TypeError: object of type 'int' has no len()")
-        assert worker("abcd", limit=60) == 4
-    finally:
-        worker.stop()
+    assert broken(seconds=20.5) == ["20 s to lower and compile 32 layers where 20 s are allowed"]
 
 
 @pytest.mark.parametrize(
-    ("function", "argument", "limit", "reason"),
+    ("function", "argument", "limit", "answer"),
     [
-        (time.sleep, 600, 0.2, "took longer than 0.2 s"),
-        (os._exit, 3, 60, "ended with exit code 3"),
-        (os.kill, None, 60, "TypeError"),
+        (len, "abc", 60, 3),
+        (len, 3, 60, Failure("TypeError: object of type 'int' has no len()")),
+        (time.sleep, 600, 0.2, Failure("took longer than 0.2 s")),
+        (os._exit, 3, 60, Failure("ended with exit code 3")),
+        (signal.raise_signal, signal.SIGKILL, 60, Failure("died of signal 9")),
     ],
 )
-def test_a_worker_says_why_there_is_no_result(function, argument, limit: float, reason: str):
-    worker = Worker(function)
-    try:
-        failure = worker(argument, limit=limit)
-        assert isinstance(failure, Failure)
-        assert failure.reason.startswith(reason)
-        # A new process takes the place of the old one.
-        assert isinstance(worker(argument, limit=limit), Failure)
-    finally:
-        worker.stop()
+def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(function, argument, limit, answer):
+    assert list(call_each(function, [argument], limit=limit)) == [answer]
+
+
+def test_calls_are_answered_in_order_whatever_becomes_of_one():
+    answers = call_each(os._exit, [1, 2, 3], limit=60, at_once=2)
+    assert list(answers) == [Failure(f"ended with exit code {code}") for code in (1, 2, 3)]

@@ -10,8 +10,9 @@ the width of loads, instructions per weight, copies and temporary memory of a wh
     h200.py       the GPU: what the compiler is told of it, and what the facts mean for its memory
     gates.py      what must hold
     compiler.py   compile for an H200 (needs the plugin)
-    workers.py    processes that compile, each compile within a time limit
-    __main__.py   all of it: compile, print the table, write results/gpu-compile.json, fail where a gate does
+    workers.py    a process for each compilation, within a time limit
+    report.py     what is shown and kept
+    __main__.py   all of it: compile, print tables, write results/gpu-compile.json and .md, fail where a gate does
 
 The plugin and the Mosaic interpreter must not share a process: together they abort at random.
 """

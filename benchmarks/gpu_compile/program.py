@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.gpu_compile.kernel import Kernel
-
 _COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(")
 _INSTRUCTION = re.compile(r"^  (ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -33,15 +31,9 @@ class Program:
     """What the compiler made of a jitted function."""
 
     launches: tuple[Launch, ...]
-    kernels: tuple[Kernel, ...]  # ours that were compiled for it; those that the process had compiled before are not
     temp: int  # bytes
     aliased: int  # bytes of donated arguments that hold results
-    lower_seconds: float
-    compile_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return self.lower_seconds + self.compile_seconds
+    seconds: float  # of a processor core, that lowering and compiling took
 
 
 def launches(hlo: str) -> list[Launch]:

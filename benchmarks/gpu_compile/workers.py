@@ -1,7 +1,9 @@
-"""Processes that do one thing at a time, each within a time limit: a compiler may hang, and it may abort."""
+"""A process for each thing that may hang, abort, or remember what came before it: a compilation."""
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 
@@ -11,51 +13,48 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Worker:
-    """A process that calls `function` over and over; a new one after each failure."""
+def call_each(
+    function: Callable[[Any], Any],
+    arguments: Sequence[Any],
+    *,
+    limit: float,
+    at_once: int = 1,
+    preload: Sequence[str] = (),
+) -> Iterator[Any]:
+    """`function` of each argument, in the order given: its result, or a `Failure`.
 
-    def __init__(self, function: Callable[[Any], Any]):
-        self._function = function
-        self._process: Any = None
+    Each call has a process of its own, forked from one that has imported the modules `preload` and done nothing else,
+    and at most `limit` seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    with ThreadPoolExecutor(at_once) as threads:
+        yield from threads.map(lambda argument: _call(context, function, argument, limit), arguments)
 
-    def __call__(self, argument: Any, *, limit: float) -> Any:
-        """`function(argument)`, or a `Failure` where it raised, killed its process or took longer than `limit` s."""
-        if self._process is None:
-            # Not forked: the parent may hold threads and locks of jax.
-            context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(self._function, theirs), daemon=True)
-            self._process.start()
-            theirs.close()
-        self._pipe.send(argument)
-        if not self._pipe.poll(limit):
-            self.stop()
+
+def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: float) -> Any:
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, argument), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit):
+            process.kill()
             return Failure(f"took longer than {limit:g} s")
-        try:
-            return self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            code = self._process.exitcode
-            self.stop()
-            return Failure(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._pipe.close()
-            self._process = None
+        return ours.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode
+        return Failure(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")
+    finally:
+        process.join()
+        ours.close()
 
 
-def _serve(function: Callable[[Any], Any], pipe: Any) -> None:
-    while True:
-        try:
-            argument = pipe.recv()
-        except EOFError:
-            return
-        try:
-            result = function(argument)
-        except Exception as error:
-            # All of it is one line, of which the beginning says what is wrong.
-            result = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
-        pipe.send(result)
+def _answer(pipe: Connection, function: Callable[[Any], Any], argument: Any) -> None:
+    try:
+        answer = function(argument)
+    except Exception as error:
+        # Some take pages; the beginning says what is wrong.
+        answer = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+    pipe.send(answer)

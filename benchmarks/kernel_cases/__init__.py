@@ -4,15 +4,17 @@ It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 
 A kernel joins it with a function of a model's config and a dtype, named in `OPS`.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
-from benchmarks.kernel_cases.attention import attention_decode_cases
+from benchmarks.kernel_cases.attention import attention_decode_cases, attention_paged_cases, attention_prefill_cases
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case
 from benchmarks.kernel_cases.products import gemv_cases, norm_gate_up_cases, norm_qkv_cases
+from benchmarks.kernel_cases.quantised import gemv_quantised_cases
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
 from model.shapes import SHAPES
 from reference.config import Config
@@ -23,37 +25,33 @@ OPS: tuple[Callable[[Config, np.dtype], Iterator[Case]], ...] = (
     attention_decode_cases,
     norm_gate_up_cases,
     gemv_cases,
+    gemv_quantised_cases,
+    attention_paged_cases,
+    attention_prefill_cases,
     layer_row_cases,
     logit_cases,
 )
 
-# What kernels refuse of the table, in their words: the plain form runs there.
-REFUSED = {
-    **dict.fromkeys(
-        (
-            "norm_qkv 6+2x6x48x288 float32",
-            "norm_gate_up 1536x288 float32",
-            "gemv residual 288x288 float32",
-            "gemv norm 32000x288 float32",
-            "gemv residual 512x1376 float32",
-        ),
-        "columns of W in multiples of 128 in float32",
-    ),
-    **dict.fromkeys(
-        (
-            "norm_qkv 6+2x6x48x288 bfloat16",
-            "norm_gate_up 1536x288 bfloat16",
-            "gemv residual 288x288 bfloat16",
-            "gemv norm 32000x288 bfloat16",
-            "gemv residual 512x1376 bfloat16",
-        ),
-        "columns of W in multiples of 256 in bfloat16",
-    ),
-    "gemv residual 8192x28672 float32": "shared memory",
-    "attention_decode 6/6x48 of 4096 bfloat16": "heads of 64 or 128",
-    "rope 6x48 float32": "heads of (64, 128, 256) features",
-    "rope 6x48 bfloat16": "heads of (64, 128, 256) features",
-}
+# What kernels refuse of the table, by name, and in which words: the plain form runs there.
+REFUSED = (
+    (r"^(norm_|gemv ).*x(288|1376) float32", "columns of W in multiples of 128 in float32"),
+    (r"^(norm_|gemv ).*x(288|1376) bfloat16", "columns of W in multiples of 256 in bfloat16"),
+    (r"^gemv_quantised q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
+    (r"^gemv_quantised .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
+    (r"^gemv_quantised .*x(288|1376) ", "takes a scale for each"),
+    (r"^gemv .*8192x28672 float32|^gemv_quantised q8 .*8192x28672 ", "bytes of shared memory"),
+    (r"^attention_.*x48 ", "heads of 64 or 128"),
+    (r"^rope .*x48 ", r"heads of \(64, 128, 256\)"),
+)
+
+
+def refusal(name: str) -> str | None:
+    """A pattern of the words in which a kernel refuses this case; None for what it can do.
+
+    >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
+    ('heads of 64 or 128', None)
+    """
+    return next((words for pattern, words in REFUSED if re.search(pattern, name)), None)
 
 
 @cache

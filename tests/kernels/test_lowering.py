@@ -1,15 +1,21 @@
 """Every kernel of the table lowers for an H200: layouts, copies and shared memory are right before a GPU sees them."""
 
-import re
+import os
 
 import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from benchmarks.kernel_cases import REFUSED, kernel_cases
+from benchmarks.kernel_cases import kernel_cases, refusal
 from benchmarks.kernel_cases.case import Case
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+
+# Two models have most of what there is. All ten take two minutes: `make ci` lowers them on the oldest jax, and compiles
+# them by the newest.
+WHOLE = os.environ.get("KERNEL_TABLE") == "whole"
+SAMPLE = {"tinyllama-1.1b", "llama-3.1-8b"}
+NAMES = [name for name, case in kernel_cases().items() if WHOLE or SAMPLE & set(case.models)]
 
 
 def lower(case: Case) -> str:
@@ -18,12 +24,13 @@ def lower(case: Case) -> str:
         return jax.jit(case.function).trace(*case.arrays).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("name", [name for name in kernel_cases() if name not in REFUSED])
+@pytest.mark.parametrize("name", [name for name in NAMES if refusal(name) is None])
 def test_a_case_of_the_table_lowers_for_an_h200(name: str):
-    assert "@mosaic_gpu" in lower(kernel_cases()[name])
+    case = kernel_cases()[name]
+    assert lower(case).count("@mosaic_gpu") == len(case.kernels)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [name for name in kernel_cases() if refusal(name) is not None])
 def test_what_a_kernel_refuses_is_written_down(name: str):
-    with pytest.raises(ValueError, match=re.escape(REFUSED[name])):
+    with pytest.raises(ValueError, match=refusal(name)):
         lower(kernel_cases()[name])
