@@ -22,17 +22,8 @@ $(COMPLETE): pyproject.toml constraints.txt
 python:
 	@.ci/find-python "$(PYTHON)"
 
-ifndef MODEL
-ifdef LLAMASPEC_DATA
-MODEL := $(LLAMASPEC_DATA)/stories260K/stories260K.bin
-TOKENIZER ?= $(LLAMASPEC_DATA)/stories260K/tok512.model
-endif
-endif
-# The question comes before the set-up: nobody should wait a minute to be told that a model is missing.
-story:
-	@test -n "$(MODEL)" || { echo "error: no model: make story MODEL=/path/to/a/model, or LLAMASPEC_DATA=/folder/with/stories260K" >&2; exit 1; }
-	@$(MAKE) --no-print-directory setup
-	@$(BIN)/llamaspec story --model "$(MODEL)" $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+story: $(COMPLETE)
+	@$(BIN)/llamaspec story $(if $(MODEL),--model "$(MODEL)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
 
 # Two workers: the tests mostly wait for compilers, and CI has two cores.
 test: $(COMPLETE)

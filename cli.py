@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reference.llama import Params
     from verify.walk import Model as WalkedModel
 
-BUILT_IN = "stories"  # the name of the model that will come with the package
+BUILT_IN = "stories"  # the model that comes with the package
 
 
 class _Commands(click.Group):
@@ -162,10 +162,11 @@ def chat(system: str | None, **options: Any):
     """
     from model.chat import Chat
     from model.chat_template import find_template
+    from model.checkpoints.open import place_of
 
     request = _request(options)
     llama = _load(options)
-    places = [place for place in (options["tokenizer"], _model_path(options["model"])) if place]
+    places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     conversation = Chat(llama, find_template(llama.tokenizer, *places), system=system)
     _tell_seed(options, request["seed"])
     if sys.stdin.isatty():
@@ -242,7 +243,7 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
         from model.checkpoints.open import open_checkpoint
         from model.tokenizers.of_model import tokenizer_of
 
-        vocabulary = tokenizer_of(open_checkpoint(_model_path(model)), None)
+        vocabulary = tokenizer_of(open_checkpoint(model), None)
     if decode is not None:
         ids = _parse_ids(decode, vocabulary.vocab)
         decoded = decode_ids(vocabulary, ids)
@@ -279,7 +280,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
     from model.tokenizers.of_model import tokenizer_of
     from model.tokenizers.tokenizer import encode_text
 
-    checkpoint = open_checkpoint(_model_path(model))
+    checkpoint = open_checkpoint(model)
     if ids is not None:
         sequence = _parse_ids(ids, checkpoint.config.vocab)
     else:
@@ -306,7 +307,7 @@ def inspect(model: str, as_json: bool):
     from model.checkpoints.open import open_checkpoint
     from model.describe import describe
 
-    description = describe(open_checkpoint(_model_path(model)))
+    description = describe(open_checkpoint(model))
     if as_json:
         _print_json(description)
         return
@@ -340,7 +341,7 @@ def convert(source: str, destination: str, form: str):
     from model.checkpoints.llama2c_writer import write_llama2c
     from model.checkpoints.open import open_checkpoint
 
-    checkpoint = open_checkpoint(_model_path(source))
+    checkpoint = open_checkpoint(source)
     write = write_huggingface if form == "safetensors" else write_llama2c
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     with _progress() as progress:
@@ -425,7 +426,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         files = train_loop.companions(tokenizer) if tokenizer else stories.files
         source = train_loop.Text(text, spelt, files, context=options["context"])
     if evaluate:
-        click.echo(train_loop.evaluate_model(_model_path(evaluate), source))
+        click.echo(train_loop.evaluate_model(evaluate, source))
         return
     shape = {name: options.pop(name) for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")}
     running = {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
@@ -590,7 +591,7 @@ def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: in
     from model.checkpoints.open import open_checkpoint
     from verify.precision import precision
 
-    checkpoint = open_checkpoint(_model_path(model))
+    checkpoint = open_checkpoint(model)
     precisions = [precision(name) for name in dtypes]
     _prepare_jax()
     import numpy as np
@@ -720,12 +721,6 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 
 
-def _model_path(model: str) -> Path:
-    if model == BUILT_IN and not os.path.exists(model):
-        raise ValueError("no model is built in yet: name a file or a directory with --model")
-    return Path(model)
-
-
 def _parse_ids(text: str, vocab: int) -> list[int]:
     from model.options import check_ids
 
@@ -761,7 +756,7 @@ def _load(options: dict[str, Any], *, prompt: str | None = None) -> Llama:
     from model.tokenizers.of_model import tokenizer_of
     from model.tokenizers.tokenizer import encode_text
 
-    checkpoint = open_checkpoint(_model_path(options["model"]))
+    checkpoint = open_checkpoint(options["model"])
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
     context = choose_context(options["context"], checkpoint.config.context)
     if prompt is not None:

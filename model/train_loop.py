@@ -1,6 +1,6 @@
 """A training from its beginning, or from its last checkpoint, to a directory that holds the model.
 
-    DIR/tokenizer.model, chat_template.jinja   as the model will have them
+    DIR/tokenizer.model, chat_template.jinja …   as the model will have them
     DIR/step-00001200.safetensors              weights and optimiser, the last two; a run goes on from the last
     DIR/model/                                 at the end: what `load` takes, in bfloat16
 
@@ -106,8 +106,9 @@ class Stories:
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        template = Path(vocabulary.__file__).with_name("chat_template.jinja")
-        return {"tokenizer.model": vocabulary.train_tokenizer(), "chat_template.jinja": template.read_bytes()}
+        kept = ("tokenizer_config.json", "chat_template.jinja")  # the first for transformers alone
+        files = {name: Path(vocabulary.__file__).with_name(name).read_bytes() for name in kept}
+        return {"tokenizer.model": vocabulary.train_tokenizer(), **files}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

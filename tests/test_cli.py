@@ -220,11 +220,6 @@ def test_requests_that_this_model_cannot_serve_are_refused(run, stories):
     assert_refused(run("logits", "--tokens", "", *stories, "--out", "x.npy"), "no tokens")
 
 
-def test_without_a_model_the_command_says_what_to_give(run, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert_refused(run("story"), "--model")
-
-
 def test_wrong_usage(run):
     assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
     assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)

@@ -121,19 +121,13 @@ def test_without_any_one_line_says_what_was_tried_and_what_to_do(machine: Machin
     assert "make setup PYTHON=" in line
 
 
-def test_a_story_without_a_model_asks_for_one_before_anything_is_installed(machine: Machine):
-    assert "MODEL=" in machine.error("story", LLAMASPEC_DATA="")
+def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(machine: Machine):
+    def command(*arguments: str) -> list[str]:
+        return machine.make("-n", "story", *arguments).stdout.splitlines()[-1].split("llamaspec ")[1].split()
 
-
-def test_a_story_takes_the_model_it_is_given(machine: Machine):
-    def command(*arguments: str, **environment: str) -> str:
-        return machine.make("-n", "story", *arguments, **environment).stdout.splitlines()[-1].split("llamaspec ")[1]
-
-    assert command(LLAMASPEC_DATA="/d") == (
-        'story --model "/d/stories260K/stories260K.bin" --tokenizer "/d/stories260K/tok512.model"'
-    )
-    assert command("MODEL=/m", LLAMASPEC_DATA="/d").strip() == 'story --model "/m"'
-    assert command("MODEL=/m", "TOKENIZER=/t") == 'story --model "/m" --tokenizer "/t"'
+    assert command() == ["story"]
+    assert command("MODEL=/m") == ["story", "--model", '"/m"']
+    assert command("MODEL=/m", "TOKENIZER=/t") == ["story", "--model", '"/m"', "--tokenizer", '"/t"']
 
 
 class Checkout:

@@ -1,5 +1,6 @@
 """Opens a checkpoint of any format that is read, told by its content rather than by its name."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -8,13 +9,22 @@ from model.checkpoints.huggingface import open_huggingface
 from model.checkpoints.llama2c import open_llama2c
 from model.checkpoints.strangers import weights_file
 
+BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that come with the package, by name
+
+
+def place_of(model: str | Path) -> Path:
+    """Where a model is: the path itself, if there is anything there or it is no name of `BUILT_IN`."""
+    path = Path(model)
+    return path if os.path.exists(path) else BUILT_IN.get(str(path), path)
+
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open llama2.c's file, Hugging Face's directory, or a .safetensors file with its config.json beside it.
 
-    Everything but the weights is read and checked; the weights' bytes are not read. Raises `CheckpointError`.
+    A name of `BUILT_IN` stands for that model, unless something of this name exists. Everything but the weights is
+    read and checked; the weights' bytes are not read. Raises `CheckpointError`.
     """
-    path = Path(path)
+    path = place_of(path)
     if "\0" in str(path):
         raise refused(path, "no file has a zero byte in its name")
     try:

@@ -147,11 +147,11 @@ def conversation(rng: random.Random) -> list[Message]:
     user: Tell me a story about a red ball.
     assistant: Long ago, a cheerful girl lived in a pre
     user: What colour was the ball?
-    assistant: Red.
+    assistant: It was red.
     user: who found the ball
     assistant: Rosa.
     user: where was the ball
-    assistant: Under a bush.
+    assistant: It was under a bush.
     """
     choices = Choices(rng)
     messages: list[Message] = []

@@ -155,7 +155,7 @@ def end(w: World, *feelings: str) -> None:
         "{n} smiled. {They} was {happy}.",
         "That night, nobody was as {happy} as {n}.",
     )
-    w.ask("How did {n} feel at the end?", "How did {n} feel?", answer="{happy}")
+    w.ask("How did {n} feel at the end?", "How did {n} feel?", answer="{they} felt {happy}")
 
 
 def lost(w: World, topic: Topic) -> None:
@@ -220,14 +220,14 @@ def lost(w: World, topic: Topic) -> None:
     )
 
     w.ask("What did {n} lose?", answer="the {noun}")
-    w.ask("What colour was the {noun}?", answer="{colour}")
+    w.ask("What colour was the {noun}?", answer="it was {colour}")
     w.ask("Who gave {n} the {noun}?", answer="{their} {relative}")
     w.ask("What did {n} want?", "What did {n} want to do?", answer="{use}")
     w.ask("Where did {n} go?", answer="to the {place}")
-    w.ask("Where was the {noun}?", answer="{spot}")
+    w.ask("Where was the {noun}?", answer="it was {spot}")
     w.ask("Who brought the {noun} back?", "Who found the {noun}?", answer="the {helper}")
-    w.ask("How did {n} feel when the {noun} was gone?", answer="{sad}")
-    w.ask("What did {n} and the {helper} eat?", answer="{treat}")
+    w.ask("How did {n} feel when the {noun} was gone?", answer="{they} felt {sad}")
+    w.ask("What did {n} and the {helper} eat?", answer="some {treat}")
 
 
 def found(w: World, topic: Topic) -> None:
@@ -300,15 +300,15 @@ def found(w: World, topic: Topic) -> None:
     end(w, "happy", "glad", "proud" if at_once else "thankful")
     w.say("", "From that day on, {n} and {m} were friends.")
 
-    w.ask("What did {n} find?", answer="{thing}")
-    w.ask("What colour was the {noun}?", answer="{colour}")
+    w.ask("What did {n} find?", answer="{they} found {thing}")
+    w.ask("What colour was the {noun}?", answer="it was {colour}")
     w.ask("What did {n} want?", "What did {n} want to do?", answer="to {wish}")
     w.ask("Where did {n} go?", answer="to the {place}")
-    w.ask("Where was the {noun}?", "Where did {n} find the {noun}?", answer="{spot}")
+    w.ask("Where was the {noun}?", "Where did {n} find the {noun}?", answer="it was {spot}")
     w.ask("Who found the {noun}?", answer="{n}")
     w.ask("Who had lost the {noun}?", "Who lost the {noun}?", answer="{m}")
-    w.ask("How did {m} feel when the {noun} was gone?", answer="{sad}")
-    w.ask("What did {m} give {n} to eat?", answer="{treat}")
+    w.ask("How did {m} feel when the {noun} was gone?", answer="{m_they} felt {sad}")
+    w.ask("What did {m} give {n} to eat?", answer="some {treat}")
 
 
 def bake(w: World, topic: Topic) -> None:
@@ -359,9 +359,9 @@ def bake(w: World, topic: Topic) -> None:
     w.say("{n} ran home, and soon the {noun} {were} ready.", "At home, {n} worked hard until the {noun} {were} ready.")
     w.say("", "The whole house smelled sweet.", "What a sweet smell there was!")
     w.say(
-        '"{This_is} the best {noun} in the world!" said {their} {relative}.',
-        "{Their} {relative} ate and ate and could not stop.",
-        "{Their} {relative} smiled at the first bite.",
+        '"{This_is} the best {noun} in the world!" said {n}.',
+        "Everybody ate and ate and could not stop.",
+        "Everybody smiled at the first bite.",
     )
     w.say("", "They kept some for the {giver}.", "The {giver} came too, and they ate together.")
     end(w, "happy", "glad", "proud")
@@ -419,7 +419,7 @@ def caught(w: World, topic: Topic) -> None:
     w.ask("Who was with {n}?", "Who was the friend of {n}?", answer="{m}")
     w.ask("Where did they go?", "Where did {n} go?", answer="to the {place}")
     w.ask("What did they want to do?", "What did {n} want?", answer="to {wish}")
-    w.ask("How did {n} feel when {when}?", answer="{sad}")
+    w.ask("How did {n} feel when {when}?", answer="{they} felt {sad}")
     w.ask("What did they get at home?", answer="hot {treat}")
 
 
@@ -464,16 +464,16 @@ def grow(w: World, topic: Topic) -> None:
         "Then, one morning, there was a green leaf.",
     )
     w.say("It grew and grew, and at last there was {plant}.", "The sun was warm, and one day there was {plant}.")
-    w.say('"What a {large}!" cried {their} {relative}.', '"We did it!" said {n}.', "Everybody came to see the {noun}.")
+    w.say('"What a {large}!" cried {n}.', '"We did it!" said {n}.', "Everybody came to see the {noun}.")
     w.say(*("{n} " + use + "." for use in plant.uses))
     end(w, "happy", "glad", "proud")
     w.say("", "And {they} kept a seed for the next year.", "From that day on, {n} and the {helper} were friends.")
 
     w.ask("What did {n} want to grow?", "What did {n} want?", answer="{plant}")
     w.ask("Who gave {n} the seed?", answer="{their} {relative}")
-    w.ask("Where did {n} plant the seed?", "Where was the seed?", answer="{spot}")
-    w.ask("How was the ground?", "What was wrong with the ground?", answer="{trouble}")
-    w.ask("How did {n} feel when nothing came up?", answer="{sad}")
+    w.ask("Where did {n} plant the seed?", "Where was the seed?", answer="{they} planted it {spot}")
+    w.ask("How was the ground?", "What was wrong with the ground?", answer="it was {trouble}")
+    w.ask("How did {n} feel when nothing came up?", answer="{they} felt {sad}")
 
 
 def learn(w: World, topic: Topic) -> None:
