@@ -109,20 +109,17 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
     """What a person writes to narrow draws. Raises ValueError.
 
-    >>> choices(["dim=128,256", "window=null,3"])
-    {'dim': [128, 256], 'window': [None, 3]}
+    >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
+    {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
     """
     chosen = {}
     for text in texts:
         name, _, listed = text.partition("=")
         if not name or not listed:
             raise ValueError(f"a draw is narrowed as NAME=VALUE,VALUE, got {text}")
-        chosen[name] = [_value(part) for part in listed.split(",")]
+        try:
+            found = json.loads(f"[{listed}]")
+        except json.JSONDecodeError:
+            found = listed.split(",")
+        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in found]
     return chosen
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

@@ -47,7 +47,7 @@ def _draw(draw: Draw) -> str:
 
 
 def _short(value: Any) -> str:
-    return str(value).replace(" * ", "*").replace(" ", "")
+    return repr(value) if isinstance(value, str) else str(value).replace(" ", "")
 
 
 def _inputs(contract: Contract, report: Report) -> str:
