@@ -17,6 +17,7 @@ the room behind each share: 2.8 instructions a weight.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import batched
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -27,11 +28,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels import int4
-from pallas_kernels.compat import LANES, THREADS, WARPS, Target, store_in_pieces, tiled_layout
+from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
 
 CHUNK = 1024  # columns of a step
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PIECE = 4  # columns
+PASSES = 4  # loads of a vector that are under way at once: registers are as many
 LONGEST_COPY = 256  # elements that the copy engine takes along a dimension
 
 
@@ -47,7 +49,7 @@ class QuantisedProduct(ABC):
     group: int | None  # columns that share a scale; None: all of a row do
 
     share: ClassVar[int]  # columns that a thread loads at once: 16 bytes
-    offsets: ClassVar[tuple[float, ...]] = ()  # what is too much in the decoded codes of each piece, if anything
+    offsets: ClassVar[tuple[float, ...]]  # what is too much in the decoded codes of each piece
 
     @property
     def pieces(self) -> int:
@@ -221,7 +223,7 @@ class QuantisedProduct(ABC):
         groups = pl.ds(index * self.warp[0], self.warp[0])
         vectors = [staged["x"].at[b] for b in range(self.batch)]
         sums: list[list[Any]] = [[None] * self.runs for _ in vectors]
-        if self.offsets:
+        if any(self.offsets):
             sums = [[self._load_piece(x, groups, self.pieces)] * self.runs for x in vectors]
         for piece in range(self.pieces):
             decoded = [self._decode(tile, piece, constants) for tile in tiles]
@@ -237,7 +239,9 @@ class QuantisedProduct(ABC):
 
     def _load_piece(self, x_smem, groups, piece: int) -> Array:
         """What multiplies one piece of a unit, for all rows."""
-        x = plgpu.load(self._piece(x_smem.at[groups], piece), layout=self.layout.reduce(0), optimized=False)
+        columns = pl.ds(PIECE * piece, PIECE)
+        x_ref = x_smem.at[groups, :, columns] if self.lanes > 1 else x_smem.at[groups, columns]
+        x = plgpu.load(x_ref, layout=self.layout.reduce(0), optimized=False)
         return lax.broadcast_in_dim(x, (self.rows, *x.shape), tuple(range(1, x.ndim + 1)))
 
     def _load_scales(self, ref, group) -> Array:
@@ -255,39 +259,43 @@ class QuantisedProduct(ABC):
 
     def _shares(self, cols: int, pieces: int) -> tuple[int, ...]:
         """The shape of vectors in shares, in which a group's are a dimension of their own."""
-        return (cols // self.share // self.lanes, *self.warp[1:], pieces, PIECE)
-
-    def _piece(self, shares, piece: int) -> Any:
-        return shares.at[:, :, piece] if self.lanes > 1 else shares.at[:, piece]
+        return (cols // self.share // self.lanes, *self.warp[1:], pieces * PIECE)
 
     def _stage(self, x_ref, norm_ref, x_smem) -> None:
-        """Copy a vector to shared memory, times the norm."""
+        """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with."""
         shares = self.cols // self.share
-        size = next(size for size in (128, 64, 32) if size <= shares)  # of which each thread takes 4, 2 or 1 columns
+        size = next(size for size in (THREADS, THREADS // 2, THREADS // 4) if size <= shares)
         groups, rest = size // self.lanes, self.warp[1:]
         layout = _layout(
-            (groups, *rest, PIECE), (groups // WARPS, *rest, PIECE), (1, *(1 for _ in rest), size // LANES)
+            (groups, *rest, PIECE),
+            (groups // WARPS, *rest, PIECE),
+            (1, *(1 for _ in rest), PIECE),
+            copies=THREADS // size,
         )
 
         def load(ref, first):
-            pieces = [self._piece(ref.at[pl.ds(first, groups)], piece) for piece in range(self.pieces)]
-            return [plgpu.load(piece, layout=layout, optimized=False).astype(jnp.float32) for piece in pieces]
+            return plgpu.load(ref.at[pl.ds(first, groups)], layout=layout, optimized=False)
 
-        def store(first, values):
-            if self.offsets:
-                values = [*values, -sum(x * offset for x, offset in zip(values, self.offsets, strict=True))]
-            for piece, value in enumerate(values):
-                store_in_pieces(self._piece(x_smem.at[pl.ds(first, groups)], piece), value)
+        def store(first, x):
+            pieces = [
+                lax.slice(x, (*(0 for _ in x.shape[:-1]), at), (*x.shape[:-1], at + PIECE))
+                for at in range(0, self.share, PIECE)
+            ]
+            excess = -sum(piece * offset for piece, offset in zip(pieces, self.offsets, strict=True))
+            x_smem[pl.ds(first, groups)] = lax.concatenate([x, excess], x.ndim - 1)
 
         if self.cols < self.steps * CHUNK:
-            zeros = plgpu.layout_cast(jnp.zeros((groups, *rest, PIECE), jnp.float32), layout)
-            store(x_smem.shape[0] - groups, [zeros] * self.pieces)
+            zeros = plgpu.layout_cast(jnp.zeros((groups, *rest, self.share), jnp.float32), layout)
+            store(x_smem.shape[0] - groups, zeros)
         last = (shares - size) // self.lanes  # where the last pass begins; it may repeat some of the one before
-        for first in (min(first, last) for first in range(0, last + groups, groups)):
-            values = load(x_ref, first)
-            if norm_ref is not None:
-                values = [x * g for x, g in zip(values, load(norm_ref, first), strict=True)]
-            store(first, values)
+        passes = [min(first, last) for first in range(0, last + groups, groups)]
+        for some in batched(passes, PASSES):
+            # Reads are under way together; a write waits for all threads.
+            refs = (x_ref,) if norm_ref is None else (x_ref, norm_ref)
+            loaded = [[load(ref, first) for ref in refs] for first in some]
+            for first, values in zip(some, loaded, strict=True):
+                x, *norm = (value.astype(jnp.float32) for value in values)
+                store(first, x * norm[0] if norm else x)
 
     def _squares(self, x_ref) -> Any:
         """The sum of the squares of a vector."""
@@ -305,6 +313,7 @@ class Int8Product(QuantisedProduct):
     """Codes as they are: int8 [rows, cols]."""
 
     share = 16
+    offsets = (0.0,) * 4
 
     def operands(self, codes: Array, scales: Array) -> list[Array]:
         codes = codes.reshape(len(codes), self.cols // 128, 128)  # 1024 were too many for one copy
@@ -360,16 +369,18 @@ class Int4Product(QuantisedProduct):
         return lax.bitcast_convert_type(tile & (15 << 15 if odd else 15 << 19) | constants[odd], jnp.float32)
 
 
-def _layout(*tiles: tuple[int, ...]) -> Any:
+def _layout(*tiles: tuple[int, ...], copies: int = 1) -> Any:
     """Tiles in tiles, the last being a thread's vector, the one before a warp's; the first is cut along its rows.
 
-    With two, a warp has one row of the first.
+    With two, a warp has one row of the first. So many threads of a warp have copies of the same.
     """
     tiles = tiles if len(tiles) == 3 else (tiles[0], (1, *tiles[0][1:]), tiles[1])
     _, warp, vector = tiles
     rank = len(warp)
-    lanes = tuple(axis - 2 * rank for axis in range(rank) if warp[axis] > vector[axis])
-    return tiled_layout(tiles, warps=-3 * rank, lanes=lanes)
+    lanes: list[Any] = [axis - 2 * rank for axis in range(rank) if warp[axis] > vector[axis]]
+    if copies > 1:
+        lanes.append(plgpu.Replicated(copies))
+    return tiled_layout(tiles, warps=-3 * rank, lanes=tuple(lanes))
 
 
 def _load(ref, shape: tuple[int, ...], index: Any, layout: Any, target: Target) -> Array:
