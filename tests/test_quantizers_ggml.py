@@ -33,7 +33,7 @@ def read(text: str, dtype: str = "u1") -> np.ndarray:
 
 
 def golden_weights(key: str) -> np.ndarray:
-    kind, seed, exponent = key.split()
+    kind, seed, exponent = key.split(", ")
     return Weights(kind, int(seed), int(exponent))(1, GOLDENS["cols"])
 
 

@@ -22,7 +22,7 @@ groups = st.sampled_from([1, 4, 32, 64])
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_groups_are_those_of_llama2c(case):
-    kind, seed, exponent = case.split()
+    kind, seed, exponent = case.split(", ")
     w = Weights(kind, int(seed), int(exponent))(*GOLDENS["shape"])
     q = llama2c.quantize(w, group=GOLDENS["group"])
     codes, scales = (base64.b64decode(GOLDENS["tensors"][case][name]) for name in ("codes", "scales"))

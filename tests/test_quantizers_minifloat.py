@@ -175,6 +175,18 @@ def test_powers_of_two_pass_into_the_scale(to, exponent, seed, power):
     np.testing.assert_array_equal(again.scales, q.scales)
 
 
+@pytest.mark.parametrize("to", FORMATS.values())
+@pytest.mark.parametrize("power", [-100, 0, 100])
+def test_exponents_at_the_ends_of_a_format(to, power):
+    """Where the largest number fits exactly, and a little beyond."""
+    top = np.array([np.ldexp(to.largest, power)])
+    beyond = np.nextafter(top, np.inf)
+    np.testing.assert_array_equal([mx.ceil_exponent(a, to)[0] for a in (top, beyond)], [power, power + 1])
+    binade = np.exp2(np.floor(np.log2(top)))
+    ends = [mx.floor_exponent(a, to)[0] for a in (np.nextafter(binade, 0), binade, 2 * binade)]
+    np.testing.assert_array_equal(ends, [power - 1, power, power + 1])
+
+
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 @pytest.mark.parametrize("mode", ["FLOOR", "RCEIL"])
 @pytest.mark.parametrize("name", sorted(FORMATS))

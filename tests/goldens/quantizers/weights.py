@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KINDS = ("normal", "uniform", "student", "outliers", "equal", "lonely", "denormal", "zero")
+KINDS = (
+    *("normal", "uniform", "student", "outliers", "shifted", "equal", "lonely", "denormal", "zero"),
+    *("halves", "wide halves", "near ties"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,20 @@ class Weights:
                 w = random.standard_t(2, shape)
             case "outliers":  # a few, 64 times larger
                 w[random.uniform(size=shape) < 1 / 32] *= 64
+            case "shifted":  # nearly all of one sign
+                w += 4
             case "equal":
                 w[:] = w.flat[0]
             case "lonely":  # zeros, and one weight in 32 or so
                 w[random.permutation(w.size).reshape(shape) % 32 != 0] = 0
+            case "halves" | "wide halves":  # ties, of steps of 1 and of 2
+                low, high = (-16, 15) if self.kind == "halves" else (-127, 127)
+                w = random.randint(2 * low, 2 * high + 1, shape) / 2
+                w.flat[::32], w.flat[1::32] = low, high
+            case "near ties":  # as near to the middle of two steps of a 127th of the largest as float32 comes
+                top = np.float64(np.float32(np.abs(w).max()))
+                w = (random.randint(-126, 126, shape) + 0.5) * (top / 127)
+                w.flat[::32] = top
             case "denormal":
                 return (w * 100 * 2.0**-149).astype(np.float32)
             case "zero":
