@@ -9,6 +9,7 @@ from verify.contracts import (
     linear,
     moe,
     qk_norm,
+    quantized,
     rmsnorm,
     rope,
     sampling,
@@ -23,6 +24,7 @@ from verify.mutants import embedding as embedding_mutants
 from verify.mutants import linear as linear_mutants
 from verify.mutants import moe as moe_mutants
 from verify.mutants import qk_norm as qk_norm_mutants
+from verify.mutants import quantized as quantized_mutants
 from verify.mutants import rmsnorm as rmsnorm_mutants
 from verify.mutants import rope as rope_mutants
 from verify.mutants import sampling as sampling_mutants
@@ -43,6 +45,7 @@ _CONTRACTS = [
     moe.MOE,
     moe.ROUTE,
     qk_norm.CONTRACT,
+    *quantized.CONTRACTS,
     rmsnorm.CONTRACT,
     rope.HALVES,
     rope.INTERLEAVED,
@@ -61,6 +64,7 @@ _IMPLEMENTATIONS = [
     linear_mutants.LINEAR,
     *moe_mutants.IMPLEMENTATIONS,
     qk_norm_mutants.IMPLEMENTATION,
+    *quantized_mutants.IMPLEMENTATIONS,
     rmsnorm_mutants.IMPLEMENTATION,
     rope_mutants.HALVES,
     rope_mutants.INTERLEAVED,

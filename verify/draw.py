@@ -47,6 +47,13 @@ def _wide(words: np.ndarray, width: int) -> np.ndarray:
     return sign * np.ldexp(_positive(words, width), (words % np.uint64(25)).astype(int) - 12)
 
 
+def _halves(words: np.ndarray, width: int) -> np.ndarray:
+    """Halfway between two codes wherever a block of 32 has its largest magnitude for a scale of 1."""
+    largest = (127, 7, -8)[int(words[0] % np.uint64(3))] if len(words) else 0
+    whole = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
+    return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), whole + 0.5)
+
+
 # What each kind is for. The first one is what counterexamples shrink to.
 KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "integers": lambda words, width: (words % np.uint64(9)).astype(np.float64) - 4,  # exact, with ties
@@ -56,6 +63,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "outlier": _outlier,  # one feature a thousand times the others, as activations have (arXiv:2208.07339)
     "last": _last,  # the largest number of a row is its last: a running maximum rises there
     "wide": _wide,  # magnitudes from 2^-12 to 2^13 in one row
+    "halves": _halves,  # ties, for what rounds to whole numbers
     "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # of both signs
     "denormal": lambda words, width: (words / WORD - 0.5) * 2,  # of the dtype's smallest normal number
 }

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class Implementation:
 
     function: Callable[..., Any]
     mutants: tuple[Mutant, ...]
+    only: Mapping[str, Sequence[Any]]  # the draws that the function is made for
 
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
         """The wrong function. Raises ValueError where `old` is not in the text of the right one exactly once."""
@@ -47,7 +48,9 @@ class Implementation:
         return scope[self.function.__name__]
 
 
-def implementation(function: Callable[..., Any], changes: str) -> Implementation:
+def implementation(
+    function: Callable[..., Any], changes: str, *, only: Mapping[str, Sequence[Any]] | None = None
+) -> Implementation:
     """`function` and its mutants, from a text: names, and under each the old lines after "-" and the new after "+".
 
     >>> implementation(f32, '''
@@ -68,7 +71,7 @@ def implementation(function: Callable[..., Any], changes: str) -> Implementation
         if name:
             found.append(Mutant(name, "\n".join(old), "\n".join(new)))
         name, old, new = line.strip(), [], []
-    return Implementation(function, tuple(found))
+    return Implementation(function, tuple(found), only or {})
 
 
 def f32(array: Any) -> np.ndarray:

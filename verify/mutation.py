@@ -29,7 +29,13 @@ def trials(op: str, *, seed: int, examples: int = EXAMPLES) -> Iterator[Trial]:
     for mutant in implementation.mutants:
         candidate = Direct(implementation.mutated(mutant), name=mutant.name)
         report = verify(
-            CONTRACTS[op], candidate, precision=precision("float32"), examples=examples, seed=seed, shrink=False
+            CONTRACTS[op],
+            candidate,
+            precision=precision("float32"),
+            examples=examples,
+            seed=seed,
+            only=implementation.only,
+            shrink=False,
         )
         yield Trial(op, mutant.name, report)
 

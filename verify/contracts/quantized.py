@@ -1,0 +1,264 @@
+"""Quantised weights: rounding them, packing them, and multiplying by them; each scheme by its name.
+
+A code is exact, except where a weight is so near the middle between two levels that the rounding of a scale or of a
+quotient decides: there either is right. Products are judged beside those with the weights that the codes stand for.
+"""
+
+import numpy as np
+from hypothesis import strategies as st
+from jaxtyping import Float, Integer, Shaped, UInt8
+
+from reference.linear import linear
+from reference.quantizers import ggml
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.schemes import SCHEMES
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.draw import Values, sizes, values
+from verify.precision import TINY, Precision, U, precision
+from verify.running_error import exactly, gamma, projected
+
+NEAR = 8 * U  # of a weight: how near the middle between two levels a scale off by a rounding, or a quotient, may put it
+
+
+def quantize(
+    w: Float[np.ndarray, "rows cols"], *, scheme: str
+) -> tuple[Integer[np.ndarray, "rows cols"], Shaped[np.ndarray, "rows groups"]]:
+    """Codes and scales, as `reference.quantizers.schemes` has them for this scheme."""
+    q = SCHEMES[scheme].quantize(w)
+    return q.codes, q.scales
+
+
+def dequantize(
+    codes: Integer[np.ndarray, "rows cols"], scales: Shaped[np.ndarray, "rows groups"], *, scheme: str
+) -> Float[np.ndarray, "rows cols"]:
+    """The weights that codes and scales stand for."""
+    return SCHEMES[scheme].dequantize(Quantized(codes, scales))
+
+
+def gemv_quantized(
+    x: Float[np.ndarray, " cols"],
+    codes: Integer[np.ndarray, "rows cols"],
+    scales: Shaped[np.ndarray, "rows groups"],
+    *,
+    scheme: str,
+) -> Float[np.ndarray, " rows"]:
+    """W x, where W is what codes and scales stand for."""
+    return linear(x, dequantize(codes, scales, scheme=scheme))
+
+
+def pack(codes: Integer[np.ndarray, "rows cols"], *, scheme: str) -> UInt8[np.ndarray, "rows bytes"]:
+    """The bytes of codes, as `reference.quantizers.schemes` has them for this scheme."""
+    return SCHEMES[scheme].pack(codes)
+
+
+def unpack(packed: UInt8[np.ndarray, "rows bytes"], *, scheme: str) -> Integer[np.ndarray, "rows cols"]:
+    """The codes of bytes."""
+    return SCHEMES[scheme].unpack(packed)
+
+
+def ggml_decode(data: UInt8[np.ndarray, "rows bytes"], *, name: str) -> Float[np.ndarray, "rows cols"]:
+    """The weights of rows in a GGUF file: `reference.quantizers.ggml.decode`."""
+    return ggml.decode(data, name)
+
+
+def ggml_encode(w: Float[np.ndarray, "rows cols"], *, name: str) -> UInt8[np.ndarray, "rows bytes"]:
+    """The bytes that ggml makes of weights: `reference.quantizers.ggml.encode`."""
+    return ggml.encode(w, name)
+
+
+def _weights(w: Values, rows: int, cols: int, precision: Precision) -> np.ndarray:
+    """Without -0, which some formats have and others do not."""
+    return w.array("w", rows, cols, precision=precision) + np.zeros(1, precision.dtype)
+
+
+def quantize_arguments(*, precision: Precision, rows: int, cols: int, w: Values, scheme: str) -> Arguments:
+    return {"w": _weights(w, rows, cols, precision), "scheme": scheme}
+
+
+def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
+    kind = SCHEMES[scheme]
+    exact = as_float64(w)
+    q = kind.quantize(w)
+    group = kind.group or w.shape[1]
+    top = np.concatenate(
+        [
+            np.broadcast_to(np.max(np.abs(part), axis=1, keepdims=True), part.shape)
+            for part in np.split(exact, range(group, w.shape[1], group), axis=1)
+        ],
+        axis=1,
+    )
+    largest = np.abs(exact) == top  # it stays, and with it the scale
+    codes = q.codes.astype(np.int64)
+    either = np.zeros(codes.shape)
+    for nudge in (1 - NEAR, 1 + NEAR):
+        nudged = kind.quantize(np.where(largest, exact, exact * nudge)).codes.astype(np.int64)
+        either = np.maximum(either, np.abs(nudged - codes))
+    scales = q.scales
+    if scales.dtype.kind != "f":
+        nothing = np.zeros(scales.shape)
+        scale = Expected(scales, nothing, nothing, nothing, rounded=False)
+    else:
+        scale = Expected(as_float64(scales), 3 * U * scales, 3 * U * scales, as_float64(scales))
+    return Expected(codes, either, either, np.zeros(codes.shape), rounded=False), scale
+
+
+def _negated(trial: Trial) -> Claim | None:
+    if trial.arguments["scheme"] in ("nf4",):  # whose levels are not symmetric
+        return None
+    codes, scales = trial.again(w=-trial.arguments["w"] + np.zeros(1, trial.arguments["w"].dtype))
+    chosen = SCHEMES[trial.arguments["scheme"]]
+    flipped, once = (
+        chosen.dequantize(Quantized(a.astype(b.codes.dtype), s.astype(b.scales.dtype)))
+        for a, s in ((codes, scales), trial.outputs)
+        for b in [chosen.quantize(trial.arguments["w"])]
+    )
+    return Claim(flipped, -once, 0.0)
+
+
+def stored_arguments(*, precision: Precision, rows: int, cols: int, w: Values, scheme: str) -> Arguments:
+    q = SCHEMES[scheme].quantize(_weights(w, rows, cols, precision))
+    return {"codes": q.codes, "scales": q.scales, "scheme": scheme}
+
+
+def expect_dequantize(codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
+    value = dequantize(codes, scales, scheme=scheme)
+    hard = U * np.abs(value) + TINY
+    return Expected(value, hard, hard, np.abs(value))
+
+
+def gemv_arguments(*, precision: Precision, rows: int, cols: int, x: Values, w: Values, scheme: str) -> Arguments:
+    stored = stored_arguments(precision=precision, rows=rows, cols=cols, w=w, scheme=scheme)
+    return {"x": x.array("x", cols, precision=precision), **stored}
+
+
+def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
+    weight, n = dequantize(codes, scales, scheme=scheme), x.shape[-1]
+    size = linear(np.abs(as_float64(x)), np.abs(weight))
+    y = projected(exactly(x), weight)
+    tiny = 4 * TINY * (n + 1) * (1 + np.max(np.abs(weight), initial=0)) * (1 + np.max(np.abs(as_float64(x)), initial=0))
+    # A product with the scale, of each weight or of each group's sum, is a rounding more.
+    return Expected(y.value, y.error + gamma(3) * size + tiny, (4 * np.sqrt(n) + 4) * U * size + tiny, size)
+
+
+def _column(trial: Trial) -> Claim:
+    unit = np.zeros_like(trial.arguments["x"])
+    unit[-1] = 1
+    stored = {name: trial.arguments[name] for name in ("codes", "scales", "scheme")}
+    column = dequantize(**stored)[:, -1]
+    return Claim(trial.again(x=unit)[0], column, _rounding(trial) * np.abs(column) + TINY)
+
+
+def _rounding(trial: Trial) -> float:
+    return U + precision(trial.outputs[0].dtype.name).unit
+
+
+def pack_arguments(*, precision: Precision, rows: int, pairs: int, w: Values, scheme: str) -> Arguments:
+    return {"codes": SCHEMES[scheme].quantize(_weights(w, rows, 2 * pairs, precision)).codes, "scheme": scheme}
+
+
+def unpack_arguments(*, precision: Precision, rows: int, pairs: int, w: Values, scheme: str) -> Arguments:
+    codes = pack_arguments(precision=precision, rows=rows, pairs=pairs, w=w, scheme=scheme)["codes"]
+    return {"packed": pack(codes, scheme=scheme), "scheme": scheme}
+
+
+def _exact(value: np.ndarray) -> Expected:
+    nothing = np.zeros(value.shape)
+    return Expected(value.astype(np.int64), nothing, nothing, nothing, rounded=False)
+
+
+def encode_arguments(*, precision: Precision, rows: int, blocks: int, w: Values, name: str) -> Arguments:
+    cols = blocks * ggml.TYPES[name].weights
+    return {"w": _weights(w, rows, cols, precision).astype(np.float32), "name": name}
+
+
+def decode_arguments(*, precision: Precision, rows: int, blocks: int, w: Values, name: str) -> Arguments:
+    drawn = encode_arguments(precision=precision, rows=rows, blocks=blocks, w=w, name=name)
+    return {"data": ggml_encode(drawn["w"], name=name), "name": name}
+
+
+def expect_decode(data: np.ndarray, *, name: str) -> Expected:
+    value = ggml_decode(data, name=name)
+    kind = ggml.TYPES[name]
+    q = kind.unpack(data.reshape(*data.shape[:-1], -1, kind.bytes))
+    # What a code of 0 stands for is minus the minimum, in types that have one: it is a product, too, and subtracted.
+    minimum = np.abs(kind.dequantize(q._replace(codes=0 * q.codes)))
+    size = np.abs(value) + 2 * minimum
+    hard = 3 * U * size + 4 * TINY
+    return Expected(value, hard, hard, size)
+
+
+SCHEME = st.sampled_from(sorted(SCHEMES))
+SHAPES = {"rows": st.sampled_from([1, 2, 3]), "cols": sizes(32, 64, 128, most=193)}
+WEIGHTS = values(-8, 8, without=["denormal"])
+PAIRS = {"rows": st.sampled_from([1, 2, 3]), "pairs": sizes(8, 32, most=65)}
+BLOCKS = {"rows": st.sampled_from([1, 2]), "blocks": st.sampled_from([1, 2, 3])}
+# Of those that search for scales only the outcome is defined, not the bytes.
+ENCODED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
+STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
+
+QUANTIZE = Contract(
+    definition=quantize,
+    shapes=SHAPES,
+    values={"w": WEIGHTS, "scheme": SCHEME},
+    arguments=quantize_arguments,
+    expect=expect_quantize,
+    domain="w [rows cols], finite, no subnormal numbers and no -0; scheme is one of " + ", ".join(sorted(SCHEMES)),
+    bound="hard and alarm: codes exact but for weights within 8 u of the middle between two levels; scales 3 u",
+    laws=[Law("quantised -w stands for what quantised w stands for, negated", _negated)],
+)
+DEQUANTIZE = Contract(
+    definition=dequantize,
+    shapes=SHAPES,
+    values={"w": WEIGHTS, "scheme": SCHEME},
+    arguments=stored_arguments,
+    expect=expect_dequantize,
+    domain=STORED,
+    bound="hard and alarm: u |w|, one product",
+)
+GEMV = Contract(
+    definition=gemv_quantized,
+    shapes=SHAPES,
+    values={"x": values(-8, 8), "w": WEIGHTS, "scheme": SCHEME},
+    arguments=gemv_arguments,
+    expect=expect_gemv,
+    domain="x [cols]; " + STORED + "; summed in float32",
+    bound="hard: gamma_(n + 3) |W| |x|, W being what the codes stand for; alarm: (4 sqrt(n) + 4) u |W| |x|",
+    laws=[Law("the last unit vector gives the last column", _column)],
+)
+PACK = Contract(
+    definition=pack,
+    shapes=PAIRS,
+    values={"w": WEIGHTS, "scheme": SCHEME},
+    arguments=pack_arguments,
+    expect=lambda codes, *, scheme: _exact(pack(codes, scheme=scheme)),
+    domain="codes [rows cols] of a scheme, cols even",
+    bound="exact",
+)
+UNPACK = Contract(
+    definition=unpack,
+    shapes=PAIRS,
+    values={"w": WEIGHTS, "scheme": SCHEME},
+    arguments=unpack_arguments,
+    expect=lambda packed, *, scheme: _exact(unpack(packed, scheme=scheme)),
+    domain="what pack gives",
+    bound="exact",
+)
+GGML_ENCODE = Contract(
+    definition=ggml_encode,
+    shapes=BLOCKS,
+    values={"w": values(-6, 6, without=["denormal"]), "name": st.sampled_from(ENCODED)},
+    arguments=encode_arguments,
+    expect=lambda w, *, name: _exact(ggml_encode(w, name=name)),
+    domain="w [rows cols] of whole blocks, float32; name is one of " + ", ".join(ENCODED),
+    bound="exact: a named format rounds as its owner does",
+)
+GGML_DECODE = Contract(
+    definition=ggml_decode,
+    shapes=BLOCKS,
+    values={"w": values(-6, 6, without=["denormal"]), "name": st.sampled_from(list(ggml.TYPES))},
+    arguments=decode_arguments,
+    expect=expect_decode,
+    domain="data [rows bytes] of whole blocks; name is one of " + ", ".join(ggml.TYPES),
+    bound="hard and alarm: 3 u (|w| + 2 |minimum|), two products and a difference",
+)
+CONTRACTS = [QUANTIZE, DEQUANTIZE, GEMV, PACK, UNPACK, GGML_ENCODE, GGML_DECODE]
