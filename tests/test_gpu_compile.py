@@ -76,6 +76,7 @@ KERNEL = Kernel(
     prefetched=16384,
     refilled=4096,
     loop=9,
+    refills=False,
     instructions=20,
     wgmma=0,
     narrow=0,
@@ -111,12 +112,13 @@ def test_a_kernel_is_read_from_what_the_compiler_wrote(tmp_path: Path):
     assert read_kernels(tmp_path) == [KERNEL]
 
 
-def test_what_is_loaded_after_the_wait_is_not_eager(tmp_path: Path):
+def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_seen(tmp_path: Path):
     late = CODE.replace("UTMALDG.4D", "NOP")
     narrow = late.replace("LDS.128 R4,", "LDG.E.U16 R4,")
+    narrow = narrow.replace("FFMA R31", "UTMALDG.4D [UR8], [UR6] //")
     for name, text in (("ptxas", PTXAS), ("sass_ctrl", narrow), ("after_layout_inference.txt", LAYOUTS)):
         (tmp_path / f"gemv_0.{name}").write_text(text)
-    assert read_kernels(tmp_path) == [replace(KERNEL, eager=False, narrow=1)]
+    assert read_kernels(tmp_path) == [replace(KERNEL, eager=False, narrow=1, refills=True)]
 
 
 def test_the_launch_and_the_copies_are_read_from_the_layouts():
@@ -144,8 +146,10 @@ def test_as_many_blocks_share_a_multiprocessor_as_fit(registers: int, threads: i
 
 
 def test_the_roofline_is_the_least_of_memory_latency_and_issue():
+    refilling = replace(KERNEL, refills=True)
+
     def bound(**facts: int) -> float:
-        found = roofline(replace(KERNEL, **facts))
+        found = roofline(replace(refilling, **facts))
         assert found
         return found.bandwidth
 
@@ -153,10 +157,12 @@ def test_the_roofline_is_the_least_of_memory_latency_and_issue():
     # One block on every second multiprocessor, with 16 kB on their way each.
     assert bound(blocks=MULTIPROCESSORS // 2) == pytest.approx(MULTIPROCESSORS / 2 * 16384 / LATENCY, rel=1e-12)
     # Ten times what four schedulers can issue while memory brings a turn's bytes.
-    slots = roofline(KERNEL)
+    slots = roofline(refilling)
     assert slots and slots.slots
     assert bound(loop=round(9 * 40 / slots.slots)) == pytest.approx(BANDWIDTH / 10, rel=1e-2)
     assert roofline(replace(KERNEL, prefetched=0)) is None
+    without = roofline(KERNEL)
+    assert without and without.slots is None
 
 
 HLO = """
@@ -211,13 +217,14 @@ def test_a_program_launches_what_its_loops_and_branches_do():
 
 
 CASE = Case("gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)}, bits=16)
-SOUND = replace(KERNEL, spilled=0, loop=36)  # 2.25 instructions a weight
+SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
 PROGRAM = Program((Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1)
 
 
 def test_a_sound_kernel_breaks_no_gate():
     assert instructions_per_weight(SOUND, bits=16) == 2.25
     assert list(broken_by(CASE, PROGRAM, [SOUND])) == []
+    assert list(broken_by(CASE, PROGRAM, [replace(SOUND, loop=0, refills=False, registers=200)])) == []  # unrolled
 
 
 @pytest.mark.parametrize(

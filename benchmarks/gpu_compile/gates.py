@@ -13,7 +13,7 @@ KERNELS_A_LAYER = 6
 
 
 def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
-    """Of a thread, in the main loop; None where there is no loop or what it reads are no weights."""
+    """Of a thread, in the main loop; None where there is none or it does not go over weights."""
     if not (bits and kernel.refilled and kernel.loop):
         return None
     return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)

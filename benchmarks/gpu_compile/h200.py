@@ -65,7 +65,7 @@ def roofline(kernel: Kernel) -> Roofline | None:
     in_flight = at_once * kernel.prefetched
     bounds = [BANDWIDTH, in_flight * MULTIPROCESSORS / LATENCY]
     slots = None
-    if kernel.refilled and kernel.loop:
+    if kernel.refills:
         clocks = kernel.refilled / (BANDWIDTH / MULTIPROCESSORS / CLOCK)  # in which memory brings the bytes of a turn
         slots = kernel.loop * (kernel.threads / 32) / clocks
         bounds.append(BANDWIDTH * SCHEDULERS / slots)

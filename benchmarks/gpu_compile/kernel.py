@@ -30,6 +30,7 @@ class Kernel:
     prefetched: int  # bytes that the copy engine is asked for before the main loop
     refilled: int  # bytes that it is asked for in each turn of a loop
     loop: int  # instructions of the main loop
+    refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
     instructions: int
     wgmma: int  # products for the tensor cores in the main loop
     narrow: int  # loads from global memory of less than 128 bits in the main loop
@@ -63,6 +64,7 @@ def _read_kernel(path: Path) -> Kernel:
         prefetched=prefetched,
         refilled=refilled,
         loop=len(loop),
+        refills=any(word.opcode.startswith("UTMALDG") for word in loop),
         instructions=len(code.instructions),
         wgmma=sum(word.opcode.startswith("HGMMA") for word in loop),
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop),

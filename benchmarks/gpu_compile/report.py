@@ -37,7 +37,7 @@ STEP_COLUMNS = {
 
 
 def kernel_row(case: Case, kernel: Kernel) -> Row:
-    bound = roofline(kernel)
+    bound = roofline(kernel) if case.streams else None
     per_weight = instructions_per_weight(kernel, case.bits)
     return {
         "case": case.name,

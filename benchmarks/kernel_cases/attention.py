@@ -80,4 +80,5 @@ def attention_prefill_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
             function=attention_prefill,
             arrays=(array(1, CHUNK, heads, head_dim, dtype=dtype), cache, cache, array(1, dtype=INT32)),
             kernels={"attention_prefill": PREFILL},
+            streams=False,
         )

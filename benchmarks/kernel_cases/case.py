@@ -34,6 +34,7 @@ class Case:
     arrays: tuple[jax.ShapeDtypeStruct, ...]
     kernels: Mapping[str, Limits]  # that it consists of
     bits: float = 0  # of a weight in memory; 0: it has none
+    streams: bool = True  # its copies come from memory, once, and memory bounds it
     donated: tuple[int, ...] = ()  # arrays that are updated in place
     models: tuple[str, ...] = ()  # that have it
 
