@@ -43,7 +43,7 @@ def gemv_quantised(
     below 1024; and for more vectors than shared memory holds.
     """
     out = np.dtype(out or x.dtype)
-    product = product_of("gemv_quantised", codes, scales, x, tile=tile)
+    product = product_of("gemv_quantised", codes, scales, x, normed=norm is not None, tile=tile)
     rows = len(codes)
     for name, array, shape in (
         ("norm", norm, (product.cols,)),
@@ -97,7 +97,7 @@ def _gemv_quantised(codes, scales, x, norm, bias, residual, *, product, eps: flo
 
 
 def product_of(
-    op: str, codes: Array, scales: Array, x: Array, *, tile: Tile | None = None, runs: int = 1
+    op: str, codes: Array, scales: Array, x: Array, *, normed: bool, tile: Tile | None = None, runs: int = 1
 ) -> QuantisedProduct:
     """The loop for these arrays, over `tile`.rows rows in each of the runs.
 
@@ -125,7 +125,7 @@ def product_of(
     if cols < CHUNK or cols % multiple:
         raise ValueError(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")
     kind = Int4Product if four_bits else Int8Product
-    product = kind(rows=tile.rows, runs=runs, cols=cols, batch=len(x), stages=tile.stages, group=group)
-    if (needed := product.scratch_bytes) > MAX_SHARED_MEMORY - 4096:
+    product = kind(rows=tile.rows, runs=runs, cols=cols, batch=len(x), stages=tile.stages, dtype=x.dtype, group=group)
+    if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - 4096:
         raise ValueError(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product

@@ -46,6 +46,7 @@ class QuantisedProduct(ABC):
     cols: int
     batch: int
     stages: int
+    dtype: np.dtype  # of the vectors
     group: int | None  # columns that share a scale; None: all of a row do
 
     share: ClassVar[int]  # columns that a thread loads at once: 16 bytes
@@ -96,21 +97,18 @@ class QuantisedProduct(ABC):
         scales = self.steps * CHUNK // self.group if self.group else 0
         return (-(-scales // LONGEST_COPY), self.rows, min(scales, LONGEST_COPY))
 
-    @property
-    def scratch_bytes(self) -> int:
+    def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
         ring = self.ring_stages * self.runs * self.rows * CHUNK * 16 // self.share
         scales = self.runs * int(np.prod(self.scales_shape)) * 4
-        vectors = self.batch * int(np.prod(self._shares(self.steps * CHUNK, self.pieces + 1))) * 4
-        return ring + scales + vectors
+        return ring + scales + int(np.prod(self._staged_shape)) * self._staged_dtype(normed).itemsize
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
-        del normed
         staged = {
             "ring": self._ring(),
             "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
-            "x": plgpu.SMEM((self.batch, *self._shares(self.steps * CHUNK, self.pieces + 1)), jnp.float32),
+            "x": plgpu.SMEM(self._staged_shape, self._staged_dtype(normed)),
         }
         if self.group:
             staged["scales"] = [plgpu.SMEM(self.scales_shape, jnp.float32) for _ in range(self.runs)]
@@ -241,7 +239,7 @@ class QuantisedProduct(ABC):
         """What multiplies one piece of a unit, for all rows."""
         columns = pl.ds(PIECE * piece, PIECE)
         x_ref = x_smem.at[groups, :, columns] if self.lanes > 1 else x_smem.at[groups, columns]
-        x = plgpu.load(x_ref, layout=self.layout.reduce(0), optimized=False)
+        x = plgpu.load(x_ref, layout=self.layout.reduce(0), optimized=False).astype(jnp.float32)
         return lax.broadcast_in_dim(x, (self.rows, *x.shape), tuple(range(1, x.ndim + 1)))
 
     def _load_scales(self, ref, group) -> Array:
@@ -260,6 +258,14 @@ class QuantisedProduct(ABC):
     def _shares(self, cols: int, pieces: int) -> tuple[int, ...]:
         """The shape of vectors in shares, in which a group's are a dimension of their own."""
         return (cols // self.share // self.lanes, *self.warp[1:], pieces * PIECE)
+
+    @property
+    def _staged_shape(self) -> tuple[int, ...]:
+        return (self.batch, *self._shares(self.steps * CHUNK, self.pieces + 1))
+
+    def _staged_dtype(self, normed: bool) -> np.dtype:
+        """As x is, where it is not changed on the way."""
+        return np.dtype(np.float32) if normed or any(self.offsets) else self.dtype
 
     def _stage(self, x_ref, norm_ref, x_smem) -> None:
         """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with."""
@@ -281,11 +287,12 @@ class QuantisedProduct(ABC):
                 lax.slice(x, (*(0 for _ in x.shape[:-1]), at), (*x.shape[:-1], at + PIECE))
                 for at in range(0, self.share, PIECE)
             ]
-            excess = -sum(piece * offset for piece, offset in zip(pieces, self.offsets, strict=True))
-            x_smem[pl.ds(first, groups)] = lax.concatenate([x, excess], x.ndim - 1)
+            scaled = [piece * offset for piece, offset in zip(pieces, self.offsets, strict=True) if offset]
+            behind = -sum(scaled[1:], scaled[0]) if scaled else pieces[0]
+            x_smem[pl.ds(first, groups)] = lax.concatenate([x, behind], x.ndim - 1)
 
         if self.cols < self.steps * CHUNK:
-            zeros = plgpu.layout_cast(jnp.zeros((groups, *rest, self.share), jnp.float32), layout)
+            zeros = plgpu.layout_cast(jnp.zeros((groups, *rest, self.share), x_smem.dtype), layout)
             store(x_smem.shape[0] - groups, zeros)
         last = (shares - size) // self.lanes  # where the last pass begins; it may repeat some of the one before
         passes = [min(first, last) for first in range(0, last + groups, groups)]
@@ -294,7 +301,7 @@ class QuantisedProduct(ABC):
             refs = (x_ref,) if norm_ref is None else (x_ref, norm_ref)
             loaded = [[load(ref, first) for ref in refs] for first in some]
             for first, values in zip(some, loaded, strict=True):
-                x, *norm = (value.astype(jnp.float32) for value in values)
+                x, *norm = (value.astype(x_smem.dtype) for value in values)
                 store(first, x * norm[0] if norm else x)
 
     def _squares(self, x_ref) -> Any:
