@@ -15,8 +15,8 @@ GROUP = 64  # columns that share a scale
 # For one vector; bits of a weight, and whether groups have scales or rows do. Registers are traded for instructions:
 # the vectors' float32 in shared memory leaves room for one to three thread blocks a processor in any case.
 SCHEMES = {
-    "q8": (8, True, Limits(162, 3.6)),
-    "q8_row": (8, False, Limits(162, 3.6)),
+    "q8": (8, True, Limits(162, 3.9)),
+    "q8_row": (8, False, Limits(162, 3.9)),
     "q4": (4, True, Limits(122, 3.0)),
 }
 
