@@ -15,7 +15,7 @@ from pallas_kernels.attention_split_float32 import SplitAttentionFloat32
 from pallas_kernels.compat import Target
 from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 
-BLOCKS = 2 * 132  # thread blocks that an H200 runs at once, with rings of RING_BYTES
+PROCESSORS = 132  # of an H200; each runs two blocks at once, with rings of RING_BYTES
 RING_BYTES = 96 * 1024
 MOST_SPLITS = 32
 
@@ -90,10 +90,10 @@ def attend_in_parts(
 def choose_splits(heads: int, capacity: int) -> int:
     """Blocks that share the keys of a head, 1 or a multiple of 4: as many as fill a GPU, with so many key heads in
     all sequences."""
-    fill = BLOCKS // heads
     tiles = -(-capacity // TILE)
-    if fill < 3 or tiles < 2:  # one block each for 132 heads already keeps every processor reading
+    if heads >= PROCESSORS or tiles == 1:
         return 1
+    fill = 2 * PROCESSORS // heads
     return max(4, min(fill, tiles + 3, MOST_SPLITS) // 4 * 4)
 
 

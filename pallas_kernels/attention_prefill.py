@@ -48,8 +48,8 @@ def attention_prefill(
     on, and those before every window, do not matter, whatever they hold.
 
     All arrays are bfloat16; sums and exponentials are float32, but the weights are rounded to bfloat16 before they
-    multiply v, and the result is rounded once. Raises ValueError where shapes or dtypes do not fit, for heads that
-    are not 64 or 128 wide and a capacity that is no multiple of 8.
+    multiply v, and the result is rounded once. Scores must stay below 2^31. Raises ValueError where shapes or dtypes
+    do not fit, for heads that are not 64 or 128 wide and a capacity that is no multiple of 8.
 
     4 seq keys head_dim operations a head, half of them where all keys are new; reads q and writes the result once,
     reads the keys and values once every 128 queries of a head. A sequence that is no multiple of 8 is copied to one

@@ -33,7 +33,7 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
-    """Run the kernel over shuffled pages; NaN in the others, and beyond what is visible; nonsense for unused pages."""
+    """Run the kernel over shuffled pages, with NaN wherever nothing is visible, and with pages that do not exist."""
     page, max_pages, kv_heads, group, head_dim, window, splits = shape
     capacity = page * max_pages
     pages = len(lengths) * max_pages + 2
@@ -50,6 +50,8 @@ def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
     rows = [[array[numbers].swapaxes(0, 1).reshape(kv_heads, -1, head_dim) for array in cache] for numbers in table]
     for numbers, stop in zip(table, stops, strict=True):
         numbers[-(-stop // page) :] = noise.rng.choice([-1, pages, 2**31 - 1, -(2**31)])
+    # What is clamped to the first and the last page stands for it.
+    table = np.where(table == 0, -3, np.where(table == pages - 1, pages + 5, table))
     arrays = [jnp.asarray(a) for a in (q, *cache, table, np.array(lengths, np.int32))]
     with interpreter():
         o = np.asarray(attention_paged(*arrays, window=window, splits=splits))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention_prefill import BLOCK, TILE, attention_prefill
+from pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
 from pallas_kernels.compat import interpreter
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends
 from tests.strategies import Noise, noises
@@ -26,44 +26,64 @@ class Shape(NamedTuple):
 SHAPES = [
     Shape(BLOCK, 1, 1, 128, 3 * TILE),
     Shape(BLOCK + 1, 1, 3, 64, 2 * TILE + 8, window=65),
-    Shape(64, 2, 1, 64, 264),
+    Shape(64, 2, 2, 64, 264),
     Shape(1, 1, 2, 128, 72, window=64),
 ]
 
 
-def attend(noise: Noise, shape: Shape, offset: int) -> None:
-    """Run the kernel with NaN wherever no query has anything to look for, and hold it to its bound."""
+def attend(noise: Noise, shape: Shape, offsets: list[int], *, loud: int | None = None) -> None:
+    """Run the kernel with NaN wherever no query has anything to look for, and hold it to its bound.
+
+    A `loud` key's value is so large that whoever sees it shows it.
+    """
     seq, kv_heads, group, head_dim, capacity, window = shape
-    q = noise(1, seq, kv_heads * group, head_dim, dtype=BFLOAT16)
-    cache = [noise(1, kv_heads, capacity, head_dim, dtype=BFLOAT16) for _ in "kv"]
-    stop = max(0, min(offset + seq, capacity))
-    for array in cache:
-        array[:, :, stop:] = np.nan
-        array[:, :, : max(0, offset - (window or capacity + seq) + 1)] = np.nan
-    arrays = [jnp.asarray(a) for a in (q, *cache, np.array([offset], np.int32))]
+    q = noise(len(offsets), seq, kv_heads * group, head_dim, dtype=BFLOAT16)
+    cache = [noise(len(offsets), kv_heads, capacity, head_dim, dtype=BFLOAT16) for _ in "kv"]
+    if loud is not None:
+        cache[1][:, :, loud] *= 64
+    stops = [max(0, min(offset + seq, capacity)) for offset in offsets]
+    for row, (offset, stop) in enumerate(zip(offsets, stops, strict=True)):
+        for array in cache:
+            array[row, :, stop:] = np.nan
+            array[row, :, : max(0, offset - (window or capacity + seq) + 1)] = np.nan
+    arrays = [jnp.asarray(a) for a in (q, *cache, np.array(offsets, np.int32))]
     with interpreter():
         o = np.asarray(attention_prefill(*arrays, window=window))
     assert o.dtype == BFLOAT16
-    k, v = (array[0] for array in cache)
-    assert_attends(o[0], q[0], k, v, offset, stop=stop, window=window, tile=TILE)
+    for row, (offset, stop) in enumerate(zip(offsets, stops, strict=True)):
+        k, v = (array[row] for array in cache)
+        assert_attends(o[row], q[row], k, v, offset, stop=stop, window=window, tile=TILE)
 
 
 @settings(max_examples=5)
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
 def test_attends_to_the_keys_that_are_there(noise, shape, data):
-    noise.exponent = min(noise.exponent, 4)
-    attend(noise, shape, data.draw(st.integers(-2, shape.capacity - shape.seq + 2), label="offset"))
+    noise.exponent = min(noise.exponent, 4)  # scores of 2^31 and more overflow: their differences are rounded to them
+    attend(noise, shape, [data.draw(st.integers(-2, shape.capacity - shape.seq + 2), label="offset")])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("end", [0, 1])
-def test_every_shape_at_the_end_of_the_cache(shape, end):
-    attend(Noise(seed=end), shape, shape.capacity - shape.seq - end)
+def test_every_shape_at_the_end_of_the_cache(shape):
+    room = shape.capacity - shape.seq
+    attend(Noise(seed=0), shape, [room, room // 2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset", "edge"),
+    [
+        (Shape(ROWS, 1, 1, 64, 2 * TILE), TILE - 2, TILE - 1),  # all but the first query see all of the first tile
+        (Shape(ROWS, 1, 1, 64, 2 * TILE), TILE - 1, TILE - 1),  # all do
+        (Shape(ROWS, 1, 1, 64, 328, window=320), 257, 0),  # all but the last see all of it
+        (Shape(ROWS, 1, 1, 64, 328, window=320), 256, 0),  # all do
+    ],
+)
+def test_the_edge_of_what_needs_no_mask(shape, offset, edge):
+    attend(Noise(seed=2), shape, [offset], loud=edge)
 
 
 @pytest.mark.parametrize("shape", [Shape(BLOCK, 1, 1, 128, 6 * TILE), Shape(BLOCK, 1, 1, 64, 10 * TILE)])
 def test_a_ring_that_wraps_twice(shape):
-    attend(Noise(seed=1), shape, shape.capacity - shape.seq)
+    attend(Noise(seed=1), shape, [shape.capacity - shape.seq])
 
 
 @pytest.mark.parametrize(
