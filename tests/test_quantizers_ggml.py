@@ -188,6 +188,7 @@ def test_superblocks_take_the_nearest_codes(name, weights):
     w = weights(1, 512)
     q = kind.quantize(w)
     assert isinstance(q, Superblocks)
+    assert np.all(q.e >= 0) and np.all(q.minima >= 0)
     distance = np.abs(kind.dequantize(q) - w)
     least = np.full(w.shape, np.inf)
     for code in range(kind.lowest, kind.highest + 1):

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from reference.quantizers import hqq
 from reference.quantizers.blocks import spread
 from tests.goldens.quantizers.weights import KINDS, Weights
-from tests.strategies import U, assert_within
+from tests.strategies import U, assert_within, roundoff
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "methods.json").read_text())["hqq"]
+U32 = roundoff(np.float32)
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-60, 60))
 
@@ -36,6 +37,18 @@ def test_the_sum_is_no_larger_than_hqqs():
     w = Weights("student", seed=21)(*GOLDENS["shape"])
     ours = np.sum(sums(w, hqq.quantize(w, bits=GOLDENS["bits"], group=GOLDENS["group"]), GOLDENS["group"]))
     assert ours <= GOLDENS["fitted"] < GOLDENS["plain"]
+
+
+def test_a_step_is_hqqs():
+    """Which computes in float32."""
+    groups = 4 * Weights("normal", seed=20)(4, 64).astype(np.float64)
+    start = plain(groups, bits=2, group=64)
+    zeros = hqq.refit(groups, start.scales[:, 0], start.zeros[:, 0], bits=2, beta=hqq.BETA)
+    bound = 2 * 64 * U32 * 4  # a mean of 64 numbers up to 4, twice
+    assert_within(np.array(GOLDENS["zeros"]), zeros, bound)
+    q, _ = hqq.nearest(groups, start.scales[:, 0], start.zeros[:, 0], bits=2)
+    without = np.mean(q - groups / start.scales.astype(np.float64), axis=-1)
+    assert np.all(np.abs(zeros - without) > bound)  # some errors are taken out
 
 
 @given(weights=weights, bits=st.integers(1, 8), group=st.sampled_from([8, 32]))

@@ -53,26 +53,48 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> H
     lo = np.min(groups, axis=-1)
     scales = ((np.max(groups, axis=-1) - lo) / highest).astype(np.float32)
     scales = np.where(scales == 0, np.float32(1), scales)
-    s = scales.astype(np.float64)[..., None]
-
-    def error(zeros: Float32[np.ndarray, "*batch groups"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """q, w - w^ and its sum."""
-        z = zeros.astype(np.float64)[..., None]
-        q = np.clip(np.rint(groups / s + z), 0, highest)
-        d = groups - s * (q - z)
-        return q, d, np.sum(np.abs(d) ** P, axis=-1)
-
-    zeros = best = (-lo / s[..., 0]).astype(np.float32)
-    q, d, least = error(zeros)
-    for step in range(STEPS):
-        distance = np.abs(d)
-        shrunk = distance - np.where(distance == 0, 1, distance) ** (P - 1) / (BETA * GROWTH**step)
-        e = np.sign(d) * np.maximum(shrunk, 0)
-        zeros = np.mean(q - (groups - e) / s, axis=-1).astype(np.float32)
-        q, d, loss = error(zeros)
+    zeros = best = (-lo / scales).astype(np.float32)
+    least = np.full(lo.shape, np.inf)
+    for step in range(STEPS + 1):
+        _, d = nearest(groups, scales, zeros, bits=bits)
+        loss = np.sum(np.abs(d) ** P, axis=-1)
         best, least = np.where(loss < least, zeros, best), np.minimum(loss, least)
-    codes, _, _ = error(best)
+        zeros = refit(groups, scales, zeros, bits=bits, beta=BETA * GROWTH**step)
+    codes, _ = nearest(groups, scales, best, bits=bits)
     return Hqq(join(codes, block).astype(np.uint8), scales, best)
+
+
+def nearest(
+    groups: Float64[np.ndarray, "*grid group"],
+    scales: Float32[np.ndarray, "*grid"],
+    zeros: Float32[np.ndarray, "*grid"],
+    *,
+    bits: int,
+) -> tuple[Float64[np.ndarray, "*grid group"], Float64[np.ndarray, "*grid group"]]:
+    """q and d: the codes, and what they leave."""
+    s, z = (a.astype(np.float64)[..., None] for a in (scales, zeros))
+    q = np.clip(np.rint(groups / s + z), 0, 2**bits - 1)
+    return q, groups - s * (q - z)
+
+
+def refit(
+    groups: Float64[np.ndarray, "*grid group"],
+    scales: Float32[np.ndarray, "*grid"],
+    zeros: Float32[np.ndarray, "*grid"],
+    *,
+    bits: int,
+    beta: float,
+) -> Float32[np.ndarray, "*grid"]:
+    """The next z.
+
+    >>> refit(np.array([0.0, 1.0, 5.0]), np.array(1.0, np.float32), np.array(0.0, np.float32), bits=1, beta=10.0)
+    array(-0.0219918, dtype=float32)
+    """
+    q, d = nearest(groups, scales, zeros, bits=bits)
+    size = np.abs(d)
+    shrunk = size - np.where(size == 0, 1, size) ** (P - 1) / beta
+    e = np.sign(d) * np.maximum(shrunk, 0)
+    return np.asarray(np.mean(q - (groups - e) / scales.astype(np.float64)[..., None], axis=-1), np.float32)
 
 
 def dequantize(q: Hqq) -> Float64[np.ndarray, "*batch cols"]:
