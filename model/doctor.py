@@ -5,10 +5,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from model.jax_backend import choose_ops
+from model.jax_backend import choose_ops, prompt_chunk
 from model.memory import device_bytes, gigabytes
-from model.ops import CPU, XLA
+from model.ops import CPU, XLA, Ops
+from model.options import choose_context
+from model.pallas_ops import KERNELS, PALLAS, refusals
+from model.shapes import SHAPES
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
@@ -18,16 +23,37 @@ PACKAGES = (
 
 def examine() -> dict[str, dict[str, Any]]:
     """Versions, devices, the table of ops that would run, caches, and what is missing."""
-    tables = {CPU: "cpu", XLA: "xla"}
+    tables = {CPU: "cpu", XLA: "xla", PALLAS: "pallas"}
     versions = {name: _version(name) for name in PACKAGES}
     return {
         "versions": {"python": platform.python_version(), **versions},
         "devices": {str(device.id): f"{device.platform} {device.device_kind}" for device in jax.devices()},
         "memory": {"free": gigabytes(device_bytes())},
-        "ops": dict.fromkeys(CPU._fields, tables[choose_ops("auto")]),
+        "ops": _table(tables[choose_ops("auto")]),
+        "ops on an H200": _table("pallas"),
+        "plain there": _plain_shapes(),
         "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},
         "missing": _missing(versions),
     }
+
+
+def _table(name: str) -> dict[str, str]:
+    """Which form of each op runs. The kernels of `pallas` are for decoding, but for attention's, which is for both."""
+    if name != "pallas":
+        return dict.fromkeys(Ops._fields, name)
+    forms = {op: "pallas" if op == "attend" else "pallas; xla for a prompt" for op in KERNELS}
+    return {op: forms.get(op, "xla") for op in Ops._fields}
+
+
+def _plain_shapes() -> dict[str, str]:
+    """Of the published shapes in bfloat16, those for which some kernel is not made, and the ops that XLA runs."""
+    found = {}
+    for name, config in SHAPES.items():
+        rows = choose_context(None, config.context) + prompt_chunk()
+        reasons = refusals(config, dtype=np.dtype(jnp.bfloat16), capacity=rows)
+        if plain := [op for op, reason in reasons.items() if reason]:
+            found[name] = ", ".join(plain)
+    return found
 
 
 def _missing(versions: dict[str, str]) -> dict[str, str]:

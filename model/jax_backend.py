@@ -31,14 +31,32 @@ def prompt_chunk() -> int:
 def choose_ops(kernels: str) -> Ops:
     """The table of ops by name: `auto` takes the one made for the default device. Raises ValueError."""
     match kernels:
+        case "auto" if _is_hopper():
+            from model.pallas_ops import PALLAS
+
+            return PALLAS
         case "auto":
             return CPU if jax.default_backend() == "cpu" else XLA
         case "xla":
             return XLA
         case "cpu":
             return CPU
+        case "pallas" if _is_hopper():
+            from model.pallas_ops import PALLAS_ONLY
+
+            return PALLAS_ONLY
+        case "pallas":
+            device = jax.devices()[0]
+            raise ValueError(
+                "kernels pallas run on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
+                f"a {device.device_kind}: choose auto, xla or cpu"
+            )
         case _:
-            raise ValueError(f"no kernels named {kernels} in this version: choose auto, xla or cpu")
+            raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
+
+
+def _is_hopper() -> bool:
+    return getattr(jax.devices()[0], "compute_capability", None) == "9.0"
 
 
 class Programs(NamedTuple):

@@ -71,7 +71,10 @@ def use_target(target: Target) -> Iterator[None]:
 @contextmanager
 def interpreter() -> Iterator[None]:
     """Run kernels on a CPU, one simulated thread after another. Raises RuntimeError for a race, at the end at the
-    latest (0.12 raises where it is)."""
+    latest (0.12 raises where it is).
+
+    Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts, or a larger program around a kernel may wait for ever.
+    """
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as state
 
     state.reset_gpu_interpret_mode_state()

@@ -1,0 +1,89 @@
+"""A Llama through the kernels: each op within its bound in a model's own context, and the same text in the end."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.cache import empty_cache
+from model.forward import decode, prefill
+from model.ops import XLA, Ops
+from model.options import SamplingOptions
+from model.pallas_ops import PALLAS, PALLAS_ONLY, refusals
+from model.params import load_params
+from model.reference_backend import load_reference_params
+from model.sampling import as_arrays
+from model.shapes import SHAPES
+from pallas_kernels.compat import interpreter
+from reference.config import Config
+from tests.random_models import random_checkpoint
+from tests.test_model_against_reference import UNITS, walk
+
+TINY = Config(
+    dim=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4, tied=True
+)
+CAPACITY = 136
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize(("dtype", "biased"), [("float32", False), ("bfloat16", True)])
+def test_every_op_of_a_decode_step_is_within_its_bound(dtype, biased):
+    """Two sequences of different lengths. Attention rounds its weights, too: its own test knows that bound."""
+    config = replace(TINY, layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
+    checkpoint = random_checkpoint(config, seed=1, dtype=DTYPES[dtype])
+    params = load_params(checkpoint, dtype=DTYPES[dtype], positions=CAPACITY)
+    exact = load_reference_params(checkpoint)
+    cache = empty_cache(config, batch=2, capacity=CAPACITY, dtype=DTYPES[dtype])
+    ops = Ops(*PALLAS_ONLY)._replace(attend=XLA.attend)
+    rng = np.random.default_rng(0)
+    starts = np.array([0, 71], np.int32)
+    tokens = rng.integers(0, config.vocab, (2, 1)).astype(np.int32)
+    with interpreter():
+        walk(
+            params, exact, tokens, cache, starts, np.ones(2, int),
+            config=config, ops=ops, unit=UNITS[dtype], blocks=1,
+        )  # fmt: skip
+
+
+def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
+    """A prefill chunk and four greedy tokens of the compiled programs, with the lengths beyond one tile of keys."""
+    dtype, config = DTYPES["bfloat16"], replace(TINY, layers=1, tied=False)
+    params = load_params(random_checkpoint(config, seed=3, dtype=dtype), dtype=dtype, positions=CAPACITY)
+    tokens = np.random.default_rng(3).integers(0, config.vocab, (1, 64)).astype(np.int32)
+
+    def text(ops: Ops) -> list[int]:
+        cache = empty_cache(config, batch=1, capacity=CAPACITY, dtype=dtype)
+        cache = jax.jit(partial(prefill, config=config, ops=ops))(params, tokens, cache, np.array([62], np.int32))
+        step = jax.jit(partial(decode, config=config, ops=ops, burst=4))
+        seen, keys, stops = np.zeros((1, config.vocab), bool), np.zeros((1, 2), np.uint32), np.array([-1], np.int32)
+        sampling = as_arrays(SamplingOptions(temperature=0.0))
+        drawn, _, _ = step(params, np.array([1], np.int32), cache, seen, keys, sampling, stops, np.int32(4))
+        return np.asarray(drawn)[:, 0].tolist()
+
+    with interpreter():
+        ours = text(PALLAS)
+    assert ours == text(XLA)
+    assert len(set(ours)) > 1
+
+
+def test_what_the_kernels_refuse():
+    """Every published shape with heads of 64 or 128 decodes by kernels, but for widths that the list names."""
+    found = {name: refusals(config, dtype=DTYPES["bfloat16"], capacity=4352) for name, config in SHAPES.items()}
+    whole = {name for name, reasons in found.items() if not any(reasons.values())}
+    assert whole == set(SHAPES) - {"stories-15m", "stories-42m"}
+    assert found["stories-42m"]["down_add"] == "gemv takes columns of W in multiples of 256 in bfloat16, got 1376"
+    assert found["stories-15m"]["attend"] == "attention_decode takes heads of 64 or 128, got 48"
+    moe = replace(TINY, experts=4, experts_per_token=2)
+    assert refusals(moe, dtype=DTYPES["bfloat16"], capacity=64)["moe_add"] == "experts have no kernel"
+
+
+def test_only_kernels_means_it():
+    odd = replace(TINY, dim=264)
+    params = load_params(random_checkpoint(odd, seed=0), dtype=DTYPES["float32"], positions=8)
+    x = jnp.ones((1, 1, 264))
+    with pytest.raises(ValueError, match="norm_gate_up takes columns of W in multiples of 128"):
+        PALLAS_ONLY.norm_gate_up(x, params.layers[0], config=odd)
+    assert PALLAS.norm_gate_up(x, params.layers[0], config=odd).shape == (1, 1, 256)
