@@ -129,11 +129,11 @@ def refusals(config: Config, *, dtype: np.dtype, capacity: int, batch: int = 1) 
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype)).layers[0]
     layer = params.layers[0]
 
-    def vector(*sizes: int, dtype: np.dtype = dtype) -> jax.ShapeDtypeStruct:
+    def vector(*sizes: int, dtype: np.dtype = dtype) -> Any:
         return jax.ShapeDtypeStruct((batch, 1, *sizes), dtype)
 
     angles = vector(config.head_dim // 2, dtype=np.dtype(np.float32))
-    positions = Positions(jax.ShapeDtypeStruct((batch, 1), np.int32), angles, angles)
+    positions = Positions(vector(dtype=np.dtype(np.int32)), angles, angles)
     x, h = vector(config.dim), vector(config.heads * config.head_dim)
     calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         "norm_qkv": (partial(norm_qkv, config=config), (x, layer, cache, positions)),

@@ -50,7 +50,7 @@ def gemv(
 
     Reads rows x cols weights once; writes batch x rows numbers.
     """
-    tile = tile or tile_for("gemv", *w.shape, w.dtype)
+    tile = tile or tile_for("gemv", w.shape[0], w.shape[-1], w.dtype)
     out = np.dtype(out or x.dtype)
     check_product("gemv", w, x, tile=tile)
     rows, cols = w.shape

@@ -34,7 +34,7 @@ def norm_gate_up(
     All in float32 or all in bfloat16; summed, and SwiGLU taken, in float32. Raises ValueError where `gemv` would, with
     ffn = gate_up / 2 in the place of its rows.
     """
-    tile = tile or tile_for("norm_gate_up", *w.shape, w.dtype)
+    tile = tile or tile_for("norm_gate_up", w.shape[0], w.shape[-1], w.dtype)
     if len(w) % 2:
         raise ValueError(f"norm_gate_up takes as many rows of gate as of up, got {len(w)} in all")
     half = tile._replace(rows=tile.rows // 2)

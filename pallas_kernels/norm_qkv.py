@@ -50,7 +50,7 @@ def norm_qkv(
 
     Raises ValueError where `gemv` would, and where head_dim is no multiple of 16.
     """
-    tile = (tile or tile_for("norm_qkv", *w.shape, w.dtype))._replace(rows=PIECE)
+    tile = (tile or tile_for("norm_qkv", w.shape[0], w.shape[-1], w.dtype))._replace(rows=PIECE)
     batch, kv_heads, capacity, head_dim = k.shape
     check_product("norm_qkv", w, x, tile=tile)
     if head_dim % (2 * PIECE):
