@@ -2,6 +2,7 @@
 # make story   tell a story (MODEL=, TOKENIZER=)
 # make test    the tests
 # make lint    format, lint, types
+# make verify  ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=)
 # make test-jax011        the tests of the kernels, on the oldest jax that they run on
 # make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
 # make ci      all of it, as .ci/run does
@@ -9,7 +10,7 @@
 BIN := .venv/bin
 COMPLETE := .venv/.complete
 
-.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 ci
+.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 ci verify
 
 setup: $(COMPLETE)
 	@:  # a recipe, or make would say that there is nothing to do
@@ -47,3 +48,9 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 	esac
 
 ci: lint test test-jax011 test-gpu-compile
+
+# Every mutant must be found out, and every op of ours accepted.
+EXAMPLES ?= 1000
+verify: $(COMPLETE)
+	@$(BIN)/llamaspec verify --mutants $(if $(SEED),--seed $(SEED))
+	@$(BIN)/llamaspec verify --dtype float32 --dtype bfloat16 --examples $(EXAMPLES) $(if $(SEED),--seed $(SEED))

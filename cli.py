@@ -6,6 +6,7 @@ command imports what it needs when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from model.llama import Llama
     from model.train_loop import Progress as TrainingProgress
     from reference.llama import Params
+    from verify.campaign import Campaign
+    from verify.runner import Report
     from verify.walk import Model as WalkedModel
+    from verify.walk import Step
 
 BUILT_IN = "stories"  # the model that comes with the package
 
@@ -466,8 +470,10 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
         yield report
 
 
-# Of the functions of `model`, those that are called as the reference is.
+# Of the functions of `model`, those that are called as the reference is. The others are walked through, block by block.
 VERIFIED = {
+    "gemm": ("model.ops:dot",),
+    "gemv": ("model.ops:dot", "model.ops:cpu_product"),
     "rmsnorm": ("model.ops:rmsnorm",),
 }
 
@@ -573,7 +579,8 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     reports = []
     with _verify_progress(campaign.examples) as progress:
         once = [again(Path(replay), campaign, candidate=candidate)] if replay else []
-        for report, lines in once or run(jobs, campaign, progress=progress):
+        walks = () if named or candidate or replay else _walk_random_models(campaign)
+        for report, lines in itertools.chain(once or run(jobs, campaign, progress=progress), walks):
             reports.append(report)
             if not as_json_text:
                 _print("\n".join(lines) + "\n")
@@ -589,34 +596,60 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
 def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
     """Each op of a model beside its definition, on a prompt of random tokens and two more after it."""
     from model.checkpoints.open import open_checkpoint
-    from verify.precision import precision
+    from verify.report import counterexample
+    from verify.walk import table
 
     checkpoint = open_checkpoint(model)
-    precisions = [precision(name) for name in dtypes]
-    _prepare_jax()
-    import numpy as np
-
-    from verify.walk import table, verdict, walk
-
     click.echo(f"seed {seed}", err=True)
-    prompt = min(24, checkpoint.config.context - 2)
-    tokens = np.random.default_rng(seed).integers(0, checkpoint.config.vocab, prompt + 2).astype(np.int32)
-    chunks = [tokens[:prompt], tokens[prompt:-1], tokens[-1:]]
     wrong = False
-    for wanted in precisions:
-        walked, exact = _walkable(checkpoint, kernels, wanted.dtype, len(tokens))
-        with _progress() as progress:
-            steps = []
-            for step in walk(walked, exact, chunks, config=checkpoint.config, unit=wanted.unit):
-                steps.append(step)
-                progress(step.name, (step.layer or 0) / checkpoint.config.layers)
-        wrong = wrong or any(not step.ratio <= 1 for step in steps)
+    for dtype in dtypes:
+        steps, report = _walk(checkpoint, kernels, dtype, seed, name=f"{kernels} kernels")
+        wrong = wrong or report.outcome == "violated"
         if as_json:
             _print_json([step._asdict() for step in steps])
         else:
-            _print("\n".join([*table(steps), f"{wanted.name}, {kernels} kernels: {verdict(steps)}"]) + "\n")
+            _print("\n".join([*table(steps), *counterexample(report, None)]) + "\n")
     if wrong:
         sys.exit(1)
+
+
+def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
+    """Every op of small models, plain and as a CPU has it, in each dtype that models run in."""
+    from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+    from verify.report import counterexample
+    from verify.walk import CONFIGS, weights
+
+    for name, config in CONFIGS.items():
+        arrays = weights(tensor_shapes(config), seed=campaign.seed)
+        tensors = {tensor: Tensor(a.shape, a.dtype, lambda a=a: a) for tensor, a in arrays.items()}
+        checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
+        for kernels in ("xla", "cpu"):
+            for dtype in campaign.dtypes:
+                if dtype != "float16":
+                    _, report = _walk(checkpoint, kernels, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
+                    yield report, counterexample(report, None)
+
+
+def _walk(checkpoint: Checkpoint, kernels: str, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
+    from time import monotonic
+
+    _prepare_jax()
+    import numpy as np
+
+    from verify.precision import precision
+    from verify.walk import report, walk
+
+    start, config, wanted = monotonic(), checkpoint.config, precision(dtype)
+    prompt = min(24, config.context - 2)
+    tokens = np.random.default_rng(seed).integers(0, config.vocab, prompt + 2).astype(np.int32)
+    chunks = [tokens[:prompt], tokens[prompt:-1], tokens[-1:]]
+    model, exact = _walkable(checkpoint, kernels, wanted.dtype, len(tokens))
+    steps = []
+    with _progress() as progress:
+        for step in walk(model, exact, chunks, config=config, unit=wanted.unit):
+            steps.append(step)
+            progress(step.name, (step.layer or 0) / config.layers)
+    return steps, report(steps, candidate=name, dtype=dtype, seed=seed, seconds=monotonic() - start)
 
 
 def _walkable(checkpoint: Checkpoint, kernels: str, dtype: np.dtype, rows: int) -> tuple[WalkedModel, Params]:

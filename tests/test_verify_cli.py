@@ -116,4 +116,4 @@ def test_a_model_is_walked_through(verify, data):
         "down_add",
         "norm_logits",
     ]
-    assert last.startswith("bfloat16, auto kernels: within bounds: 108 results of ops, at most 0.")
+    assert last.startswith("within bounds block bfloat16  auto kernels  (108 examples, seed 1")

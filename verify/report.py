@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,14 +25,18 @@ def headline(report: Report) -> str:
     return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"
 
 
-def counterexample(report: Report, contract: Contract, *, replay: str | None = None) -> list[str]:
-    """Up to six lines: verdict, draw, inputs where they are few numbers, what is wrong, conditioning, how to replay."""
+def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
+    """Up to six lines: verdict, draw, inputs where they are few numbers, what is wrong, conditioning, how to replay.
+
+    What no contract draws, a walk through a model, has no inputs to show.
+    """
     lines = [headline(report)]
     finding = report.worst.finding
     if finding is None:
         return lines
-    lines.append("  " + _draw(report.worst.draw))
-    if inputs := _inputs(contract, report):
+    if report.worst.draw:
+        lines.append("  " + _draw(report.worst.draw))
+    if contract and (inputs := _inputs(contract, report)):
         lines.append("  " + inputs)
     lines.append(f"  {finding.kind}: {finding.message}")
     if finding.condition:
@@ -95,7 +99,7 @@ def _finite(number: float) -> float | None:
     return number if np.isfinite(number) else None  # JSON has no infinity
 
 
-def as_junit(reports: Sequence[Report], contracts: dict[str, Contract]) -> str:
+def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> str:
     """A JUnit file: one test case an op and dtype; a suspicious one passes, with its findings as output."""
     violated = sum(report.outcome == "violated" for report in reports)
     suite = ElementTree.Element("testsuite", name="llamaspec verify", tests=str(len(reports)), failures=str(violated))
@@ -109,7 +113,7 @@ def as_junit(reports: Sequence[Report], contracts: dict[str, Contract]) -> str:
         )
         if report.worst.finding is None:
             continue
-        text = "\n".join(counterexample(report, contracts[report.op]))
+        text = "\n".join(counterexample(report, contracts.get(report.op)))
         if report.outcome == "violated":
             ElementTree.SubElement(case, "failure", message=report.worst.finding.message).text = text
         else:

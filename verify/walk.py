@@ -4,7 +4,8 @@ Each op is given what the one before it made, and so is its definition: an error
 does later does not matter. Models, caches and ops come from outside, and are looked at as NumPy arrays.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,10 @@ import numpy as np
 from reference.attention import causal_mask
 from reference.config import Config
 from reference.llama import Params
+from reference.rope import LinearScaling
 from verify import running_error as bound
+from verify.judge import Finding
+from verify.runner import Examination, Report
 from verify.running_error import Approx, exactly
 
 
@@ -134,11 +138,48 @@ def table(steps: list[Step]) -> list[str]:
     return lines
 
 
-def verdict(steps: list[Step]) -> str:
-    """One line: the first op that is out of bounds, or that there is none."""
-    wrong = next((step for step in steps if not step.ratio <= 1), None)
-    if wrong is None:
-        return (
-            f"within bounds: {len(steps)} results of ops, at most {max(step.ratio for step in steps):.2g} of the bound"
-        )
-    return f"violated: {wrong.name} is the first, {wrong.ratio:.3g} times its bound (off by {wrong.error:.3g})"
+def first_wrong(steps: list[Step]) -> Step | None:
+    """The first op that is out of bounds."""
+    return next((step for step in steps if not step.ratio <= 1), None)
+
+
+def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
+    """A walk in the terms of a contract: an example is a result of an op."""
+    wrong = first_wrong(steps)
+    finding = None
+    if wrong:
+        times = f"{wrong.ratio:.3g} times its bound" if np.isfinite(wrong.ratio) else "not finite"
+        finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
+    worst = max(step.ratio for step in steps)
+    return Report("block", candidate, dtype, seed, len(steps), seconds, Examination({}, worst, worst, finding))
+
+
+def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
+    """Weights of a checkpoint's tensors, by their names: activations stay near 1, norms differ from 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if "norm" in name:
+            return rng.uniform(0.5, 1.5, shape)
+        if name.endswith(".bias"):
+            return rng.normal(0, 0.5, shape)
+        return rng.normal(0, 1.0 if "embed" in name else shape[1] ** -0.5, shape)
+
+    return {name: draw(name, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+_SMALL = Config(
+    dim=24, layers=2, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=50, context=64, eps=1e-5, theta=10_000.0
+)
+# Models of random weights, of shapes that make mistakes show.
+CONFIGS = {
+    "biases, scaled RoPE": replace(
+        _SMALL, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
+    ),
+    "3 heads to 1, q/k norms, window": replace(
+        _SMALL, heads=3, kv_heads=1, head_dim=10, qk_norm=True, windows=(3, None)
+    ),
+    "7 heads to 1": replace(_SMALL, heads=14, kv_heads=2, head_dim=4, theta=500_000.0),
+    "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
+    "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
+}
