@@ -13,11 +13,11 @@ from reference.config import Config
 GROUP = 64  # columns that share a scale
 
 # For one vector; bits of a weight, and whether groups have scales or rows do. Registers are traded for instructions:
-# the vectors' float32 in shared memory leaves room for one to three thread blocks a processor in any case.
+# with 168 of them three blocks share a processor, and shared memory holds no more, as the vectors are float32 in it.
 SCHEMES = {
-    "q8": (8, True, Limits(162, 3.9)),
-    "q8_row": (8, False, Limits(162, 3.9)),
-    "q4": (4, True, Limits(122, 3.0)),
+    "q8": (8, True, Limits(168, 4.3)),
+    "q8_row": (8, False, Limits(168, 4.6)),
+    "q4": (4, True, Limits(168, 3.9)),
 }
 
 
