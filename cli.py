@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -577,13 +577,14 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports = []
-    with _verify_progress(campaign.examples) as progress:
+    with _verify_progress(campaign.examples) as (progress, aside):
         once = [again(Path(replay), campaign, candidate=candidate)] if replay else []
         walks = () if named or candidate or replay else _walk_random_models(campaign)
         for report, lines in itertools.chain(once or run(jobs, campaign, progress=progress), walks):
             reports.append(report)
             if not as_json_text:
-                _print("\n".join(lines) + "\n")
+                with aside():
+                    _print("\n".join(lines) + "\n")
     if as_json_text:
         _print_json(as_json(reports))
     if options["junit"]:
@@ -690,10 +691,13 @@ def _walkable(checkpoint: Checkpoint, kernels: str, dtype: np.dtype, rows: int) 
 
 
 @contextmanager
-def _verify_progress(examples: int) -> Iterator[Callable[[str], Callable[[int], object]]]:
-    """Bars on stderr, one after the other; nothing where nobody looks."""
+def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
+    """Bars on stderr, one after the other, and what takes them aside while something is printed.
+
+    Nothing where nobody looks.
+    """
     if not sys.stderr.isatty():
-        yield lambda stage: lambda done: None
+        yield lambda stage: lambda done: None, nullcontext
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -706,7 +710,13 @@ def _verify_progress(examples: int) -> Iterator[Callable[[str], Callable[[int], 
             bar.reset(task, description=stage, total=examples)
             return lambda done: bar.update(task, completed=done)
 
-        yield begin
+        @contextmanager
+        def aside():
+            bar.stop()
+            yield
+            bar.start()
+
+        yield begin, aside
 
 
 def main() -> NoReturn:
