@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -104,23 +104,17 @@ class Stories:
 
     bos, eos = BOS, EOS
 
-    @cached_property
+    @property
     def files(self) -> Mapping[str, bytes]:
-        kept = ("tokenizer_config.json", "chat_template.jinja")  # the first for transformers alone
-        files = {name: Path(vocabulary.__file__).with_name(name).read_bytes() for name in kept}
-        return {"tokenizer.model": vocabulary.train_tokenizer(), **files}
+        return _stories_files()
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
-        return read_sentencepiece(self.files["tokenizer.model"], path="the stories' tokenizer")
+        return _stories_tokenizer()
 
-    @cached_property
+    @property
     def floor(self) -> float:
-        return entropy_rate(self._documents)
-
-    @cached_property
-    def _documents(self) -> list[Document]:
-        return list(documents(range(1, 2 * HELD_OUT, 2), self.tokenizer))
+        return entropy_rate(_stories_held_out(HELD_OUT))
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
         first = recipe.seed * SPREAD + step * recipe.batch
@@ -130,7 +124,7 @@ class Stories:
         return [self._example(messages(seed), answers=recipe.answers) for seed in seeds]
 
     def held_out(self) -> list[Example]:
-        return [Example(ids, [float(c) for c in counted]) for ids, counted, _ in self._documents]
+        return [Example(ids, [float(c) for c in counted]) for ids, counted, _ in _stories_held_out(HELD_OUT)]
 
     def _example(self, said: list[Message], *, answers: float) -> Example:
         """The conversation, its answers about stories more important than the rest."""
@@ -143,6 +137,23 @@ class Stories:
                 weights[start:end] = [w * answers for w in weights[start:end]]
             end = start
         return Example(ids, weights)
+
+
+@cache
+def _stories_files() -> dict[str, bytes]:
+    kept = ("tokenizer_config.json", "chat_template.jinja")  # the first for transformers alone
+    files = {name: Path(vocabulary.__file__).with_name(name).read_bytes() for name in kept}
+    return {"tokenizer.model": vocabulary.train_tokenizer(), **files}
+
+
+@cache
+def _stories_tokenizer() -> Tokenizer:
+    return read_sentencepiece(_stories_files()["tokenizer.model"], path="the stories' tokenizer")
+
+
+@cache
+def _stories_held_out(count: int) -> list[Document]:
+    return list(documents(range(1, 2 * count, 2), _stories_tokenizer()))
 
 
 class Text:
