@@ -354,7 +354,7 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
     train_loop.write_model(tmp_path, replace(RECIPE, config=config), stories, tensors)
 
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.model",
+        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json",
     ]  # fmt: skip
     told = llamaspec("train", "--evaluate", str(tmp_path / "model"))
     assert told == (0, f"{evaluate(tensors, config, stories, score=score)}\n", "")
