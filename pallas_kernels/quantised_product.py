@@ -4,14 +4,16 @@ r"""The loop of `gemv.RowProduct` for weights that are integer codes, with a sca
 
 Codes are decoded in registers and multiplied in float32; a scale is multiplied once a group and thread. A row is cut
 into shares of 16 bytes, 16 columns of int8 or 32 of int4, which a thread loads at once and which never belong to two
-groups, and a share into pieces of 4 columns. The vectors are staged in shared memory as float32, times the norm where
-there is one: all rows use them again. Behind each share of theirs is room for one piece more, so that the lanes of a
-warp read from different banks.
+groups, and a share into pieces of 4 columns. The vectors are staged in shared memory, times the norm where there is
+one, since all rows use them again. Behind each share of theirs is room for one piece more, so that the lanes of a warp
+read from different banks.
 
-int8: a byte is moved, converted, and multiplied and added: 3.4 instructions a weight with all else that the loop does.
+int8: a byte is moved, converted, and multiplied and added: 3.4 instructions a weight with all else that the loop does,
+3.8 where x is staged as bfloat16.
 int4: a rotated word holds codes where a float32 has its mantissa (`int4.py`), so that `and` and `or` make 16 + u or
-256 + u of them, u = q + 8. The sum begins with -24 or -264 times the sum of the x that go with them, which is staged in
-the room behind each share: 2.8 instructions a weight.
+256 + u of them, u = q + 8: 2.8 instructions a weight. A sum begins with -24 or -264 times the x that go with them,
+which is staged in the room behind their share. So large are the numbers that are rounded: it costs int4 five bits of
+float32's 24.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +35,7 @@ from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
 CHUNK = 1024  # columns of a step
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PIECE = 4  # columns
-PASSES = 4  # loads of a vector that are under way at once: registers are as many
+PASSES = 4  # reads of a vector that are under way at once, each into 16 to 32 registers
 LONGEST_COPY = 256  # elements that the copy engine takes along a dimension
 
 
