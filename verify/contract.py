@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from verify.precision import Precision
 
@@ -94,6 +94,15 @@ class Contract:
 def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """The same numbers."""
     return np.asarray(array).astype(np.float64)
+
+
+def of_one_size(terms: Float[np.ndarray, "... n"]) -> Bool[np.ndarray, "..."]:
+    """Where all terms of a sum, but for zeros, are equally large: a running sum then errs the same way again and again.
+
+    What holds for errors that are as often up as down, and an alarm is that, says nothing there.
+    """
+    largest = np.max(terms, axis=-1, initial=0)
+    return np.min(np.where(terms > 0, terms, np.inf), axis=-1, initial=np.inf) >= largest * 0.999
 
 
 def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray, np.ndarray]:

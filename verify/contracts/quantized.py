@@ -13,6 +13,7 @@ from reference.quantizers import ggml
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.schemes import SCHEMES
 from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contracts.linear import systematic
 from verify.draw import Values, sizes, values
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import exactly, gamma, projected
@@ -137,7 +138,8 @@ def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme:
     y = projected(exactly(x), weight)
     tiny = 4 * TINY * (n + 1) * (1 + np.max(np.abs(weight), initial=0)) * (1 + np.max(np.abs(as_float64(x)), initial=0))
     # A product with the scale, of each weight or of each group's sum, is a rounding more.
-    return Expected(y.value, y.error + gamma(3) * size + tiny, (4 * np.sqrt(n) + 4) * U * size + tiny, size)
+    hard, alarm = y.error + gamma(3) * size + tiny, (4 * np.sqrt(n) + 4) * U * size + tiny
+    return Expected(y.value, hard, np.where(systematic(x, weight), hard, alarm), size)
 
 
 def _column(trial: Trial) -> Claim:
