@@ -25,10 +25,10 @@ class Shape(NamedTuple):
 
 
 SHAPES = [
-    Shape(page=16, max_pages=9, kv_heads=2, group=4, head_dim=128, splits=4),
-    Shape(page=64, max_pages=3, group=3),
+    Shape(page=16, max_pages=9, group=4, head_dim=128, splits=4),
+    Shape(page=64, max_pages=3, kv_heads=2, group=3),
     Shape(page=128, max_pages=2, group=8, window=100),
-    Shape(page=8, max_pages=17, group=1, splits=4),
+    Shape(page=8, max_pages=9, group=1),
 ]
 
 
@@ -61,7 +61,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
         assert_attends(o[i : i + 1], q[i : i + 1], k, v, **at, tile=TILE)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
 def test_attends_to_the_pages_of_the_table(noise, shape, data):
     around = {edge + step for edge in (0, shape.page, TILE, shape.page * shape.max_pages) for step in (-1, 0, 1)}
