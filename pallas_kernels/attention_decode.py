@@ -40,9 +40,9 @@ def attention_decode(
 
     Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one.
     """
-    if k.ndim == 4 and (len(k) != len(q) or k.shape[2] % 8):
+    if k.ndim == 4 and (k.shape[0] != q.shape[0] or k.shape[2] % 8):
         raise ValueError(
-            f"attention_decode takes a cache [{len(q)}, kv_heads, capacity, head_dim] with a capacity in multiples of "
+            f"attention_decode takes a cache [{q.shape[0]}, kv_heads, capacity, head_dim] with a capacity in multiples of "
             f"8, got {k.shape}"
         )
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
