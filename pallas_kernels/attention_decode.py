@@ -42,8 +42,8 @@ def attention_decode(
     """
     if k.ndim == 4 and (k.shape[0] != q.shape[0] or k.shape[2] % 8):
         raise ValueError(
-            f"attention_decode takes a cache [{q.shape[0]}, kv_heads, capacity, head_dim] with a capacity in multiples of "
-            f"8, got {k.shape}"
+            f"attention_decode takes a cache [{q.shape[0]}, kv_heads, capacity, head_dim] with a capacity in multiples "
+            f"of 8, got {k.shape}"
         )
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     batch, kv_heads, capacity, _ = k.shape
