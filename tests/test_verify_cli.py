@@ -56,6 +56,11 @@ def test_a_wrong_softmax(verify, tmp_path):
     assert again[1:] == lines[1:-1]
     verify("--replay", replay, "--arrays", "numpy", "--candidate", "mine:right")
 
+    file = tmp_path / replay
+    file.write_text(json.dumps({**json.loads(file.read_text()), "inputs": "0" * 64}))
+    done = verify("--replay", replay, "--arrays", "numpy", status=2)
+    assert "its draw no longer stands for the same inputs" in done.stderr
+
 
 def test_a_right_softmax(verify, tmp_path):
     [line] = verify("softmax", "--candidate", "mine:right", *NUMPY, "--strict").stdout.splitlines()

@@ -174,6 +174,7 @@ class _Process:
             os.killpg(self._popen.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        self._popen.kill()
         self._popen.communicate()
         self._stderr.close()
 

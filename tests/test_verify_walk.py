@@ -1,0 +1,83 @@
+"""Walking through a model: the first op that is wrong is named, whatever comes of it later."""
+
+import inspect
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from model.cache import empty_cache
+from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.ops import XLA, Ops, Positions
+from model.params import load_params
+from model.reference_backend import load_reference_params
+from verify.walk import CONFIGS, Model, first_wrong, report, table, walk, weights
+
+CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)
+TOKENS = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
+FLOAT32 = np.dtype(np.float32)
+
+
+def compiled(op):
+    named = [name for name in ("config", "window") if name in inspect.signature(op).parameters]
+    return jax.jit(op, static_argnames=named)
+
+
+OPS = Ops(*map(compiled, XLA))
+
+
+def steps(ops):
+    arrays = weights(tensor_shapes(CONFIG), seed=0)
+    tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
+    checkpoint = Checkpoint("random", "memory", CONFIG, tensors, bos=None, stops=frozenset())
+    params = load_params(checkpoint, dtype=FLOAT32, positions=8)
+    model = Model(
+        params,
+        ops,
+        lambda rows: list(empty_cache(CONFIG, batch=1, capacity=rows, dtype=FLOAT32).layers),
+        lambda at: Positions(*map(jax.device_put, (at, *(np.asarray(a)[at] for a in params.rope)))),
+        jax.device_put,
+    )
+    return list(walk(model, load_reference_params(checkpoint), TOKENS, config=CONFIG, unit=0.0))
+
+
+def test_a_right_model():
+    told = steps(OPS)
+    assert first_wrong(told) is None
+    assert len(told) == 2 * (2 * 7 + 1)  # chunks, layers, results of a block, logits
+    assert 0 < max(step.ratio for step in told) < 1
+    assert report(told, candidate="m", dtype="float32", seed=0, seconds=0.0).outcome == "within bounds"
+
+
+@pytest.mark.parametrize("op", ["attend", "project_add", "norm_gate_up", "down_add"])
+def test_the_first_wrong_op_is_named(op):
+    calls = []
+
+    def wrong(*arguments, **named):
+        calls.append(op)
+        return getattr(OPS, op)(*arguments, **named) * (1 + 1e-4 * (len(calls) >= 2))
+
+    told = steps(OPS._replace(**{op: wrong}))
+    first = first_wrong(told)
+    assert first and first.name == f"layer 1 {op}"
+    summary = report(told, candidate="m", dtype="float32", seed=0, seconds=0.0)
+    assert summary.outcome == "violated"
+    assert summary.worst.finding and summary.worst.finding.message.startswith(
+        f"layer 1 {op} is the first out of bounds"
+    )
+    assert any(line.startswith(op) for line in table(told))
+
+
+def test_keys_in_the_wrong_place_are_a_fault_of_norm_qkv():
+    def wrong(*arguments, **named):
+        q, cache = OPS.norm_qkv(*arguments, **named)
+        return q, cache._replace(k=cache.k[:, ::-1])
+
+    first = first_wrong(steps(OPS._replace(norm_qkv=wrong)))
+    assert first and first.name == "layer 0 norm_qkv (k)"
+
+
+def test_a_result_that_is_not_finite_is_wrong():
+    first = first_wrong(steps(OPS._replace(norm_logits=lambda *a, **n: OPS.norm_logits(*a, **n) * np.nan)))
+    assert first and (first.name, first.ratio) == ("norm_logits", np.inf)
