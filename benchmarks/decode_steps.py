@@ -19,11 +19,14 @@ from model.sampling import as_arrays
 from model.shapes import SHAPES
 
 CAPACITY = 4096  # positions of the cache
-DTYPE = np.dtype(jnp.bfloat16)
 FEW_LAYERS = 2
+DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
-# Attention has kernels for heads of 64 and 128.
-STEPS = tuple(name for name, config in SHAPES.items() if config.head_dim in (64, 128))
+# Models with heads of 64 or 128, for which attention has kernels; in float32 those that are run in it.
+STEPS = (
+    *(f"{name} bfloat16" for name, config in SHAPES.items() if config.head_dim in (64, 128)),
+    *(f"{name} float32" for name in ("stories-110m", "tinyllama-1.1b")),
+)
 
 
 class DecodeStep(NamedTuple):
@@ -38,10 +41,11 @@ class DecodeStep(NamedTuple):
 
 
 def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
-    """The step of a published Llama, with the first so many of its layers or with all."""
-    config = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
-    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPE))
-    refused = refusals(config, dtype=DTYPE, capacity=CAPACITY)
+    """A step of `STEPS`, with the first so many of the model's layers or with all."""
+    model, dtype = name.split()
+    config = replace(SHAPES[model], layers=layers or SHAPES[model].layers)
+    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPES[dtype]))
+    refused = refusals(config, dtype=DTYPES[dtype], capacity=CAPACITY)
 
     def shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dimensions, dtype)
@@ -49,7 +53,7 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     return DecodeStep(
         function=partial(decode, burst=BURST, config=config, ops=PALLAS),
         arguments=(
-            abstract_params(config, dtype=DTYPE, positions=CAPACITY),
+            abstract_params(config, dtype=DTYPES[dtype], positions=CAPACITY),
             shape(1),
             cache,
             shape(1, config.vocab, dtype=np.bool_),

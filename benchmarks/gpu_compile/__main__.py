@@ -36,16 +36,15 @@ def kernel_table(only: str, compile: Compile) -> Iterator[tuple[str, list[Row], 
 
 
 def step_table(only: str, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """The same of the decode steps, whose names are "decode step" and that of a model."""
-    models = {f"decode step {model}": model for model in STEPS}
-    for name, compiled in compile(compile_step, [name for name in models if only in name]):
+    """The same of the decode steps; `only` may begin with "decode step"."""
+    for name, compiled in compile(compile_step, [name for name in STEPS if only in f"decode step {name}"]):
         if isinstance(compiled, Failure):
             yield name, [], [compiled.reason]
         else:
-            step = decode_step(models[name])
+            step = decode_step(name)
             layers = (FEW_LAYERS, step.layers)
             broken = broken_by_step(*compiled, layers=layers, cache=step.cache, plain=step.plain)
-            yield name, [step_row(models[name], *compiled, layers=layers)], list(broken)
+            yield name, [step_row(name, *compiled, layers=layers)], list(broken)
 
 
 @click.command()
@@ -71,13 +70,15 @@ def main(only: str, limit: float, at_once: int, keep: bool):
             for line in wrong:
                 click.echo(f"{name}: {line}", err=True)
     kernels, steps = tables
-    text = f"{table(KERNEL_COLUMNS, kernels)}\n\n{table(STEP_COLUMNS, steps)}\n"
-    click.echo(text, nl=False)
+    text = "\n\n".join(
+        table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
+    )
+    click.echo(text)
     if keep and not only:
         about = {name: version(name) for name in VERSIONS}
         kept = {"about": about, "kernels": kernels, "steps": steps}
         RESULTS.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(text)
+        RESULTS.with_suffix(".md").write_text(text + "\n")
     click.echo(f"{compiled} cases and decode steps compiled for sm_90a, {broken} gates broken", err=True)
     sys.exit(broken > 0)
 

@@ -66,10 +66,10 @@ def compile_case(name: str) -> tuple[Program, list[Kernel]]:
 
 
 def compile_step(name: str) -> tuple[Program, Program]:
-    """Compile the decode step that is called "decode step" and the name of a model, with few of its layers and all."""
+    """Compile a decode step with few of its layers and with all."""
 
     def compile(layers: int | None) -> Program:
-        step = decode_step(name.removeprefix("decode step "), layers=layers)
+        step = decode_step(name, layers=layers)
         return compile_for_h200(step.function, *step.arguments, donate=step.donated)
 
     return compile(FEW_LAYERS), compile(None)

@@ -27,7 +27,7 @@ KERNEL_COLUMNS = {
     "at most, GB/s": "gigabytes_a_second",
 }
 STEP_COLUMNS = {
-    "decode step": "model",
+    "decode step": "step",
     "layers": "layers",
     "kernels a layer": "kernels_a_layer",
     "and beside": "kernels_beside",
@@ -51,10 +51,10 @@ def kernel_row(case: Case, kernel: Kernel) -> Row:
     }
 
 
-def step_row(model: str, short: Program, whole: Program, *, layers: tuple[int, int]) -> Row:
+def step_row(name: str, short: Program, whole: Program, *, layers: tuple[int, int]) -> Row:
     a_layer = kernels_a_layer(short, whole, layers)
     return {
-        "model": model,
+        "step": name,
         "layers": layers[1],
         "kernels_a_layer": a_layer,
         "kernels_beside": len(whole.launches) - layers[1] * a_layer,

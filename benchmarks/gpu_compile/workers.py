@@ -4,7 +4,10 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from threading import Lock
 from typing import Any, NamedTuple
+
+_BOOKKEEPING = Lock()  # a start looks after all processes, and would take the exit code that a join waits for
 
 
 class Failure(NamedTuple):
@@ -35,20 +38,22 @@ def call_each(
 def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: float) -> Any:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(theirs, function, argument), daemon=True)
-    process.start()
+    with _BOOKKEEPING:
+        process.start()
     theirs.close()
     try:
-        if not ours.poll(limit):
-            process.kill()
-            return Failure(f"took longer than {limit:g} s")
-        return ours.recv()
-    except EOFError:
-        process.join()
+        answer = ours.recv() if ours.poll(limit) else Failure(f"took longer than {limit:g} s")
+    except (EOFError, ConnectionResetError):
+        answer = None
+    finally:
+        ours.close()
+        process.kill()  # if it has not ended by itself
+        with _BOOKKEEPING:
+            process.join()
+    if answer is None:
         code = process.exitcode
         return Failure(f"died of signal {-code}" if code < 0 else f"ended with exit code {code}")
-    finally:
-        process.join()
-        ours.close()
+    return answer
 
 
 def _answer(pipe: Connection, function: Callable[[Any], Any], argument: Any) -> None:
