@@ -79,13 +79,13 @@ def _attention_prefill(q, k, v, offsets, *, seq: int, window: int | None, target
 
         @pl.when(worker == WORKERS)
         def _():
-            plgpu.set_max_registers(40, action="decrease")
+            plgpu.set_max_registers(24, action="decrease")
             key_head = head // (heads // kv_heads)
             ring.fill(k_ref.at[row, key_head], v_ref.at[row, key_head], queries.first_tile, queries.steps)
 
         @pl.when(worker < WORKERS)
         def _():
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(240, action="increase")
             mine = pl.ds(queries.first + worker * ROWS, ROWS)
             attend(q_ref.at[row, mine, head], o_ref.at[row, mine, head], queries, ring, worker, staged, target)
 
