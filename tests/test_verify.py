@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy import array
 
 from verify import replay
+from verify.campaign import choices
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Expected
@@ -234,6 +235,12 @@ def test_programs_are_told_too():
     suite = ElementTree.fromstring(as_junit(reports, CONTRACTS))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert len(suite.findall("testcase/failure")) == 1
+
+
+@pytest.mark.parametrize("text", ["3", "dim=", "=3"])
+def test_narrowing_that_is_misspelt(text):
+    with pytest.raises(ValueError, match="a draw is narrowed as NAME=VALUE,VALUE, got"):
+        choices([text])
 
 
 def test_an_op_without_a_contract():

@@ -76,7 +76,7 @@ def test_a_triton_kernel_of_jax():
     def rmsnorm(x, weight, *, eps):
         return rms_norm(x[None], weight, jnp.zeros_like(weight), eps=eps, interpret=True)[0]
 
-    assert_accepted("rmsnorm", Direct(rmsnorm, arrays="jax"), examples=6, shapes=1)
+    assert_accepted("rmsnorm", Direct(rmsnorm, arrays="jax"), examples=4, shapes=1, eps=[1e-5])
 
 
 TORCH = """
