@@ -47,7 +47,8 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 	    *) exit 1 ;; \
 	esac
 
-ci: lint test test-jax011 test-gpu-compile
+# Not yet the kernels on the oldest jax and the compile gates: how long they take on two idle cores is not measured.
+ci: lint test
 
 # Every mutant must be found out, and every op of ours accepted.
 EXAMPLES ?= 1000
