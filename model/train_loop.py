@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer
 from model.training import (
     WHOLE,
+    Batch,
     Example,
     Tensors,
     batches,
@@ -54,7 +56,8 @@ HELD_OUT = 400  # documents of the built-in corpus that the loss is measured on
 QUESTIONS = 200
 KEPT = 2  # checkpoints
 CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
-ROWS = {"cpu": 4, "gpu": 32}  # documents computed at once: on a CPU few, for little padding
+ROWS = {"cpu": 1, "gpu": 32}  # documents in one batch: on a CPU what the caches hold, and no padding
+STREAMS = 2  # of batches, computed side by side: one leaves parts of two cores idle
 SPREAD = 2**40  # between the first documents of two seeds
 
 
@@ -255,7 +258,16 @@ def train(
     step = compile_step(recipe.config, transform, ops=ops, dtype=np.dtype(recipe.dtype))
     rows = min(recipe.batch, ROWS.get(jax.default_backend(), ROWS["gpu"]))
     context = recipe.config.context
-    zeros = jax.jit(lambda: jax.tree.map(jnp.zeros_like, tensors))
+    zeros = jax.jit(lambda: (jax.tree.map(jnp.zeros_like, tensors), jnp.zeros(())))
+
+    def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
+        """Gradient and nats of all predictions of `parts`."""
+        sums = zeros()
+        for part in parts:
+            sums = step.add_gradient(*sums, tensors, part.ids, part.weights)
+        return jax.block_until_ready(sums)
+
+    pool = ThreadPoolExecutor(STREAMS)
     for number in range(begun, recipe.steps):
         start = time.perf_counter()
         chosen = source.training(number, recipe)
@@ -263,9 +275,8 @@ def train(
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
-        gradient, nats = zeros(), jnp.zeros(())
-        for part in parts:
-            gradient, nats = step.add_gradient(gradient, nats, tensors, part.ids, part.weights)
+        streams = pool.map(add_up, (parts[first::STREAMS] for first in range(STREAMS)))
+        gradient, nats = jax.tree.map(lambda *sums: sum(sums), *streams)
         tensors, state = step.update(tensors, state, gradient, jnp.float32(count))
         loss = float(nats) / count
         if not np.isfinite(loss):

@@ -27,7 +27,7 @@ from model.params import params_of, rope_table
 from reference.config import Config
 
 EMBEDDING_STD = 0.02
-LENGTHS = (*range(32, 257, 32), *range(320, 1025, 64))  # what documents are padded to: each is a program to compile
+LENGTHS = range(32, 1025, 32)  # what documents are padded to: each is a program to compile
 
 Tensors = dict[str, Array]  # weights, or their gradients, by name
 
@@ -66,7 +66,7 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
 def padded(length: int) -> int:
     """
     >>> padded(225), padded(257), padded(1025)
-    (256, 320, 2048)
+    (256, 288, 2048)
     """
     return next((size for size in LENGTHS if size >= length), 1 << (length - 1).bit_length())
 
