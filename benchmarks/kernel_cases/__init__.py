@@ -1,6 +1,13 @@
 """The kernel table: every (op, shape, dtype) that the ten published Llamas ask of our kernels.
 
-It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 (benchmarks/gpu_compile) without a GPU.
+It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 (benchmarks/gpu_compile) without a GPU,
+and held against the exact numbers and timed on one (benchmarks/gpu).
+
+    case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
+    plain.py      XLA's form of every op
+    exact.py      the exact numbers and their error bounds
+    ...           cases, by family
+
 A kernel joins it with a function of a model's config and a dtype, named in `OPS`.
 """
 
@@ -12,7 +19,7 @@ from functools import cache
 import numpy as np
 
 from benchmarks.kernel_cases.attention import attention_decode_cases, attention_paged_cases, attention_prefill_cases
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
 from benchmarks.kernel_cases.products import gemv_cases, norm_gate_up_cases, norm_qkv_cases
 from benchmarks.kernel_cases.quantised import gemv_quantised_cases
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
@@ -20,7 +27,7 @@ from model.shapes import SHAPES
 from reference.config import Config
 
 # One line a kernel, or a family of them.
-OPS: tuple[Callable[[Config, np.dtype], Iterator[Case]], ...] = (
+OPS: tuple[Callable[[Config, np.dtype, Work], Iterator[Case]], ...] = (
     norm_qkv_cases,
     attention_decode_cases,
     norm_gate_up_cases,
@@ -59,7 +66,8 @@ def kernel_cases() -> dict[str, Case]:
     """The table, by name; a shape that several models share is in it once."""
     cases: dict[str, Case] = {}
     for model, config in SHAPES.items():
-        for case in (case for op in OPS for dtype in (FLOAT32, BFLOAT16) for case in op(config, dtype)):
+        work = Work(several=model == "llama-3.1-8b")
+        for case in (case for op in OPS for dtype in (FLOAT32, BFLOAT16) for case in op(config, dtype, work)):
             known = cases.get(case.name, case)
             cases[case.name] = replace(known, models=(*known.models, model))
     return cases

@@ -1,19 +1,16 @@
-"""Cases of attention, over caches of the default context."""
+"""Cases of attention, over caches that are full."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, array, batches, times
+from benchmarks.kernel_cases import exact, plain
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, Work, array, times
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
 from reference.config import Config
 
-CAPACITY = 4096  # positions of the cache
-PAGE = 64  # positions of a page
-SEQUENCES = 8  # that share pages
-CHUNK = 256  # tokens of a prompt
 INT32 = np.dtype(np.int32)
 
 # By dtype and head_dim. Keys and values were just written by the kernel before, and are not read before its end.
@@ -26,59 +23,72 @@ DECODE = {
 PREFILL = Limits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
 
 
-def attention_decode_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
+def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """One query a sequence."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-    for batch in batches(config, 1, 64):
-        cache = array(batch, kv_heads, CAPACITY, head_dim, dtype=dtype)
+    for batch in work.batches(1, 64):
+        cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
         kernels = {"attention_decode": DECODE.get((dtype, head_dim), Limits())}
         if batch * kv_heads < 132:  # fewer blocks than processors: several share the keys of a head
             kernels["attention_combine"] = Limits()
         yield Case(
             op="attention_decode",
-            shape=f"{heads}/{kv_heads}x{head_dim} of {CAPACITY}{times(batch)}",
+            shape=f"{heads}/{kv_heads}x{head_dim} of {work.capacity}{times(batch)}",
             dtype=dtype.name,
             function=attention_decode,
+            plain=plain.attention_decode,
+            exact=exact.attention_decode,
+            given={3: np.full(batch, work.capacity, np.int32)},
             arrays=(array(batch, heads, head_dim, dtype=dtype), cache, cache, array(batch, dtype=INT32)),
             kernels=kernels,
         )
 
 
-def attention_paged_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
+def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """One query a sequence, of several that share the memory of a cache."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-    pages = CAPACITY // PAGE
-    cache = array(SEQUENCES * pages, kv_heads, PAGE, head_dim, dtype=dtype)
+    pages = work.capacity // work.page
+    cache = array(work.sequences * pages, kv_heads, work.page, head_dim, dtype=dtype)
     kernels = {"attention_paged": DECODE.get((dtype, head_dim), Limits())}
-    if SEQUENCES * kv_heads < 132:
+    if work.sequences * kv_heads < 132:
         kernels["attention_combine"] = Limits()
     yield Case(
         op="attention_paged",
-        shape=f"{heads}/{kv_heads}x{head_dim} of {pages}x{PAGE}{times(SEQUENCES)}",
+        shape=f"{heads}/{kv_heads}x{head_dim} of {pages}x{work.page}{times(work.sequences)}",
         dtype=dtype.name,
         function=attention_paged,
+        plain=plain.attention_paged,
+        exact=exact.attention_paged,
+        given={
+            3: np.random.default_rng(0).permutation(work.sequences * pages).reshape(-1, pages).astype(np.int32),
+            4: np.full(work.sequences, work.capacity, np.int32),
+        },
         arrays=(
-            array(SEQUENCES, heads, head_dim, dtype=dtype),
+            array(work.sequences, heads, head_dim, dtype=dtype),
             cache,
             cache,
-            array(SEQUENCES, pages, dtype=INT32),
-            array(SEQUENCES, dtype=INT32),
+            array(work.sequences, pages, dtype=INT32),
+            array(work.sequences, dtype=INT32),
         ),
         kernels=kernels,
     )
 
 
-def attention_prefill_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
-    """A chunk of a prompt, in bfloat16."""
+def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """The last chunk of a prompt, in bfloat16."""
     if dtype == BFLOAT16:
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-        cache = array(1, kv_heads, CAPACITY, head_dim, dtype=dtype)
+        cache = array(1, kv_heads, work.capacity, head_dim, dtype=dtype)
         yield Case(
             op="attention_prefill",
-            shape=f"{CHUNK}x{heads}/{kv_heads}x{head_dim} of {CAPACITY}",
+            shape=f"{work.chunk}x{heads}/{kv_heads}x{head_dim} of {work.capacity}",
             dtype=dtype.name,
             function=attention_prefill,
-            arrays=(array(1, CHUNK, heads, head_dim, dtype=dtype), cache, cache, array(1, dtype=INT32)),
+            plain=plain.attention_prefill,
+            exact=exact.attention_prefill,
+            given={3: np.full(1, work.capacity - work.chunk, np.int32)},
+            arrays=(array(1, work.chunk, heads, head_dim, dtype=dtype), cache, cache, array(1, dtype=INT32)),
             kernels={"attention_prefill": PREFILL},
+            flops=4 * heads * head_dim * work.chunk * (work.capacity - work.chunk // 2),
             streams=False,
         )

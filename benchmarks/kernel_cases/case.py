@@ -1,15 +1,15 @@
 """An op at one shape and dtype: what to call, with arrays of which shapes, and what the compiler may make of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.shapes import SHAPES
-from reference.config import Config
+from verify.running_error import Approx
 
 FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 
@@ -23,18 +23,40 @@ class Limits(NamedTuple):
     wgmma: bool = False  # leaves its products to the tensor cores
 
 
+class Work(NamedTuple):
+    """How much is asked of a model at once."""
+
+    several: bool = False  # vectors, tokens and sequences: not one alone, but more, too
+    capacity: int = 4096  # positions of the cache
+    chunk: int = 256  # tokens of a prompt
+    page: int = 64  # positions of a page
+    sequences: int = 8  # that share pages
+
+    def batches(self, *sizes: int) -> tuple[int, ...]:
+        """Of the sizes of a batch, those that are asked for.
+
+        >>> Work().batches(1, 8), Work(several=True).batches(1, 8)
+        ((1,), (1, 8))
+        """
+        return sizes if self.several else sizes[:1]
+
+
 @dataclass(frozen=True)
 class Case:
-    """An op at one shape and dtype."""
+    """An op at one shape and dtype, in three forms that take the same arguments."""
 
     op: str
     shape: str
     dtype: str
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # our kernels
     arrays: tuple[jax.ShapeDtypeStruct, ...]
     kernels: Mapping[str, Limits]  # that it consists of
+    plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
+    exact: Callable[..., Approx] = field(kw_only=True)  # of NumPy arrays: its first result, and how far off it may be
     bits: float = 0  # of a weight in memory; 0: it has none
     streams: bool = True  # its copies come from memory, once, and memory bounds it
+    flops: int = 0  # 0: so few that memory bounds it
+    given: Mapping[int, Any] = field(default_factory=dict)  # arguments for which not any number will do
     donated: tuple[int, ...] = ()  # arrays that are updated in place
     models: tuple[str, ...] = ()  # that have it
 
@@ -42,14 +64,20 @@ class Case:
     def name(self) -> str:
         return f"{self.op} {self.shape} {self.dtype}"
 
+    @property
+    def bytes(self) -> int:
+        """What has to be read and written, each once; what is updated in place changes by next to nothing."""
+        results = jax.tree.leaves(jax.eval_shape(self.plain, *self.arrays))
+        held = sum(_bytes(self.arrays[i]) for i in self.donated)
+        return sum(map(_bytes, self.arrays)) + sum(map(_bytes, results)) - 2 * held
+
+
+def _bytes(a: jax.ShapeDtypeStruct) -> int:
+    return prod(a.shape) * a.dtype.itemsize
+
 
 def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def batches(config: Config, *sizes: int) -> tuple[int, ...]:
-    """Every model decodes one sequence at a time; one of them, several at once, or a chunk of a prompt."""
-    return sizes if config == SHAPES["llama-3.1-8b"] else (1,)
 
 
 def times(batch: int) -> str:

@@ -1,12 +1,13 @@
 """Cases of products with quantised weights, by the schemes of `--quantize`."""
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, array, batches, times
+from benchmarks.kernel_cases import exact, plain
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, Work, array, times
 from pallas_kernels.gemv_quantised import gemv_quantised
 from reference.config import Config
 
@@ -21,12 +22,12 @@ SCHEMES = {
 }
 
 
-def gemv_quantised_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
+def gemv_quantised_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Output projection and down projection with their residual, and the LM head with the last norm; bfloat16."""
     if dtype != BFLOAT16:
         return
     for scheme in SCHEMES:
-        for batch in batches(config, 1, 4):
+        for batch in work.batches(1, 4):
             yield _case(scheme, config.dim, config.heads * config.head_dim, dtype, batch=batch)
         yield _case(scheme, config.dim, config.ffn, dtype)
         yield _case(scheme, config.vocab, config.dim, dtype, eps=config.eps)
@@ -45,16 +46,17 @@ def _case(scheme: str, rows: int, cols: int, dtype: np.dtype, *, batch: int = 1,
         op=f"gemv_quantised {scheme} {'residual' if eps is None else 'norm'}",
         shape=f"{rows}x{cols}{times(batch)}",
         dtype=dtype.name,
-        function=_residual if eps is None else partial(_normed, eps=eps),
+        function=_form(gemv_quantised, eps),
+        plain=_form(plain.gemv_quantised, eps),
+        exact=_form(exact.gemv_quantised, eps),
         arrays=(codes, scales, x, last),
         kernels={"gemv_quantised": limits if batch == 1 else Limits()},
         bits=bits,
     )
 
 
-def _residual(codes, scales, x, residual):
-    return gemv_quantised(codes, scales, x, residual=residual)
-
-
-def _normed(codes, scales, x, norm, *, eps: float):
-    return gemv_quantised(codes, scales, x, norm=norm, eps=eps, out=jnp.float32)
+def _form(product: Callable[..., Any], eps: float | None) -> Callable[..., Any]:
+    """One of the forms of a product, with the last argument as what it is."""
+    if eps is None:
+        return lambda codes, scales, x, residual: product(codes, scales, x, residual=residual)
+    return lambda codes, scales, x, norm: product(codes, scales, x, norm=norm, eps=eps, out=jnp.float32)

@@ -1,11 +1,13 @@
 """Cases of the ops that go over rows of activations: alone, since in a step they are parts of the products."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from benchmarks.kernel_cases.case import FLOAT32, Case, Limits, array, batches, times
+from benchmarks.kernel_cases import exact, plain
+from benchmarks.kernel_cases.case import FLOAT32, Case, Limits, Work, array, times
 from pallas_kernels.add import add
 from pallas_kernels.argmax import argmax
 from pallas_kernels.logsumexp import logsumexp
@@ -16,32 +18,39 @@ from pallas_kernels.swiglu import swiglu
 from reference.config import Config
 
 
-def layer_row_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
+def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Norm, residual, RoPE and SwiGLU: of one token, and of one model for a chunk of a prompt too."""
     dim, heads, head_dim = config.dim, config.heads, config.head_dim
-    for tokens in batches(config, 1, 256):
+    for tokens in work.batches(1, 256):
         row, weight = array(tokens, dim, dtype=dtype), array(dim, dtype=dtype)
         turns = array(tokens, head_dim // 2, dtype=FLOAT32)
         ops = (
-            ("rmsnorm", dim, partial(rmsnorm, eps=config.eps), (row, weight)),
-            ("add_rmsnorm", dim, partial(add_rmsnorm, eps=config.eps), (row, row, weight)),
-            ("add", dim, add, (row, row)),
-            ("swiglu", config.ffn, swiglu, (array(tokens, 2 * config.ffn, dtype=dtype),)),
-            ("rope", f"{heads}x{head_dim}", rope, (array(tokens, heads, head_dim, dtype=dtype), turns, turns)),
+            (rmsnorm, dim, {"eps": config.eps}, (row, weight)),
+            (add_rmsnorm, dim, {"eps": config.eps}, (row, row, weight)),
+            (add, dim, {}, (row, row)),
+            (swiglu, config.ffn, {}, (array(tokens, 2 * config.ffn, dtype=dtype),)),
+            (rope, f"{heads}x{head_dim}", {}, (array(tokens, heads, head_dim, dtype=dtype), turns, turns)),
         )
-        for op, shape, function, arrays in ops:
-            kernels = {op.removeprefix("add_"): Limits()}
-            yield Case(op, f"{shape}{times(tokens)}", dtype.name, function, arrays, kernels)
+        for kernel, shape, fixed, arrays in ops:
+            kernels = {kernel.__name__.removeprefix("add_"): Limits()}
+            yield _case(kernel, f"{shape}{times(tokens)}", dtype, arrays, kernels, fixed)
 
 
-def logit_cases(config: Config, dtype: np.dtype) -> Iterator[Case]:
+def logit_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """What sampling asks of a row of logits, which are float32."""
     if dtype == FLOAT32:
         logits = array(1, config.vocab, dtype=dtype)
         spans = {} if config.vocab <= WHOLE else {"exp_sums": Limits()}
-        for op, function, kernels in (
-            ("softmax", softmax, {**spans, "softmax": Limits()}),
-            ("logsumexp", logsumexp, {"exp_sums": Limits(), "logsumexp": Limits()}),
-            ("argmax", argmax, {"argmax_spans": Limits(59), "argmax": Limits(22)}),
+        for kernel, kernels in (
+            (softmax, {**spans, "softmax": Limits()}),
+            (logsumexp, {"exp_sums": Limits(), "logsumexp": Limits()}),
+            (argmax, {"argmax_spans": Limits(59), "argmax": Limits(22)}),
         ):
-            yield Case(op, f"{config.vocab}", dtype.name, function, (logits,), kernels)
+            yield _case(kernel, f"{config.vocab}", dtype, (logits,), kernels, {})
+
+
+def _case(kernel, shape: str, dtype: np.dtype, arrays, kernels: Mapping[str, Limits], fixed: dict[str, Any]) -> Case:
+    """A kernel and the other forms of its name, with arguments that are no arrays."""
+    op = kernel.__name__
+    function, beside, right = (partial(form, **fixed) for form in (kernel, getattr(plain, op), getattr(exact, op)))
+    return Case(op, shape, dtype.name, function, arrays, kernels, plain=beside, exact=right)

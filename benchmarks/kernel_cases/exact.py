@@ -1,0 +1,163 @@
+"""The ops of the table in float64, and how far a kernel may be from that: running error analysis (verify/).
+
+Each takes, as NumPy arrays, what the kernel of its name takes, and gives what the first of its results is (of the fused
+products q, of `add_rmsnorm` the norm) with a bound on the error of each element. The bounds hold for any order of sums.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pallas_kernels import int4
+from reference.attention import causal_mask
+from reference.softmax import softmax as exact_softmax
+from verify.precision import TINY, U
+from verify.running_error import ELEMENTARY, Approx, added, attended, exactly, gamma, gated, normalised, projected
+from verify.running_error import rounded as rounded_by
+
+ROUNDING = 2.0**-8  # of bfloat16
+KEYS = 64  # that attention takes at once, at least
+
+
+def rounded(x: Approx, dtype: Any) -> Approx:
+    """Rounded once on the way out, where that is to bfloat16."""
+    return rounded_by(x, 0.0 if np.dtype(dtype) == np.float32 else ROUNDING)
+
+
+def gemv(w, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None) -> Approx:
+    y = projected(_normed(x, norm, eps), exactly(w).value)
+    return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
+
+
+def gemv_quantised(codes, scales, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None) -> Approx:
+    """Codes of four bits meet x as floats that are too large, by 264 at most; what that adds to a sum is taken away."""
+    offset = 264.0 if codes.dtype == np.int32 else 0.0
+    codes = int4.unpack(codes) if codes.dtype == np.int32 else codes
+    scales = scales.astype(np.float64).reshape(len(codes), -1)
+    scales = np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+    n = _normed(x, norm, eps)
+    y = projected(n, codes * scales)
+    # A product, its scale, the sum of a row and of what is taken away: 16 roundings beside those of the sum.
+    size = (np.abs(codes) + 2 * offset) * scales
+    y = Approx(y.value, y.error + gamma(codes.shape[1] + 16) * (n.size @ size.T))
+    return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
+
+
+def norm_gate_up(w, x, norm, *, eps: float) -> Approx:
+    both = projected(_normed(x, norm, eps), exactly(w).value)
+    gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
+    return rounded(gated(gate, up), x.dtype)
+
+
+def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float) -> Approx:
+    y = projected(_normed(x, norm, eps), exactly(w).value[: heads * k.shape[-1]])
+    return rounded(_turned(y.map(lambda part: part.reshape(len(x), heads, -1)), cos, sin), x.dtype)
+
+
+def _normed(x, norm, eps: float) -> Approx:
+    return exactly(x) if norm is None else normalised(exactly(x), exactly(norm).value, eps=eps)
+
+
+def _turned(x: Approx, cos, sin) -> Approx:
+    """RoPE by a given table: two products and a sum for each number."""
+    cos, sin = (exactly(table).value[:, None] for table in (cos, sin))
+    a, b = np.split(x.value, 2, axis=-1)
+    value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def spread(part: np.ndarray) -> np.ndarray:
+        a, b = np.split(part, 2, axis=-1)
+        return np.concatenate([a * abs(cos) + b * abs(sin), b * abs(cos) + a * abs(sin)], axis=-1)
+
+    return Approx(value, spread(x.error) + gamma(2) * spread(x.size) + 2 * TINY)
+
+
+def attention_decode(q, k, v, lengths) -> Approx:
+    return _over_sequences([attended_to(q[b : b + 1], k[b], v[b], lengths[b] - 1) for b in range(len(q))])
+
+
+def attention_paged(q, k, v, table, lengths) -> Approx:
+    """A page's number is clamped to those that there are, a length to the table's positions."""
+    table = np.clip(table, 0, len(k) - 1)
+    k, v = (pages[table].swapaxes(1, 2).reshape(len(q), pages.shape[1], -1, pages.shape[-1]) for pages in (k, v))
+    return attention_decode(q, k, v, np.minimum(lengths, k.shape[2]))
+
+
+def attention_prefill(q, k, v, offsets) -> Approx:
+    rows = [attended_to(q[b], k[b], v[b], offsets[b]) for b in range(len(q))]
+    return _over_sequences([row.map(lambda part: part[None]) for row in rows])
+
+
+def attended_to(q, k, v, offset: int) -> Approx:
+    """Attention of q [seq, heads, head_dim] at `offset` and on to k and v [kv_heads, capacity, head_dim]."""
+    seq, heads, head_dim = q.shape
+    stop = offset + seq  # what the cache holds from there on does not matter
+    if stop <= 0:
+        return exactly(np.zeros((seq, heads * head_dim)))
+    mask = causal_mask(seq, stop, offset=offset)
+    keys, values = (exactly(a[:, :stop].swapaxes(0, 1)) for a in (k, v))
+    # A rescaling for each tile of keys, one more where parts are joined.
+    o = attended(exactly(q), keys, values, mask, blocks=-(-stop // KEYS) + 3)
+    if q.dtype != np.float32:  # weights are rounded before they multiply v, but not in the sum that they share
+        weighted = attended(exactly(q), keys, values.map(np.abs), mask).value
+        o = Approx(o.value, o.error + ROUNDING * (weighted + o.error))
+    return rounded(o.map(lambda part: part.reshape(seq, -1)), q.dtype)
+
+
+def _over_sequences(rows: list[Approx]) -> Approx:
+    return Approx(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
+
+
+def rmsnorm(x, weight, *, eps: float) -> Approx:
+    return rounded(normalised(exactly(x), exactly(weight).value, eps=eps), x.dtype)
+
+
+def add_rmsnorm(x, residual, weight, *, eps: float) -> Approx:
+    """The sum, which is rounded correctly, is what the norm is of."""
+    total = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
+    return rmsnorm(total, weight, eps=eps)
+
+
+def add(x, y) -> Approx:
+    return rounded(added(exactly(x), exactly(y)), x.dtype)
+
+
+def swiglu(gate_up) -> Approx:
+    gate, up = np.split(exactly(gate_up).value, 2, axis=-1)
+    return rounded(gated(exactly(gate), exactly(up)), gate_up.dtype)
+
+
+def rope(x, cos, sin) -> Approx:
+    return rounded(_turned(exactly(x), cos, sin), x.dtype)
+
+
+def softmax(scores) -> Approx:
+    """The numerator's exponent and exponential, and 1 / sum."""
+    scores = exactly(scores).value
+    spread, off = _off(scores)
+    exact = exact_softmax(scores)
+    return Approx(exact, exact * (np.exp(U * spread + 2 * ELEMENTARY + U) / (1 - off) - 1) + 2 * TINY)
+
+
+def logsumexp(scores) -> Approx:
+    scores = exactly(scores).value
+    _, off = _off(scores)
+    top = scores.max(axis=-1, keepdims=True)
+    total = np.exp(scores - top).sum(axis=-1)
+    exact = top[..., 0] + np.log(total)
+    return Approx(exact, (ELEMENTARY * np.log(total) - np.log1p(-off[..., 0])) * (1 + U) + U * np.abs(exact) + 2 * TINY)
+
+
+def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How far the scores of a row are apart, and what share of its sum of exponentials may be missing.
+
+    Each exponent is rounded by U times its size at most, and so are those by which sums of parts are rescaled; two
+    exponentials, their product, and n terms.
+    """
+    lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))
+    spread = scores.max(axis=-1, keepdims=True) - lowest
+    return spread, np.expm1(2 * U * spread + 2 * ELEMENTARY + gamma(scores.shape[-1] + 1))
+
+
+def argmax(scores) -> Approx:
+    """The first of the largest."""
+    return exactly(exactly(scores).value.argmax(axis=-1))

@@ -1,0 +1,114 @@
+"""The ops of the table as plain JAX, which XLA compiles: what a kernel is timed beside.
+
+Each takes what the kernel of its name takes and gives what that gives, of the same shapes and dtypes; numbers are
+float32 inside.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from model import ops
+from pallas_kernels import int4
+
+
+def gemv(w, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None):
+    n = x if norm is None else ops.rmsnorm(x, norm, eps=eps).astype(x.dtype)
+    y = ops.dot(n, w)
+    y = y if residual is None else y + residual.astype(jnp.float32)
+    return y.astype(out or x.dtype)
+
+
+def gemv_quantised(codes, scales, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None):
+    return gemv(_dequantised(codes, scales, x.dtype), x, norm=norm, eps=eps, residual=residual, out=out)
+
+
+def _dequantised(codes, scales, dtype):
+    """XLA multiplies where the product reads, if it can."""
+    if codes.dtype == jnp.int32:
+        codes = _unpacked(codes)
+    groups = codes.reshape(len(codes), -1, codes.shape[1] // scales.reshape(len(codes), -1).shape[1])
+    wide = groups.astype(jnp.float32) * scales.reshape(len(codes), -1, 1)
+    return wide.astype(dtype).reshape(codes.shape)
+
+
+def _unpacked(words):
+    """`int4.unpack`, on the device."""
+    rows, packed = words.shape
+    blocks = lax.bitcast_convert_type(words, jnp.uint32).reshape(rows, packed // 4, 4)
+    pieces = [((blocks >> shift) | (blocks << ((32 - shift) % 32))) & 15 for shift in int4.SHIFTS]
+    return jnp.stack(pieces, axis=2).reshape(rows, packed * int4.PIECES).astype(jnp.int32) - int4.ZERO
+
+
+def norm_gate_up(w, x, norm, *, eps: float):
+    return swiglu(ops.dot(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w)).astype(x.dtype)
+
+
+def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float):
+    batch, kv_heads, _, head_dim = k.shape
+    y = ops.dot(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w).reshape(batch, -1, head_dim)
+    q, new_k, new_v = jnp.split(y, [heads, heads + kv_heads], axis=1)
+    append = jax.vmap(lambda rows, new, at: lax.dynamic_update_slice(rows, new[:, None], (0, at, 0)))
+    q, new_k = rope(q, cos, sin), rope(new_k, cos, sin)
+    k, v = (append(a, new.astype(a.dtype), positions) for a, new in ((k, new_k), (v, new_v)))
+    return q.astype(x.dtype), k, v
+
+
+def attention_decode(q, k, v, lengths):
+    return attention_prefill(q[:, None], k, v, lengths - 1)[:, 0]
+
+
+def attention_paged(q, k, v, table, lengths):
+    gathered = (pages[table].swapaxes(1, 2) for pages in (k, v))  # [batch, kv_heads, max_pages, page, head_dim]
+    return attention_decode(q, *(a.reshape(*a.shape[:2], -1, a.shape[-1]) for a in gathered), lengths)
+
+
+def attention_prefill(q, k, v, offsets):
+    batch, seq, heads, head_dim = q.shape
+    q = q.reshape(batch, seq, k.shape[1], -1, head_dim)
+    scores = jnp.einsum("bskgd,bktd->bkgst", q, k, **_SUMS) * head_dim**-0.5
+    at = offsets[:, None] + jnp.arange(seq)
+    seen = jnp.arange(k.shape[2]) <= at[:, None, None, :, None]
+    p = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgst,bktd->bskgd", p, v, **_SUMS).astype(v.dtype).reshape(batch, seq, heads * head_dim)
+
+
+_SUMS: dict[str, Any] = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+
+
+def rmsnorm(x, weight, *, eps: float):
+    return ops.rmsnorm(x, weight, eps=eps).astype(x.dtype)
+
+
+def add_rmsnorm(x, residual, weight, *, eps: float):
+    added = add(x, residual)
+    return added, rmsnorm(added, weight, eps=eps)
+
+
+def add(x, y):
+    return (x.astype(jnp.float32) + y.astype(jnp.float32)).astype(x.dtype)
+
+
+def swiglu(gate_up):
+    gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
+    return (jax.nn.silu(gate) * up).astype(gate_up.dtype)
+
+
+def rope(x, cos, sin):
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def softmax(scores):
+    return jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(scores.dtype)
+
+
+def logsumexp(scores):
+    return jax.nn.logsumexp(scores.astype(jnp.float32), axis=-1)
+
+
+def argmax(scores):
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
