@@ -185,6 +185,12 @@ def test_shapes_can_be_few():
     assert len({dim for _, dim in seen}) <= 3
 
 
+def test_a_counterexample_may_be_smaller_than_the_few_shapes():
+    assert run(eps_outside, shapes=2, only={"rows": [5, 3], "dim": [1, 257]}).worst.draw["dim"] == 1
+    report = run(lambda x, weight, *, eps: -right(x, weight, eps=eps), shapes=1, seed=11)
+    assert (report.worst.draw["rows"], report.worst.draw["dim"]) == (1, 1)
+
+
 def test_a_budget_ends_a_run():
     report = run(right, examples=100_000, seconds=0.2)
     assert report.outcome == "within bounds"

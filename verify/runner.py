@@ -83,24 +83,13 @@ def verify(
     draw of a contract is taken from by the values given. Raises ValueError for a draw that the contract has not.
     """
     start = monotonic()
+    only = only or {}
     search = _Search(contract, candidate, precision, seconds, shrink, progress)
-    strategy = _strategy(contract, seed=seed, shapes=shapes, only=only or {})
-    decorate = hypothesis.settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-        report_multiple_bugs=False,
-        verbosity=Verbosity.quiet,
-        suppress_health_check=tuple(HealthCheck),  # type: ignore
-    )
-    test = hypothesis.seed(seed)(decorate(hypothesis.given(strategy)(search.examine)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", errors.HypothesisWarning)
-        try:
-            test()
-        except (_Wrong, _Enough, errors.Flaky):
-            pass
+    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples, seed=seed)
+    if search.may_shrink and shapes is not None:  # of all shapes there may be a smaller one
+        any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
+        any_shape.run(_strategy(contract, seed=seed, shapes=None, only=only), examples=examples, seed=seed)
+        search.prefer(any_shape.smallest)
     return Report(
         op=contract.name,
         candidate=candidate.name,
@@ -173,6 +162,35 @@ class _Search:
         self.worst = Examination({})
         self.smallest: Examination | None = None  # that is wrong
 
+    def run(self, strategy: st.SearchStrategy[Draw], *, examples: int, seed: int) -> None:
+        decorate = hypothesis.settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink) if self.shrink else (Phase.generate,),
+            report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,
+            suppress_health_check=tuple(HealthCheck),  # type: ignore
+        )
+        test = hypothesis.seed(seed)(decorate(hypothesis.given(strategy)(self.examine)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", errors.HypothesisWarning)
+            try:
+                test()
+            except (_Wrong, _Enough, errors.Flaky):
+                pass
+
+    @property
+    def may_shrink(self) -> bool:
+        """There is a counterexample, and calling the candidate again does not take as long as it may."""
+        smallest = self.smallest
+        return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
+
+    def prefer(self, other: Examination | None) -> None:
+        """Keep the smaller of two counterexamples."""
+        if other and (not self.smallest or _weight(other, self.contract) <= _weight(self.smallest, self.contract)):
+            self.smallest = other
+
     def examine(self, draw: Draw) -> None:
         found = self.smallest is not None
         if monotonic() > self.end:
@@ -184,9 +202,8 @@ class _Search:
             self.worst = max(self.worst, examination, key=lambda one: (one.finding is not None, one.alarm))
         if not examination.violated:
             return
-        if self.smallest is None or _weight(examination, self.contract) <= _weight(self.smallest, self.contract):
-            self.smallest = examination
-        if not self.shrink or (examination.finding and examination.finding.kind == "hung"):
+        self.prefer(examination)
+        if not self.may_shrink:
             raise _Enough
         if not found:
             self.end = min(self.end, monotonic() + SHRINKING)
@@ -197,7 +214,7 @@ class _Search:
         smallest = self.smallest
         if smallest is None or smallest.finding is None:
             return self.worst
-        if smallest.finding.kind == "hung" or not self.shrink:
+        if not self.may_shrink:
             return smallest
         again = examine(self.contract, self.candidate, self.precision, smallest.draw)
         if again.violated:
