@@ -34,7 +34,8 @@ RULES = [
     Rule(
         "model/",
         never=("reference",),
-        but=("reference.config", "reference.rope", "reference.byte_bpe"),  # constants and tables, not layers
+        # Constants, tables and formats, not layers.
+        but=("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
         beside="model/reference_backend.py",
     ),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from reference.config import Config
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
 
 
 class CheckpointError(ValueError):
@@ -29,16 +31,36 @@ def refused(path: str | Path, what: str) -> CheckpointError:
     return CheckpointError("".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{path}: {what}"))
 
 
+Form = Literal["int8", "int4", "nf4", "fp8", "mxfp4"]
+
+
+class Codes(NamedTuple):
+    """A matrix that is stored quantised, or that is to run so: small codes, and a scale for each group of a row.
+
+    `form` says what codes stand for, as in `reference.quantizers.schemes`: integers from -128 to 127 or from -8 to 7,
+    levels of NF4, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in `reference.quantizers.affine`.
+    """
+
+    form: Form
+    group: int  # columns that share a scale; where they do not divide a row, its last group is shorter
+    zeros: bool  # whether integers have zero points
+    bytes: int  # of codes, scales and zero points in the file
+    # Runs of rows, in order, a few megabytes each: codes [rows, cols], one a weight; scales [rows, groups] of float32,
+    # of mxfp4 the exponents, uint8; zero points [rows, groups] of uint8.
+    parts: Callable[[], Iterator[Quantized | Affine]]
+
+
 class Tensor(NamedTuple):
     """A tensor in a file: what is known without reading it, and how to read it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype  # as `read` returns it
-    read: Callable[[], np.ndarray]  # may be a read-only view of the file
+    read: Callable[[], np.ndarray]  # may be a read-only view of the file; of quantised weights, rounded to float32
+    codes: Codes | None = None  # of a quantised matrix
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.codes.bytes if self.codes else math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

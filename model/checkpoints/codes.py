@@ -1,0 +1,113 @@
+"""Quantised matrices of a checkpoint: the weights that codes stand for, and codes of weights as they are read."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model.checkpoints.checkpoint import Checkpoint, Codes, Form, Tensor
+from reference.quantizers import mx
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.minifloat import E2M1, E4M3
+from reference.quantizers.nf4 import NF4
+from reference.quantizers.schemes import Scheme, scheme
+
+PART = 1 << 20  # weights that are quantised at once: the arithmetic is float64's, and needs some copies of them
+
+_BYTES = np.arange(256, dtype=np.uint8)
+LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of the codes that are no integers
+    "nf4": NF4.levels.astype(np.float64),
+    "fp8": E4M3.decode(_BYTES),
+    "mxfp4": E2M1.decode(_BYTES[:16]),
+}
+
+
+def exact_weights(codes: Codes, part: Quantized | Affine) -> Float64[np.ndarray, "rows cols"]:
+    """The weights that a part of `codes` stands for, exactly.
+
+    >>> part = Quantized(np.array([[1, 2, 3]], np.int8), np.array([[0.5, 2.0]], np.float32))
+    >>> exact_weights(Codes("int8", group=2, zeros=False, bytes=11, parts=lambda: iter([part])), part)
+    array([[0.5, 1. , 6. ]])
+    """
+
+    def spread(a: np.ndarray) -> np.ndarray:
+        return np.repeat(a.astype(np.float64), codes.group, axis=-1)[..., : part.codes.shape[-1]]
+
+    levels = LEVELS[codes.form][part.codes] if codes.form in LEVELS else part.codes.astype(np.float64)
+    if isinstance(part, Affine):
+        levels = levels - spread(part.zeros)
+    scales = part.scales
+    if codes.form == "mxfp4":
+        scales = np.ldexp(1.0, scales.astype(np.int32) - mx.BIAS)
+    return levels * spread(scales)
+
+
+def dequantised(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
+    """What a `Tensor`'s `read` gives of `codes`: the weights, each rounded once."""
+    weights = np.empty(shape, np.float32)
+    start = 0
+    for part in codes.parts():
+        weights[start : start + len(part.codes)] = exact_weights(codes, part)
+        start += len(part.codes)
+    return weights
+
+
+def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
+    """Runs of rows of a matrix, in order: float64 where it is quantised, else as it is stored."""
+    if tensor.codes:
+        for part in tensor.codes.parts():
+            yield exact_weights(tensor.codes, part)
+    else:
+        weights = tensor.read()
+        rows = max(1, PART // max(1, weights[:1].size))
+        for start in range(0, len(weights), rows):
+            yield weights[start : start + rows]
+
+
+def quantised(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """`checkpoint` with its matrices in the scheme `name`; they are quantised when they are read, a part at a time.
+
+    Matrices are what activations are multiplied by: the projections of attention, the feed-forward layers and experts,
+    and an untied head. Embeddings (and a head that is one), norms, biases and the routers of experts stay as they are:
+    they are small, or looked up, and errors in them are the costliest. What is quantised already is so anew.
+    Raises ValueError for a name that is no scheme.
+    """
+    rule, form = scheme(name), form_of(name)
+    tensors = {
+        name: _quantised(tensor, rule, form) if is_matrix(name) else tensor
+        for name, tensor in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)
+
+
+def form_of(name: str) -> Form:
+    """What the codes of a scheme are.
+
+    >>> form_of("q8_row"), form_of("mxfp4")
+    ('int8', 'mxfp4')
+    """
+    integers: dict[str, Form] = {"q8": "int8", "q8_row": "int8", "q4": "int4"}
+    return integers.get(name) or next(form for form in get_args(Form) if form == name)
+
+
+def is_matrix(name: str) -> bool:
+    """Whether `--quantize` concerns the tensor of that name.
+
+    >>> [is_matrix(name) for name in ("lm_head.weight", "model.embed_tokens.weight", "a.block_sparse_moe.gate.weight")]
+    [True, False, False]
+    """
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
+
+
+def _quantised(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:
+    rows, cols = tensor.shape
+
+    def parts() -> Iterator[Quantized]:
+        return (rule.quantize(weights) for weights in exact_parts(tensor))
+
+    size = round(rows * cols * rule.bits_per_weight(cols) / 8)
+    codes = Codes(form, rule.group or cols, zeros=False, bytes=size, parts=parts)
+    return Tensor(tensor.shape, np.dtype(np.float32), lambda: dequantised(codes, tensor.shape), codes)
