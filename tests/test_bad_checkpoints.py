@@ -42,7 +42,7 @@ STRANGERS = {
     "zip": (zipped(), "zip archive"),
     "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "pickle"),
     "pickle 4": (pickle.dumps({"a": list(range(999))}, protocol=4), "pickle"),
-    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "GGUF file, which is not read yet"),
+    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "lacks general.architecture"),
     "json": (b'{"model_type": "llama"}', "JSON"),
     "text": (b"hello, world\n" * 9, "text"),
     "zeros": (bytes(4096), "dim 0"),

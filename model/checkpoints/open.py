@@ -5,8 +5,11 @@ import stat
 from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from model.checkpoints.gguf import open_gguf
+from model.checkpoints.gguf_layout import MAGIC as GGUF
 from model.checkpoints.huggingface import open_huggingface
 from model.checkpoints.llama2c import open_llama2c
+from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strangers import weights_file
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that come with the package, by name
@@ -19,7 +22,7 @@ def place_of(model: str | Path) -> Path:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open llama2.c's file, Hugging Face's directory, or a .safetensors file with its config.json beside it.
+    """Open a GGUF file, llama2.c's, Hugging Face's directory, or a .safetensors file with its config.json beside it.
 
     A name of `BUILT_IN` stands for that model, unless something of this name exists. Everything but the weights is
     read and checked; the weights' bytes are not read. Raises `CheckpointError`.
@@ -34,6 +37,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise refused(path, "is not a name that a file can have") from error
     if is_directory:
         return open_huggingface(path)
+    file = MappedFile(path)
+    if file.bytes(0, len(GGUF)) == GGUF:
+        return open_gguf(file)
     file = weights_file(path)
     # A safetensors header begins after its length; in a llama2.c file these two bytes are 123 and 0, or no layer count.
     brace, after = file.bytes(8, 10).ljust(2, b"\0")

@@ -1,0 +1,99 @@
+"""Reads GGUF files of Llamas, as llama.cpp has them: floats as they are stored, quantised weights as float32."""
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from model.checkpoints import gguf_layout as layout
+from model.checkpoints.checkpoint import Checkpoint, Tensor, refused, tensor_shapes
+from model.checkpoints.checks import check_model
+from model.checkpoints.gguf_config import architecture_of, read_config, read_tokens
+from model.checkpoints.gguf_file import Entry, Metadata, read_header
+from model.checkpoints.mapped import MappedFile
+from reference.config import Config
+from reference.quantizers import ggml
+from reference.rope import interleaved_to_halves
+
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+AT_ONCE = 1 << 20  # weights dequantised at a time, in float64
+
+Entries = dict[str, Entry]
+
+
+def open_gguf(file: MappedFile) -> Checkpoint:
+    """Open a file of version 2 or 3. Raises `CheckpointError` unless its tensors are exactly those of a Llama."""
+    version, metadata, entries = read_header(file)
+    architecture = architecture_of(metadata)
+    config = _config(file, metadata, architecture, entries)
+    bos, stops = read_tokens(metadata, vocab=config.vocab)
+    check_model(file.path, config, bos=bos, stops=stops)
+    places = _places(file.path, config, architecture, entries)
+    shapes = tensor_shapes(config)
+    tensors = {name: _tensor(file, shapes[name], entries[place.name], place) for name, place in places.items()}
+    return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, release=file.release)
+
+
+def _config(file: MappedFile, metadata: Metadata, architecture: str, entries: Entries) -> Config:
+    embedding, factors = entries.get(layout.EMBEDDING), entries.get(layout.ROPE_FACTORS)
+    if embedding is None:
+        raise refused(file.path, f"lacks tensor {layout.EMBEDDING}")
+    if factors is not None and (factors.type != "F32" or len(factors.shape) != 1):
+        raise refused(file.path, f"{layout.ROPE_FACTORS} is not a list of float32")
+    return read_config(
+        metadata,
+        architecture,
+        entries,
+        vocab=embedding.shape[0],
+        factors=file.array(DTYPES["F32"], factors.shape, factors.offset) if factors else None,
+    )
+
+
+def _places(path: str, config: Config, architecture: str, entries: Entries) -> dict[str, layout.Place]:
+    """Where each tensor is. Refuses a file whose tensors are not exactly those of `config`."""
+    if config.layers > len(entries):  # before a name is made for each
+        raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
+    if config.experts and (gates := entries.get("blk.0.ffn_gate_exps.weight")) and gates.shape[0] != config.experts:
+        raise refused(path, f"{config.experts} experts, but blk.0.ffn_gate_exps.weight holds {gates.shape[0]}")
+    places = layout.places(config, architecture)
+    for name, shape in tensor_shapes(config).items():
+        place = places[name]
+        if place.name not in entries:
+            raise refused(path, f"lacks tensor {place.name}")
+        expected = shape if place.expert is None else (config.experts, *shape)
+        if (found := entries[place.name].shape) != expected:
+            raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
+    known = {place.name for place in places.values()} | {layout.ROPE_FACTORS}
+    for name in entries:
+        if name not in known:
+            raise refused(path, f"tensor {name!r} is not part of a model with these keys")
+    return places
+
+
+def _tensor(file: MappedFile, shape: tuple[int, ...], entry: Entry, place: layout.Place) -> Tensor:
+    if place.expert is not None:
+        part = entry._replace(shape=shape)
+        entry = part._replace(offset=entry.offset + place.expert * part.bytes)
+    read = partial(_read, file, entry, heads=place.heads)
+    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read)
+
+
+def _read(file: MappedFile, entry: Entry, *, heads: int) -> Shaped[np.ndarray, "..."]:
+    if entry.type in DTYPES:
+        array = file.array(DTYPES[entry.type], entry.shape, entry.offset)
+    else:
+        array = _dequantised(file, entry)
+    return interleaved_to_halves(array, heads=heads) if heads else array
+
+
+def _dequantised(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
+    """The exact weights rounded once to float32, as ggml has them; what is not finite stays so."""
+    array = np.empty(entry.shape, np.float32)
+    rows = array.reshape(-1, entry.shape[-1])
+    packed = file.array(np.dtype("u1"), (len(rows), entry.bytes // len(rows)), entry.offset)
+    step = max(1, AT_ONCE // rows.shape[1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        for begin in range(0, len(rows), step):
+            rows[begin : begin + step] = ggml.decode(packed[begin : begin + step], entry.type)
+    return array

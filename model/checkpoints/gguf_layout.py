@@ -1,0 +1,97 @@
+"""How GGUF files are laid out (https://github.com/ggml-org/ggml, docs/gguf.md), and the names of a Llama's parts in them.
+
+    "GGUF", u32 version, u64 number of tensors, u64 number of keys
+    each key        string, u32 type of the value, the value; a list is u32 type, u64 length, the values
+    each tensor     string, u32 axes, u64 sizes from the innermost axis outwards, u32 type, u64 offset
+    padding         to a multiple of general.alignment, 32 unless it is said; offsets count from here
+    each tensor     its rows, in blocks (see `reference.quantizers.ggml`), padded likewise
+
+All little-endian; a string is a u64 length and UTF-8. Version 3 only added files that are big-endian throughout.
+
+llama.cpp keeps the pairs of q and k interleaved in the architecture "llama" and as halves in the others, the matrices
+of all experts of a layer in one tensor, and leaves out an output matrix that is the embedding.
+"""
+
+import struct
+from typing import NamedTuple
+
+from model.checkpoints.checkpoint import tensor_shapes
+from reference.config import Config
+from reference.quantizers.ggml import TYPES
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32
+LONGEST_NAME = 64  # bytes of a tensor's name
+MOST_AXES = 4
+
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
+NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", UINT32: "<u4", INT32: "<i4", FLOAT32: "<f4", BOOL: "<u1"} | {
+    UINT64: "<u8",
+    11: "<i8",
+    12: "<f8",
+}  # NumPy's codes of the types of values that have a fixed size
+LENGTH = struct.Struct("<Q")
+
+INTERLEAVED = "llama"  # the architecture whose q and k have been permuted
+EMBEDDING, NORM, HEAD, ROPE_FACTORS = "token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"
+
+
+class Blocks(NamedTuple):
+    """A type of ggml: so many weights of a row become so many bytes."""
+
+    weights: int
+    bytes: int
+
+
+FLOATS = {"F32": Blocks(1, 4), "F16": Blocks(1, 2), "BF16": Blocks(1, 2)}
+BLOCKS = FLOATS | {name: Blocks(kind.weights, kind.bytes) for name, kind in TYPES.items()}
+TYPE_NAMES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+TYPE_CODES = {name: code for code, name in TYPE_NAMES.items()}
+
+_WHOLE = {"model.embed_tokens.weight": EMBEDDING, "model.norm.weight": NORM, "lm_head.weight": HEAD}
+_OF_A_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_OF_AN_EXPERT = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
+
+
+class Place(NamedTuple):
+    """Where a file holds one of our tensors."""
+
+    name: str
+    expert: int | None  # which part of it, counted along the outermost axis; None: the whole
+    heads: int  # its rows are so many heads of interleaved pairs; 0: none
+
+
+def places(config: Config, architecture: str) -> dict[str, Place]:
+    """By our names (see `tensor_shapes`), in the order of use."""
+    return {name: _place(name, config, architecture) for name in tensor_shapes(config)}
+
+
+def _place(name: str, config: Config, architecture: str) -> Place:
+    if name in _WHOLE:
+        return Place(_WHOLE[name], None, 0)
+    _, _, layer, part = name.split(".", 3)  # model.layers.0.…
+    part, _, kind = part.rpartition(".")
+    if part in _OF_A_LAYER:
+        shared = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}
+        heads = shared.get(part, 0) if architecture == INTERLEAVED else 0
+        return Place(f"blk.{layer}.{_OF_A_LAYER[part]}.{kind}", None, heads)
+    _, _, expert, matrix = part.split(".")  # block_sparse_moe.experts.0.w1
+    return Place(f"blk.{layer}.{_OF_AN_EXPERT[matrix]}.{kind}", int(expert), 0)

@@ -1,0 +1,93 @@
+r"""Llama 3's rescaling of RoPE as GGUF has it: a factor for each pair, by which its frequency is divided.
+
+The factors follow from four numbers (see `reference.rope.Llama3Scaling`) that a file does not hold. With the unscaled
+frequency f of a pair,
+
+    1 / factor_i = k_i + (1 - k_i) / factor        k_i = clip(slope f_i + shift, 0, 1)
+    slope = original / (2 pi (high - low))         shift = -low / (high - low)
+
+so the largest factor is `factor`, and any original context will do: low and high go with it.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from model.checkpoints.checkpoint import refused
+from reference.rope import LinearScaling, Llama3Scaling, Scaling, frequencies
+
+ORIGINAL_CONTEXT = 8192  # of Llama 3, for which all rescaled Llamas were made
+
+# llama.cpp computes k in float32 from a power, a wavelength, a quotient, a difference and a quotient: off by some
+# 16 roundings of numbers up to high / (high - low), 4/3 in Llama 3. A factor of F multiplies that by F at most.
+ROUNDINGS = 32 * 2.0**-24
+
+
+def to_factors(scaling: Llama3Scaling, *, head_dim: int, theta: float) -> Float32[np.ndarray, " pairs"]:
+    """What the frequency of each pair is divided by."""
+    unscaled = frequencies(head_dim, theta=theta)
+    return (unscaled / frequencies(head_dim, theta=theta, scaling=scaling)).astype(np.float32)
+
+
+def from_factors(
+    factors: Float[np.ndarray, " pairs"], *, head_dim: int, theta: float, path: str, original_context: int | None = None
+) -> Scaling | None:
+    """A rescaling that gives these factors, up to float32's roundings. Raises `CheckpointError` where none does.
+
+    >>> llama3 = Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=8192)
+    >>> factors = to_factors(llama3, head_dim=128, theta=500_000.0)
+    >>> from_factors(factors, head_dim=128, theta=500_000.0, path="x.gguf") == llama3
+    True
+    """
+    factors = factors.astype(np.float64)
+    if factors.shape != (head_dim // 2,):
+        raise refused(path, f"rope_freqs.weight has {factors.size} factors, but heads of {head_dim} have half as many")
+    if not np.all(np.isfinite(factors) & (factors > 0)):
+        raise refused(path, "rope_freqs.weight holds a factor that is not a positive number")
+    if np.all(factors == factors[0]):
+        return None if factors[0] == 1 else LinearScaling(float(factors[0]))
+
+    with np.errstate(all="ignore"):  # of factors that make no sense, which end as NaN
+        scaling = _fitted(factors, head_dim, theta, original_context or ORIGINAL_CONTEXT)
+    if scaling is None:
+        raise refused(path, "rope_freqs.weight holds factors that are not those of Llama 3's rescaling of RoPE")
+    return scaling
+
+
+def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, original: int) -> Llama3Scaling | None:
+    factor, unscaled = float(np.max(factors)), frequencies(head_dim, theta=theta)
+    line = _line(unscaled, (1 / factors - 1 / factor) / (1 - 1 / factor), blur=ROUNDINGS * factor)
+    if line is None:
+        return None
+    slope, shift = line
+    low, high = (original * (k - shift) / (2 * np.pi * slope) for k in (0, 1))
+    for digits in (4, 17):  # as somebody wrote it, else as it comes out
+        scaling = Llama3Scaling(factor, float(f"{low:.{digits}g}"), float(f"{high:.{digits}g}"), original)
+        if 0 < scaling.low_frequency < scaling.high_frequency:
+            again = unscaled / frequencies(head_dim, theta=theta, scaling=scaling)
+            if np.all(np.abs(again - factors) <= ROUNDINGS * factor * factors):
+                return scaling
+    return None
+
+
+def _line(f: Float[np.ndarray, " pairs"], k: Float[np.ndarray, " pairs"], *, blur: float) -> tuple[float, float] | None:
+    """Slope and shift of a line that is k where k is between 0 and 1, below it at the zeros and above it at the ones.
+
+    f falls from pair to pair, and k must not rise; None where it does. Some pair has k = 0.
+    """
+    zeros, ones = np.flatnonzero(k <= blur), np.flatnonzero(k >= 1 - blur)
+    between = np.flatnonzero((k > blur) & (k < 1 - blur))
+    if np.any(np.diff(k) > blur):
+        return None
+    slow = (f[zeros[0]], 0.0)  # the fastest pair that is scaled in full
+    fast = (f[ones[-1]], 1.0) if ones.size else None
+    points = [(f[i], k[i]) for i in between]
+    if len(points) >= 2:
+        slope = (points[0][1] - points[-1][1]) / (points[0][0] - points[-1][0])
+    else:  # one point or none leaves the slope open: the least that keeps zeros and ones on their sides
+        anchors = [slow, *points, *([fast] if fast else [])]
+        steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(anchors)]
+        slope = max(steps)
+    at, value = points[0] if points else slow
+    return (slope, value - slope * at) if slope > 0 else None
