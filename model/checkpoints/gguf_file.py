@@ -213,7 +213,7 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
         entries[name], end = _read_entry(cursor, title, end, alignment)
     start = -(-cursor.at // alignment) * alignment
     last = max((entry.offset + entry.bytes for entry in entries.values()), default=0)
-    if start + last > size:
+    if entries and start + last > size:
         raise cursor.refused(f"truncated: {size} bytes of the {start + last} that its header says")
     if size > start + end:
         raise cursor.refused(f"{size - start - end} bytes after the last tensor")

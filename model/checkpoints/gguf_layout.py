@@ -1,4 +1,4 @@
-"""How GGUF files are laid out (https://github.com/ggml-org/ggml, docs/gguf.md), and the names of a Llama's parts in them.
+"""How GGUF files are laid out (https://github.com/ggml-org/ggml, docs/gguf.md), and what they call a Llama's parts.
 
     "GGUF", u32 version, u64 number of tensors, u64 number of keys
     each key        string, u32 type of the value, the value; a list is u32 type, u64 length, the values

@@ -74,11 +74,11 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
 def _line(f: Float[np.ndarray, " pairs"], k: Float[np.ndarray, " pairs"], *, blur: float) -> tuple[float, float] | None:
     """Slope and shift of a line that is k where k is between 0 and 1, below it at the zeros and above it at the ones.
 
-    f falls from pair to pair, and k must not rise; None where it does. Some pair has k = 0.
+    f falls from pair to pair. None where k rises, or is nowhere 0.
     """
     zeros, ones = np.flatnonzero(k <= blur), np.flatnonzero(k >= 1 - blur)
     between = np.flatnonzero((k > blur) & (k < 1 - blur))
-    if np.any(np.diff(k) > blur):
+    if not zeros.size or np.any(np.diff(k) > blur):
         return None
     slow = (f[zeros[0]], 0.0)  # the fastest pair that is scaled in full
     fast = (f[ones[-1]], 1.0) if ones.size else None
