@@ -71,6 +71,10 @@ model_option = click.option("--model", default=BUILT_IN, show_default=True, help
 tokenizer_option = click.option(
     "--tokenizer", help="Tokenizer file or directory.  [default: tokenizer.json, .model or .bin beside the model]"
 )
+SCHEMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
+quantize_option = click.option(
+    "--quantize", type=click.Choice(SCHEMES), help="Scheme for the matrices.  [default: as they are stored]"
+)
 running_options = _options(
     click.option("--context", type=int, help="Length of a sequence, in tokens.  [default: the model's, 4096 at most]"),
     click.option(
@@ -78,6 +82,7 @@ running_options = _options(
         type=click.Choice(["float32", "bfloat16"]),
         help="Of the weights that run.  [default: float32 on a CPU, as stored on a GPU]",
     ),
+    quantize_option,
     click.option(
         "--backend",
         type=click.Choice(["jax", "reference"]),
@@ -807,7 +812,7 @@ def _load(options: dict[str, Any], *, prompt: str | None = None) -> Llama:
     _prepare_jax()
     from model.llama import Llama, load_backend
 
-    running = {name: options[name] for name in ("context", "dtype", "backend", "kernels")}
+    running = {name: options[name] for name in ("context", "dtype", "quantize", "backend", "kernels")}
     with _progress() as progress:
         backend = load_backend(checkpoint, progress=progress, **running)
     return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)

@@ -13,7 +13,7 @@ from model.forward import decode, forward, prefill
 from model.memory import return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
-from model.params import Params, abstract_params
+from model.params import Params
 from model.sampling import as_arrays, random_key
 from reference.config import Config
 
@@ -66,9 +66,12 @@ class Programs(NamedTuple):
     decode: Callable[..., tuple[Array, Array, Cache]]
 
 
-def compile_programs(config: Config, *, ops: Ops, capacity: int, chunk: int, dtype: np.dtype) -> Programs:
-    """Compile for the default device, before any weight is in memory: the compiler takes some hundred MB itself."""
-    params = abstract_params(config, dtype=dtype, positions=capacity + chunk)
+def compile_programs(params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int) -> Programs:
+    """Compile for the default device, before any weight is in memory: the compiler takes some hundred MB itself.
+
+    `params` are `model.params.abstract_params`.
+    """
+    dtype = params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=dtype))
 
     def shape(*dimensions: int, dtype: Any = np.int32):

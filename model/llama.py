@@ -11,12 +11,13 @@ from jaxtyping import Float
 
 from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
 from model.memory import check_fits, device_bytes
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.params import Progress, check_weights, load_params, no_progress, weight_bytes
+from model.params import Params, Progress, abstract_params, check_weights, load_params, no_progress, weight_bytes
 from model.reference_backend import ReferenceBackend, load_reference_params
 from model.session import Backend, Session
 from model.tokenizers.of_model import tokenizer_of
@@ -133,20 +134,24 @@ def load(
     dtype: Literal["float32", "bfloat16"] | None = None,
     backend: BackendName = "jax",
     kernels: str = "auto",
+    quantize: str | None = None,
     progress: Progress = no_progress,
 ) -> Llama:
     """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
 
     `tokenizer` is a file or directory; None looks beside the model. `context` is the length of a
     sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
-    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `progress` is told
-    what goes on and what share of it is done. Raises CheckpointError for files that cannot be used, ValueError for
+    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `quantize` is one of
+    `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantised` says which);
+    None leaves those that are stored quantised as they are. `progress` is told what goes on and what
+    share of it is done. Raises CheckpointError for files that cannot be used, ValueError for
     arguments out of range, MemoryError for a model that does not fit: each a single line.
     """
     checkpoint = open_checkpoint(path)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
-    options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "progress": progress}
-    return Llama(checkpoint.config, vocabulary, load_backend(checkpoint, **options), stops=checkpoint.stops)
+    options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize}
+    running = load_backend(checkpoint, **options, progress=progress)
+    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
 
 
 def load_backend(
@@ -156,6 +161,7 @@ def load_backend(
     dtype: Literal["float32", "bfloat16"] | None = None,
     backend: BackendName = "jax",
     kernels: str = "auto",
+    quantize: str | None = None,
     progress: Progress = no_progress,
 ) -> Backend:
     """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
@@ -165,31 +171,34 @@ def load_backend(
         raise ValueError(f"no backend named {backend}: choose jax or reference")
     if dtype not in (None, "float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
+    run = quantised(checkpoint, quantize) if quantize else checkpoint
     if backend == "reference":
-        _check_memory(config, np.dtype(np.float64), capacity)
+        float64 = np.dtype(np.float64)
+        _check_memory(abstract_params(config, dtype=float64, positions=0), config, float64, capacity)
         check_weights(checkpoint, progress=progress)
-        return ReferenceBackend(load_reference_params(checkpoint), config, capacity=capacity)
+        return ReferenceBackend(load_reference_params(run), config, capacity=capacity)
     ops = choose_ops(kernels)
     weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
-    _check_memory(config, weights, rows)
+    params = abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors)
+    _check_memory(params, config, weights, rows)
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
-    programs = compile_programs(config, ops=ops, capacity=capacity, chunk=chunk, dtype=weights)
-    params = load_params(checkpoint, dtype=weights, positions=rows, progress=progress)
+    programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk)
+    params = load_params(run, dtype=weights, positions=rows, progress=progress)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk)
 
 
 def _default_dtype(checkpoint: Checkpoint) -> np.dtype:
-    stored = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    stored = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.codes is None}
     narrow = np.dtype(ml_dtypes.bfloat16)
     return narrow if jax.default_backend() != "cpu" and stored == {narrow} else np.dtype(np.float32)
 
 
-def _check_memory(config: Config, dtype: np.dtype, rows: int) -> None:
+def _check_memory(params: Params, config: Config, dtype: np.dtype, rows: int) -> None:
     check_fits(
-        weights=weight_bytes(config, dtype),
+        weights=weight_bytes(params),
         cache=cache_bytes(config, batch=1, capacity=rows, dtype=dtype),
         context=rows,
         available=device_bytes(),

@@ -3,7 +3,7 @@
 Inside an op numbers are float32; what leaves it is rounded once to the dtype of the residual stream
 (and so is a vector that goes into a product: that is what matrix units take). A table `Ops` holds
 one implementation of each: `XLA` runs anywhere; `CPU` differs in its products, which are shaped for
-XLA's CPU compiler.
+XLA's CPU compiler. Both take quantised matrices where they take arrays, so no op knows of them.
 """
 
 import math
@@ -17,10 +17,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from model.cache import LayerCache
-from model.params import Experts, FeedForward, Layer, Linear, Params
+from model.params import Experts, FeedForward, Layer, Linear, Matrix, Params
+from model.quantised import LANES, ROW, Quantised
 from reference.config import Config
 
-LANES = 16  # float32 numbers in an AVX-512 register
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
 LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
 
@@ -34,7 +34,7 @@ class Positions(NamedTuple):
 
 
 # x [*batch cols] and weight [rows cols] to x times the transpose of weight, accumulated and returned in float32.
-Product = Callable[[Array, Array], Array]
+Product = Callable[[Array, Matrix], Array]
 
 
 def norm_qkv(
@@ -228,30 +228,73 @@ def _spans(capacity: int, *, growth: int) -> list[int]:
     return [*spans, capacity]
 
 
-def dot(x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
+def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
+    if isinstance(weight, Quantised):
+        weight, x = weight.weights(), _padded(x.astype(jnp.float32), weight)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x, weight, contract, lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
-def cpu_product(x: Float[Array, "*batch cols"], weight: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
+def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A `Product` for XLA's CPU compiler, which multiplies one vector at memory speed only if it sees no dot.
 
     As a sum of 16-lane slices the product is elementwise, which becomes one vectorised loop over
-    both cores; the barrier keeps the last, small sum out of it. A narrow weight is widened in
+    both cores; the barrier keeps the last, small sum out of it. A narrow weight is widened, or decoded, in
     registers there, where a dot would widen the whole matrix in memory first.
     """
-    cols = weight.shape[1]
-    # Too short a block leaves large partial sums, and more than 64 slices in one loop are slow: 256 is best.
-    blocks = [size for size in range(LANES, min(cols, 64 * LANES) + 1, LANES) if cols % size == 0]
-    if x.size != cols or not blocks:
+    if x.size != x.shape[-1] or not (block := _block(weight)):
         return dot(x, weight)
-    block = min(blocks, key=lambda size: abs(math.log2(size / 256)))
-    w = weight.reshape(-1, cols // block, block)
-    v = lax.optimization_barrier(x.astype(jnp.float32)).reshape(cols // block, block)
+    v = x.reshape(-1).astype(jnp.float32)
+    y = _quantised_sums(v, weight, block) if isinstance(weight, Quantised) else _plain_sums(v, weight, block)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def _block(weight: Matrix) -> int | None:
+    """How many columns of a row to multiply in one loop, if it can be cut so.
+
+    Too short a block leaves large partial sums, and more than 64 slices in one loop are slow: 256 is best.
+    """
+    if isinstance(weight, Quantised):
+        cols, step = weight.cols, weight.group if weight.group < weight.cols else ROW
+    else:
+        cols, step = weight.shape[1], LANES
+    blocks = [size for size in range(step, min(cols, 64 * LANES) + 1, step) if cols % size == 0]
+    return min(blocks, key=lambda size: abs(math.log2(size / 256)), default=None)
+
+
+def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], block: int) -> Float[Array, " rows"]:
+    w = weight.reshape(len(weight), -1, block)
+    v = lax.optimization_barrier(x).reshape(-1, block)
     slices = (slice(i, i + LANES) for i in range(0, block, LANES))
     partial_sums = sum(w[:, :, s].astype(jnp.float32) * v[:, s] for s in slices)  # [rows, blocks, lanes]
-    return jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2)).reshape(*x.shape[:-1], -1)
+    return jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
+
+
+def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> Float[Array, " rows"]:
+    """A group's scale is multiplied once for its 16 partial sums, a row's once for all."""
+    v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
+    rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
+    group = weight.group if grouped else block
+
+    def by_group(a: Array) -> Array:
+        return a.reshape(rows, -1, block // group, 1)
+
+    partial_sums: Array | float = 0.0  # [rows, blocks, lanes]
+    for g in range(block // group):
+        of_group: Array | float = 0.0
+        for column, levels in weight.pieces(block, g * group, (g + 1) * group):
+            if weight.zeros is not None:
+                zeros = by_group(weight.zeros)[:, :, g] if grouped else weight.zeros[..., None]
+                levels = levels - zeros.astype(jnp.float32)
+            of_group = of_group + levels * v[:, column : column + LANES]
+        partial_sums = partial_sums + (by_group(weight.real_scales())[:, :, g] * of_group if grouped else of_group)
+    y = jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
+    return y if grouped else y * weight.real_scales()[:, 0]
+
+
+def _padded(x: Float[Array, "*batch cols"], weight: Quantised) -> Float[Array, "*batch padded"]:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, weight.cols - x.shape[-1])])
 
 
 class Ops(NamedTuple):

@@ -3,7 +3,7 @@
 Kernels are for decoding: one new token for each of a few sequences, where all time is spent reading weights and cache.
 The products of a prompt's many tokens stay XLA's, whose matrix products reach the tensor cores' speed; its attention is
 ours. What a kernel cannot do (other dtypes, odd widths, heads that are not 64 or 128 wide) it says at trace time, and
-the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead.
+the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead. Quantised matrices are among it, as yet.
 
 A module of its own beside `ops`, because Pallas takes a second to import, and only a GPU needs it.
 """
@@ -19,7 +19,8 @@ from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
 from model.ops import XLA, Ops, Positions
-from model.params import FeedForward, Layer, Params, abstract_params
+from model.params import FeedForward, Layer, Matrix, Params, abstract_params
+from model.quantised import Quantised
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_prefill import attention_prefill
 from pallas_kernels.gemv import gemv
@@ -34,7 +35,7 @@ def norm_qkv(
     if layer.q_norm is not None:
         raise ValueError("norm_qkv has no norms of q and k")
     q, k, v = _norm_qkv(
-        layer.qkv.weight,
+        _plain(layer.qkv.weight),
         x[:, 0],
         layer.attention_norm,
         cache.k,
@@ -66,26 +67,32 @@ def attend(
 def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
-    return gemv(layer.o.weight, h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
+    return gemv(_plain(layer.o.weight), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
 
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
     assert isinstance(layer.ffn, FeedForward)
     weight, bias = layer.ffn.gate_up
-    return _norm_gate_up(weight, x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
+    return _norm_gate_up(_plain(weight), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
 
 def down_add(
     g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
     assert isinstance(layer.ffn, FeedForward)
-    return gemv(layer.ffn.down.weight, g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
+    return gemv(_plain(layer.ffn.down.weight), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     rows = x.reshape(-1, config.dim)
-    logits = gemv(params.head, rows, norm=params.norm, eps=config.eps, out=jnp.float32)
+    logits = gemv(_plain(params.head), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
+
+
+def _plain(weight: Matrix) -> Array:
+    if isinstance(weight, Quantised):
+        raise ValueError(f"no kernel here multiplies by quantised weights ({weight.form})")
+    return weight
 
 
 def _routed(name: str, kernel: Callable[..., Any], *, only: bool) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ q, k and v share their input, and so do gate and up: stacked, each is one produc
 three or two. Layers stay in a list, since slices of one large array would be copied at every use.
 """
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused, tensor_shapes
 from model.checkpoints.checks import check_finite
+from model.quantised import KINDS, Quantised, runs
 from reference.config import Config
 from reference.rope import frequencies
 
@@ -29,8 +31,11 @@ def no_progress(stage: str, share: float) -> None:
 HUGE_PAGE = 2 << 20  # bytes; weights that start on one are read faster, and JAX on a CPU takes them as they are
 
 
+Matrix = Float[Array, "rows cols"] | Quantised
+
+
 class Linear(NamedTuple):
-    weight: Float[Array, "rows cols"]
+    weight: Matrix
     bias: Float[Array, " rows"] | None
 
 
@@ -65,7 +70,7 @@ class Params(NamedTuple):
     embedding: Float[Array, "vocab dim"]
     layers: Sequence[Layer]
     norm: Float[Array, " dim"]
-    head: Float[Array, "vocab dim"]  # the same array as the embedding, where the two are tied
+    head: Matrix  # [vocab, dim]; the same array as the embedding, where the two are tied
     rope: Rope
 
 
@@ -80,39 +85,82 @@ def rope_table(config: Config, positions: int) -> Rope:
 
 
 def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, progress: Progress = no_progress) -> Params:
-    """Read every tensor of `checkpoint`, as `dtype`, onto the default device. `check_weights` comes first.
+    """Read every tensor of `checkpoint` onto the default device: codes as codes, all else as `dtype`.
 
-    `positions` is the number of positions that the RoPE table covers.
+    `check_weights` comes first. `positions` is the number of positions that the RoPE table covers.
     """
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
 
-    def place(*names: str) -> Array:
+    def place(*names: str) -> Array | Quantised:
         nonlocal done
         tensors = [checkpoint.tensors[name] for name in names]
-        rows = sum(tensor.shape[0] for tensor in tensors)
-        buffer = _aligned((rows, *tensors[0].shape[1:]), dtype)
+        shapes = _shapes(tensors, dtype)
+        buffers = jax.tree.map(lambda shape: _aligned(shape.shape, shape.dtype), shapes)
         start = 0
         for tensor in tensors:
-            for values in _in_parts(tensor.read()):
-                buffer[start : start + len(values)] = values
-                start += len(values)
+            for part in _stored_parts(tensor, shapes):
+                rows = len(jax.tree.leaves(part)[0])
+                for buffer, values in zip(jax.tree.leaves(buffers), jax.tree.leaves(part), strict=True):
+                    buffer[start : start + rows] = values
+                start += rows
                 checkpoint.release()
-                done += values.nbytes
+                done += tensor.bytes * rows / tensor.shape[0]
                 progress("reading weights", done / total)
-        return jax.device_put(buffer, may_alias=True)
+        return jax.device_put(buffers, may_alias=True)
 
     return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
+
+
+def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
+    """Runs of a tensor's rows as the arrays of `shapes` hold them."""
+    if isinstance(shapes, Quantised):
+        assert tensor.codes
+        return (shapes.stored(part, tensor.codes) for part in tensor.codes.parts())
+    return _in_parts(tensor.read())
+
+
+def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
+    """The arrays for tensors that are joined along their rows. They are quantised if all are, in the same way."""
+    rows, row = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
+    if codes := _joined([tensor.codes for tensor in tensors], math.prod(row)):
+        return KINDS[codes.form].shapes(rows, math.prod(row), codes)
+    return jax.ShapeDtypeStruct((rows, *row), dtype)
+
+
+def _joined(each: Sequence[Codes | None], cols: int) -> Codes | None:
+    """The codes of several tensors, where they can run as one matrix."""
+    first = each[0]
+    if first is None or not runs(first, cols):
+        return None
+    alike = all(codes and codes[:3] == first[:3] for codes in each)  # form, group and zero points
+    return first if alike else None
 
 
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
     """Raise CheckpointError for a tensor that holds NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, tensor in checkpoint.tensors.items():
-        for values in _in_parts(tensor.read()):
+        for values in _numbers(name, tensor, checkpoint.path):
             check_finite(name, values, path=checkpoint.path)
             checkpoint.release()
-            done += values.nbytes
+            done += tensor.bytes * len(values) / max(1, tensor.shape[0])
             progress("checking weights", done / total)
+
+
+def _numbers(name: str, tensor: Tensor, path: str) -> Iterator[np.ndarray]:
+    """Runs of rows of all that could be no number: the weights, or the scales of codes."""
+    if not tensor.codes:
+        yield from _in_parts(tensor.read())
+        return
+    for part in tensor.codes.parts():
+        if tensor.codes.form == "fp8" and (part.codes & 0x7F == 0x7F).any():
+            raise refused(path, f"{name} holds a NaN")
+        if part.scales.dtype == np.uint8:
+            if (part.scales == 0xFF).any():
+                raise refused(path, f"{name} has a scale that is NaN")
+            yield np.zeros((len(part.codes), 1), np.float32)
+        else:
+            yield part.scales
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
@@ -120,18 +168,24 @@ def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Param
     return _assemble(config, lambda *names: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
-def abstract_params(config: Config, *, dtype: np.dtype, positions: int) -> Params:
-    """The shapes and dtypes that `load_params` will give: enough to compile for."""
-    shapes = tensor_shapes(config)
+def abstract_params(
+    config: Config, *, dtype: np.dtype, positions: int, tensors: Mapping[str, Tensor] | None = None
+) -> Params:
+    """The shapes and dtypes that `load_params` will give: enough to compile for.
+
+    `tensors` are a checkpoint's; without them, those of one that is not quantised.
+    """
+    plain = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
+    known = tensors or plain
     table = jax.ShapeDtypeStruct((positions, config.head_dim // 2), np.float32)
 
     def place(*names: str) -> Any:
-        return jax.ShapeDtypeStruct((sum(shapes[name][0] for name in names), *shapes[names[0]][1:]), dtype)
+        return _shapes([known[name] for name in names], dtype)
 
     return _assemble(config, place, Rope(table, table))  # type: ignore
 
 
-def _assemble(config: Config, place: Callable[..., Array], rope: Rope) -> Params:
+def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
     """The whole tree of weights; `place` joins the tensors of the names that it is given along their rows."""
 
     def linear(*names: str, bias: bool = False) -> Linear:
@@ -173,9 +227,13 @@ def _assemble(config: Config, place: Callable[..., Array], rope: Rope) -> Params
     )
 
 
-def weight_bytes(config: Config, dtype: np.dtype) -> int:
-    """Bytes that the weights take, each stored once as `dtype`."""
-    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()) * dtype.itemsize
+def weight_bytes(params: Params) -> int:
+    """Bytes that the weights take, each stored once: of `abstract_params`, before there are any."""
+    head = None if params.head is params.embedding else params.head
+    return sum(
+        int(np.prod(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves((params.embedding, params.layers, params.norm, head))
+    )
 
 
 def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:

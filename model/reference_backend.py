@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import exact_parts
 from model.options import SamplingOptions
 from model.sampling import random_key, uniform
 from reference.config import Config
@@ -82,11 +83,12 @@ class ReferenceBackend:
 
 
 def load_reference_params(checkpoint: Checkpoint) -> Params:
-    """Every tensor of `checkpoint` in float64."""
+    """Every tensor of `checkpoint` in float64: of quantised ones, the weights that their codes stand for."""
     config = checkpoint.config
 
     def tensor(name: str) -> np.ndarray:
-        return checkpoint.tensors[name].read().astype(np.float64)
+        stored = checkpoint.tensors[name]
+        return np.concatenate(list(exact_parts(stored))) if stored.codes else stored.read().astype(np.float64)
 
     def linear(name: str, *, bias: bool = False) -> Linear:
         return Linear(tensor(f"{name}.weight"), tensor(f"{name}.bias") if bias else None)

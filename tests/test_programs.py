@@ -108,7 +108,7 @@ import jax
 import numpy as np
 from model.cache import cache_bytes
 from model.llama import load_backend
-from model.params import weight_bytes
+from model.params import abstract_params, weight_bytes
 from tests.random_models import SMALL, random_checkpoint
 config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
 backend = load_backend(random_checkpoint(config, seed=0), context=config.context)
@@ -116,7 +116,7 @@ cache = backend.rewind(backend.start(), config.context - backend.chunk)
 jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
 float32 = np.dtype(np.float32)
 rows = cache_bytes(config, batch=1, capacity=config.context + backend.chunk, dtype=float32)
-print(weight_bytes(config, float32) + rows)
+print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 """
 
 

@@ -1,0 +1,216 @@
+"""Quantised matrices as pytrees: codes that are decoded where they are multiplied, so that a product reads few bytes.
+
+A kind of codes is a class: how they lie in memory, and which float32 level each stands for. `model.ops` multiplies by
+any of them, as by a plain array. Which weights they come from is said in `reference.quantizers.schemes`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from model.checkpoints.checkpoint import Codes, Form
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.nf4 import NF4
+
+LANES = 16  # float32 numbers in an AVX-512 register; of two codes in a byte, the second belongs so many columns later
+SMALLEST_GROUP = 2 * LANES  # as many columns as 16 bytes of packed codes hold
+LARGEST_GROUP = 128  # larger ones become several with the same scale, unless they are whole rows
+ROW = 64  # rows of one group end at a multiple of so many columns
+
+
+class _Arrays(NamedTuple):
+    codes: Array  # [rows, bytes]
+    scales: Array  # [rows, groups]
+    zeros: Array | None  # int8 [rows, groups]: what is subtracted from a level, where integers have zero points
+
+
+class Quantised(_Arrays):
+    """A matrix [rows, cols] of levels times scales; zeros are appended to its columns up to whole groups."""
+
+    __slots__ = ()
+    form: ClassVar[Form]
+    packed: ClassVar[bool] = True  # two codes of 4 bits in a byte, else one
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # of the bytes
+    scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+    unit: ClassVar[float] = 1.0  # what all levels that `decode` gives are still to be multiplied by, a power of 2
+    middle: ClassVar[int] = 0  # the zero point of what is stored of integers
+
+    @property
+    def cols(self) -> int:
+        return self.codes.shape[1] * (1 + self.packed)
+
+    @property
+    def group(self) -> int:
+        return self.cols // self.scales.shape[1]
+
+    def real_scales(self) -> Float[Array, "rows groups"]:
+        return self.scales
+
+    @staticmethod
+    def decode(codes: Array) -> Float[Array, "*shape"]:
+        """The levels of codes as they are stored, those of 4 bits alone in their bytes; without `unit`."""
+        raise NotImplementedError
+
+    def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
+        """The levels in columns from `start` to `stop` of each block of so many columns, 16 at a time; without `unit`.
+
+        Each begins with its first column. What lies in the last block is a multiple of 32 columns, as are all numbers.
+        """
+        codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
+        step = LANES * (1 + self.packed)
+        for column in range(start, stop, step):
+            at = column // (1 + self.packed)
+            piece = codes[:, :, at : at + LANES]
+            if self.packed:
+                yield column, self.decode(piece & 15)
+                yield column + LANES, self.decode(piece >> 4)
+            else:
+                yield column, self.decode(piece)
+
+    def weights(self) -> Float[Array, "rows cols"]:
+        """The whole matrix in float32, each weight rounded once, its appended columns included."""
+        codes = self.codes
+        if self.packed:
+            shifts = jnp.array([[0], [4]], codes.dtype)
+            codes = codes.reshape(len(codes), -1, 1, LANES) >> shifts & 15  # [rows, pairs, 2, lanes]
+        levels = self.decode(codes).reshape(*self.scales.shape, -1)  # [rows, groups, group]
+        if self.zeros is not None:
+            levels = levels - self.zeros[..., None].astype(jnp.float32)
+        return (levels * self.unit * self.real_scales()[..., None]).reshape(len(codes), -1)
+
+    @classmethod
+    def shapes(cls, rows: int, cols: int, codes: Codes) -> "Quantised":
+        """The arrays for a matrix of that shape."""
+        group, _ = _group(codes, cols)
+        padded = -(-cols // group) * group if group else -(-cols // ROW) * ROW
+        grid = (rows, padded // group if group else 1)
+        stored: list[Any] = [
+            jax.ShapeDtypeStruct((rows, padded // (1 + cls.packed)), cls.dtype),
+            jax.ShapeDtypeStruct(grid, cls.scale_dtype),
+            jax.ShapeDtypeStruct(grid, np.int8) if codes.zeros else None,
+        ]
+        return cls(*stored)
+
+    @classmethod
+    def stored(cls, part: Quantized | Affine, codes: Codes) -> "Quantised":
+        """A part of `codes`, as NumPy arrays of `shapes`."""
+        rows, cols = part.codes.shape
+        shapes, (_, copies) = cls.shapes(rows, cols, codes), _group(codes, cols)
+        padded, groups = shapes.cols, shapes.scales.shape[1]
+        zeros = None
+
+        def spread(a: np.ndarray) -> np.ndarray:
+            return np.repeat(a, copies, axis=1)[:, :groups]
+
+        bits = part.codes
+        if isinstance(part, Affine):
+            zeros = (spread(part.zeros).astype(np.int16) - cls.middle).astype(np.int8)
+        elif cls.middle and cls.packed:
+            bits = bits + np.int8(cls.middle)
+        if isinstance(part, Affine) and not cls.packed:
+            bits = bits ^ np.uint8(cls.middle)  # less by 128, in two's complement
+        bits = np.pad(bits.view(np.uint8), [(0, 0), (0, padded - cols)])
+        if cls.packed:
+            pairs = bits.reshape(rows, -1, 2, LANES)
+            bits = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
+        arrays: Any = (bits.view(cls.dtype), spread(part.scales).astype(cls.scale_dtype), zeros)
+        return cls(*arrays)
+
+
+class Int8(Quantised):
+    """Integers from -128 to 127."""
+
+    __slots__ = ()
+    form = "int8"
+    packed = False
+    dtype = np.dtype(np.int8)
+    middle = 128
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        return codes.astype(jnp.float32)
+
+
+class Int4(Quantised):
+    """Integers from -8 to 7, stored more by 8."""
+
+    __slots__ = ()
+    form = "int4"
+    middle = 8
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        return (codes.astype(jnp.int32) - 8).astype(jnp.float32)
+
+
+class NF4Codes(Quantised):
+    """The 16 levels of NF4, chosen by bits: 15 selections are faster than to look them up in memory."""
+
+    __slots__ = ()
+    form = "nf4"
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        def choose(levels: np.ndarray) -> Any:
+            if len(levels) == 1:
+                return levels[0]
+            lower, upper = np.split(levels, 2)
+            return jnp.where((codes & len(lower)) != 0, choose(upper), choose(lower))
+
+        return choose(NF4.levels)
+
+
+class FP8(Quantised):
+    """e4m3. Its exponent and mantissa are those of a float16 that is 2^8 times smaller, subnormals included."""
+
+    __slots__ = ()
+    form = "fp8"
+    packed = False
+    dtype = np.dtype(np.int8)
+    unit = 2.0**8
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        # A signed byte brings its sign along, twice: to bit 15, where it belongs, and to bit 14.
+        bits = codes.astype(jnp.int16) << 7 & ~(1 << 14)
+        return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
+
+
+class MXFP4(Quantised):
+    """e2m1, which is a float16 that is 2^14 times smaller; of the scales, powers of two, the exponent."""
+
+    __slots__ = ()
+    form = "mxfp4"
+    scale_dtype = np.dtype(np.uint8)
+    unit = 2.0**14
+
+    def real_scales(self) -> Array:
+        """An exponent of 0 gives 0, as it would anyway where subnormal numbers count as 0."""
+        return lax.bitcast_convert_type(self.scales.astype(jnp.int32) << 23, jnp.float32)
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        bits = codes.astype(jnp.uint16)
+        return lax.bitcast_convert_type((bits & 8) << 12 | (bits & 7) << 9, jnp.float16).astype(jnp.float32)
+
+
+KINDS: dict[Form, type[Quantised]] = {kind.form: kind for kind in (Int8, Int4, NF4Codes, FP8, MXFP4)}
+
+
+def runs(codes: Codes, cols: int) -> bool:
+    """Whether a matrix with so many columns can run from these codes: groups are of 32 columns, or multiples."""
+    return codes.group >= cols or codes.group % SMALLEST_GROUP == 0
+
+
+def _group(codes: Codes, cols: int) -> tuple[int, int]:
+    """How many columns share a scale as arrays hold them, 0 where all of a row do; and how often each is repeated."""
+    if codes.group >= cols and not (codes.group <= LARGEST_GROUP and codes.group % SMALLEST_GROUP == 0):
+        return 0, 1
+    whole = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group
+    return whole, codes.group // whole
