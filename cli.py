@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from model.llama import Llama
     from model.train_loop import Progress as TrainingProgress
     from reference.llama import Params
-    from verify.campaign import Campaign
+    from verify.campaign import Campaign, Job
     from verify.runner import Report
     from verify.walk import Model as WalkedModel
     from verify.walk import Step
@@ -475,21 +475,17 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
         yield report
 
 
-# Of the functions of `model`, those that are called as the reference is. The others are walked through, block by block.
-VERIFIED = {
-    "gemm": ("model.ops:dot",),
-    "gemv": ("model.ops:dot", "model.ops:cpu_product"),
-    "rmsnorm": ("model.ops:rmsnorm",),
-}
-
-
 POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @llamaspec.command("verify")
 @click.argument("names", nargs=-1, metavar="[OP]...")
-@click.option("--candidate", metavar="MODULE:FUNCTION", help="What to verify.  [default: the ops of this package]")
-@click.option("--arrays", default="jax", show_default=True, help="What it is handed: jax, numpy, torch or cupy.")
+@click.option(
+    "--candidate",
+    metavar="MODULE[:FUNCTION]",
+    help="What to verify; of a module, the functions called as the ops are.  [default: the ops of this package]",
+)
+@click.option("--arrays", help="What it is handed: jax, numpy, torch or cupy.  [default: jax]")
 @click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, help="May be repeated.")
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
@@ -565,27 +561,32 @@ def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
 
 
 def _verify(ops: list[str], *, named: bool, **options: Any):
-    from verify.campaign import Campaign, again, choices, run
+    from verify.campaign import Campaign, again, choices, run, run_side_by_side
     from verify.catalogue import CONTRACTS
     from verify.report import as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
-    names = ("arrays", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "dtypes")
+    names = ("device", "python", "examples", "seed", "seconds", "timeout", "shapes", "dtypes")
     campaign = Campaign(
-        **{name: options[name] for name in names}, only=choices(options["narrowed"]), folder=Path(options["replays"])
+        **{name: options[name] for name in names},
+        arrays=options["arrays"] or "jax",
+        only=choices(options["narrowed"]),
+        folder=Path(options["replays"]),
     )
-    if candidate and not replay and len(ops) > 1:
-        raise ValueError("--candidate is one function: name the op that it is")
-    jobs = [(CONTRACTS[op], name) for op in ops for name in ([candidate] if candidate else VERIFIED.get(op, ()))]
-    if named and not jobs:
-        raise ValueError(f"no function here is called as {ops[0]} is: name one with --candidate")
+    jobs = [] if replay else _verify_jobs(ops, candidate, named=named)
+    at_once = 1 if candidate else min(len(jobs), len(os.sched_getaffinity(0)), 4)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports = []
-    with _verify_progress(campaign.examples) as (progress, aside):
-        once = [again(Path(replay), campaign, candidate=candidate)] if replay else []
+    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples) as (progress, aside):
+        if replay:
+            told = iter([again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"])])
+        elif at_once > 1:
+            told = run_side_by_side(jobs, campaign, at_once=at_once, progress=progress)
+        else:
+            told = run(jobs, campaign, progress=progress)
         walks = () if named or candidate or replay else _walk_random_models(campaign)
-        for report, lines in itertools.chain(once or run(jobs, campaign, progress=progress), walks):
+        for report, lines in itertools.chain(told, walks):
             reports.append(report)
             if not as_json_text:
                 with aside():
@@ -597,6 +598,36 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
+
+
+def _verify_jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
+    """A job for each op and what is verified of it: the candidate, or else all that this package has."""
+    from verify.campaign import Job
+
+    if candidate and ":" in candidate:
+        if len(ops) > 1:
+            raise ValueError("--candidate is one function: name the op that it is, or the module alone for several")
+        return [Job(ops[0], candidate)]
+    if candidate:
+        if not named:
+            raise ValueError("--candidate is a module: name the ops that it has")
+        return [Job(op, f"{candidate}:{op}") for op in ops]
+
+    from model.candidates.table import CANDIDATES
+    from verify.catalogue import IMPLEMENTATIONS
+
+    jobs = []
+    for op in ops:
+        jobs += [
+            # What is interpreted takes seconds for a new shape.
+            Job(op, c.function, dtypes=c.dtypes, only=c.only, shapes=4 if c.kernel else None, share=1 / 4)
+            for c in CANDIDATES
+            if c.op == op
+        ]
+        if not any(job.op == op for job in jobs):
+            right = IMPLEMENTATIONS[op]
+            jobs.append(Job(op, right.name, arrays="numpy", only=right.only, share=1 / 4))
+    return jobs
 
 
 def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):

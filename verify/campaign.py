@@ -1,9 +1,11 @@
-"""Runs of several contracts, each on a candidate in a process of its own: what the command line asks for."""
+"""Several contracts, each with a candidate in a process of its own: what the command line asks for."""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -43,36 +45,90 @@ class Campaign:
         )
 
 
-def run(
-    jobs: Sequence[tuple[Contract, str]], campaign: Campaign, *, progress: Callable[[str], Progress]
-) -> Iterator[tuple[Report, list[str]]]:
-    """Hold the candidate of each job to its contract; gives each report with the lines that tell of it.
+@dataclass(frozen=True)
+class Job:
+    """An op, a function for it, and what of a campaign that function is made for."""
+
+    op: str
+    candidate: str
+    arrays: str | None = None  # None: what the campaign hands over
+    dtypes: tuple[str, ...] = ()  # the only ones that it takes, if it does not take all
+    only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    shapes: int | None = None  # and this many different ones at most
+    share: float = 1.0  # of the campaign's seconds
+
+    def within(self, campaign: Campaign) -> Campaign:
+        """The campaign as this job takes part in it: in dtypes of its own where it takes none of the others."""
+        dtypes = tuple(name for name in campaign.dtypes if not self.dtypes or name in self.dtypes)
+        arrays = self.arrays or campaign.arrays
+        return replace(
+            campaign,
+            arrays=arrays,
+            dtypes=dtypes or self.dtypes,
+            seconds=self.share * campaign.seconds,
+            shapes=campaign.shapes or self.shapes or (SHAPES if arrays == "jax" else None),
+            only={**self.only, **campaign.only},
+        )
+
+
+Told = tuple[Report, list[str]]  # and the lines that tell of it
+
+
+def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], Progress]) -> Iterator[Told]:
+    """Hold the candidate of each job to its contract, one after the other.
 
     Raises ImportError for a candidate that cannot be imported, before it is called, and ValueError for a campaign
     that cannot be run.
     """
-    precisions = [precision(name) for name in campaign.dtypes]
-    shapes = campaign.shapes or (SHAPES if campaign.arrays == "jax" else None)
-    for contract, candidate in jobs:
-        with campaign.worker(candidate) as worker:
-            worker.start()
-            for wanted in precisions:
-                report = verify(
-                    contract,
-                    worker,
-                    precision=wanted,
-                    examples=campaign.examples,
-                    seed=campaign.seed,
-                    seconds=float(campaign.seconds),
-                    shapes=shapes,
-                    only=campaign.only,
-                    progress=progress(f"{contract.name} {wanted.name}"),
-                )
-                yield report, counterexample(report, contract, replay=_save(contract, report, campaign))
+    for name in campaign.dtypes:
+        precision(name)
+    for job in jobs:
+        yield from _run(job, campaign, progress)
 
 
-def again(path: Path, campaign: Campaign, *, candidate: str | None) -> tuple[Report, list[str]]:
-    """Call the candidate of a replay file, or another one, as the file says.
+def run_side_by_side(
+    jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Callable[[str], Progress]
+) -> Iterator[Told]:
+    """`run`, with so many jobs at once; progress is told how many are done."""
+    for name in campaign.dtypes:
+        precision(name)
+    # Fresh processes: what imported jax cannot be forked.
+    with ProcessPoolExecutor(at_once, mp_context=get_context("spawn")) as pool:
+        tasks = [pool.submit(_run_all, job, campaign) for job in jobs]
+        done = progress("ops")
+        try:
+            for count, task in enumerate(tasks, 1):
+                yield from task.result()
+                done(count)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run_all(job: Job, campaign: Campaign) -> list[Told]:
+    return list(_run(job, campaign, lambda stage: lambda examples: None))
+
+
+def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
+    contract, campaign = contract_for(job.op), job.within(campaign)
+    with campaign.worker(job.candidate) as worker:
+        worker.start()
+        for dtype in campaign.dtypes:
+            report = verify(
+                contract,
+                worker,
+                precision=precision(dtype),
+                examples=campaign.examples,
+                seed=campaign.seed,
+                seconds=float(campaign.seconds),
+                shapes=campaign.shapes,
+                only=campaign.only,
+                progress=progress(f"{job.op} {dtype}"),
+            )
+            yield report, counterexample(report, contract, replay=_save(contract, report, campaign))
+
+
+def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Told:
+    """Call the candidate of a replay file as the file says; or another one, or with the arrays of another library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
     """
@@ -82,7 +138,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None) -> tuple[Rep
     if replays.digest(contract, saved.dtype, saved.draw) != saved.inputs:
         raise ValueError(f"{path}: its draw no longer stands for the same inputs; it was made by another version")
     start = monotonic()
-    with campaign.worker(candidate or saved.candidate) as worker:
+    with replace(campaign, arrays=arrays or saved.arrays).worker(candidate or saved.candidate) as worker:
         worker.start()
         examination = examine(contract, worker, wanted, saved.draw)
     report = Report(saved.op, worker.name, saved.dtype, campaign.seed, 1, monotonic() - start, examination)

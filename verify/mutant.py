@@ -37,6 +37,11 @@ class Implementation:
     mutants: tuple[Mutant, ...]
     only: Mapping[str, Sequence[Any]]  # the draws that the function is made for
 
+    @property
+    def name(self) -> str:
+        """As `--candidate` takes it."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
         """The wrong function. Raises ValueError where `old` is not in the text of the right one exactly once."""
         source = textwrap.dedent(inspect.getsource(self.function))

@@ -263,7 +263,14 @@ def _pool(strategy: st.SearchStrategy[Draw], count: int, *, seed: int) -> list[D
     pool: dict[str, Draw] = {}
 
     @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=4 * count, database=None, phases=(Phase.generate,), verbosity=Verbosity.quiet)
+    @hypothesis.settings(
+        max_examples=4 * count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        verbosity=Verbosity.quiet,
+        suppress_health_check=tuple(HealthCheck),  # type: ignore
+    )
     @hypothesis.given(strategy)
     def collect(draw: Draw) -> None:
         if len(pool) < count:

@@ -1,0 +1,93 @@
+"""The plain form of our ops, and that for a CPU, called as the reference is.
+
+This is what can be called alone. What runs inside the fused ops of a block is verified by walking through models.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from model import ops, sampling
+from model.cache import LayerCache
+from model.options import SamplingOptions
+from reference.config import Config
+
+gemm = gemv = jax.jit(ops.dot)
+cpu_gemv = jax.jit(ops.cpu_product)
+rmsnorm = jax.jit(ops.rmsnorm, static_argnames="eps")
+argmax = jax.jit(sampling.greedy)
+
+
+@jax.jit
+def rope_halves(
+    x: Float[Array, "batch seq heads head_dim"],
+    positions: Int[Array, "batch seq"],
+    frequencies: Float[Array, " pairs"],
+) -> Float[Array, "batch seq heads head_dim"]:
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return ops.rope(x, ops.Positions(positions, jnp.cos(angles), jnp.sin(angles)))
+
+
+@partial(jax.jit, static_argnames="window")
+def attention_prefill(
+    q: Float[Array, "batch queries heads head_dim"],
+    k: Float[Array, "batch capacity kv_heads head_dim"],
+    v: Float[Array, "batch capacity kv_heads head_dim"],
+    offsets: Int[Array, " batch"],
+    *,
+    window: int | None,
+) -> Float[Array, "batch queries heads head_dim"]:
+    return _attend(q, k, v, offsets[:, None] + jnp.arange(q.shape[1]), window=window)
+
+
+@partial(jax.jit, static_argnames="window")
+def attention_decode(
+    q: Float[Array, "batch heads head_dim"],
+    k: Float[Array, "batch capacity kv_heads head_dim"],
+    v: Float[Array, "batch capacity kv_heads head_dim"],
+    lengths: Int[Array, " batch"],
+    *,
+    window: int | None,
+) -> Float[Array, "batch heads head_dim"]:
+    return _attend(q[:, None], k, v, lengths[:, None] - 1, window=window)[:, 0]
+
+
+# Of a model only the heads are looked at.
+_ONE = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
+
+
+def _attend(q: Array, k: Array, v: Array, at: Int[Array, "batch seq"], *, window: int | None) -> Array:
+    config = replace(_ONE, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3])
+    cache = LayerCache(k.swapaxes(1, 2), v.swapaxes(1, 2))
+    nowhere = jnp.zeros((*at.shape, 0))
+    return ops.attend(q, cache, ops.Positions(at, nowhere, nowhere), window=window, config=config).reshape(q.shape)
+
+
+@jax.jit
+def _distribution(logits: Array, options: sampling.Sampling) -> Array:
+    return sampling.distribution(logits[None].astype(jnp.float32), options)[0]
+
+
+def distribution(
+    logits: Float[Array, " vocab"],
+    seen: Array,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+) -> Float[Array, " vocab"]:
+    """Without a penalty, which `model.sampling.sample` applies before."""
+    options = SamplingOptions(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
+    return _distribution(logits, sampling.as_arrays(options))
+
+
+@jax.jit
+def draw(p: Float[Array, " vocab"], u: float) -> Int[Array, ""]:
+    return sampling.draw(p[None], jnp.asarray(u, jnp.float32)[None])[0]
