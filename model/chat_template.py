@@ -20,6 +20,7 @@ from threading import Timer
 from typing import Any
 
 from model.checkpoints.checkpoint import os_errors, refused
+from model.checkpoints.gguf_layout import MAGIC as GGUF
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strict_json import read_object, short
 from model.tokenizers.tokenizer import Tokenizer, check_text
@@ -75,14 +76,10 @@ class ChatTemplate:
 def find_template(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate:
     """The template of the first of `places` that has one, else the one built in for a tokenizer like this.
 
-    A place is a directory, or a file in it: the tokenizer's, the model's. A template is in chat_template.jinja or
-    in tokenizer_config.json. Raises CheckpointError if there is none, or none that can be used.
+    Raises CheckpointError if there is none, or none that can be used.
     """
-    for place in places:
-        folder = Path(place) if Path(place).is_dir() else Path(place).parent
-        found = _in_directory(folder, tokenizer)
-        if found:
-            return found
+    if found := template_of(tokenizer, *places):
+        return found
     if "<|start_header_id|>" in tokenizer.special:
         return _built_in("llama3.jinja", tokenizer)
     if {"<s>", "</s>"} <= tokenizer.special.keys():
@@ -90,6 +87,19 @@ def find_template(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate:
     where = places[0] if places else "the model"
     what = "no chat_template.jinja, none in tokenizer_config.json, and a tokenizer that is not Llama's"
     raise refused(where, f"has no chat template: {what}")
+
+
+def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | None:
+    """The template of the first of `places` that has one.
+
+    A place is a directory, or a file in it: the tokenizer's, the model's. A template is in the file itself (GGUF),
+    in chat_template.jinja or in tokenizer_config.json. Raises CheckpointError if it cannot be used.
+    """
+    for place in map(Path, places):
+        found = _in_directory(place, tokenizer) if place.is_dir() else _in_file(place, tokenizer)
+        if found:
+            return found
+    return None
 
 
 class SpecialTokens:
@@ -139,6 +149,17 @@ class SpecialTokens:
         return self._split.split(text)[-1].translate(self._reveal)
 
 
+def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template inside a GGUF file, else the one beside it."""
+    with os_errors(path):
+        if path.is_file() and (file := MappedFile(path)).bytes(0, len(GGUF)) == GGUF:
+            from model.tokenizers.gguf import read_template
+
+            if found := read_template(file):
+                return _checked(path, *found, tokenizer)
+    return _in_directory(path.parent, tokenizer)
+
+
 def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     with os_errors(folder):
@@ -148,9 +169,13 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         path, source = config_path, _default(config.get("chat_template"), config_path)
     if source is None:
         return None
+    return _checked(path, source, _stated_tokens(config, config_path), tokenizer)
+
+
+def _checked(path: Path, source: str, tokens: Mapping[str, str], tokenizer: Tokenizer) -> ChatTemplate:
     if len(source.encode(errors="surrogatepass")) > LARGEST:
         raise refused(path, f"its chat template has more than {LARGEST} bytes")
-    return ChatTemplate(str(path), source, _named_tokens(tokenizer) | _stated_tokens(config, config_path))
+    return ChatTemplate(str(path), source, _named_tokens(tokenizer) | tokens)
 
 
 def _built_in(name: str, tokenizer: Tokenizer) -> ChatTemplate:

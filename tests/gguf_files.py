@@ -176,3 +176,35 @@ def file_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32") 
     if (factors := rope_factors(config)) is not None:
         stored = {"rope_freqs.weight": Tensor(factors.shape, factors.tobytes()), **stored}
     return File(keys_of(config), stored)
+
+
+def sentencepiece_keys(proto: Any) -> dict[str | bytes, tuple[int, Any]]:
+    """A SentencePiece model as llama.cpp's converter writes it."""
+    pieces, trainer = proto.pieces, proto.trainer_spec
+    names = [piece.piece for piece in pieces]
+    return {
+        "tokenizer.ggml.model": (STRING, "llama"),
+        "tokenizer.ggml.pre": (STRING, "default"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, names)),
+        "tokenizer.ggml.scores": (ARRAY, (F32, [piece.score for piece in pieces])),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, [piece.type for piece in pieces])),
+        "tokenizer.ggml.bos_token_id": (U32, names.index(trainer.bos_piece)),
+        "tokenizer.ggml.eos_token_id": (U32, names.index(trainer.eos_piece)),
+        "tokenizer.ggml.unknown_token_id": (U32, names.index(trainer.unk_piece)),
+    }
+
+
+def byte_level_keys(spec: dict[str, Any], *, pre: str) -> dict[str | bytes, tuple[int, Any]]:
+    """A tokenizer.json of byte-level BPE as llama.cpp's converter writes it."""
+    ids = spec["model"]["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
+    types = {token["id"]: 3 if token["special"] else 4 for token in spec["added_tokens"]}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    assert [ids[token] for token in tokens] == list(range(len(tokens)))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, pre),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, [types.get(id, 1) for id in range(len(tokens))])),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
+    }

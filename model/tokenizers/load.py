@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
+from model.checkpoints.gguf_layout import MAGIC as GGUF
 from model.checkpoints.mapped import MappedFile
 from model.tokenizers.tokenizer import Tokenizer
 
@@ -14,6 +15,7 @@ LARGEST = 64 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a file, or the first of tokenizer.json, tokenizer.model and tokenizer.bin in a directory.
 
+    The file may be a GGUF with a tokenizer inside.
     Raises CheckpointError, one line that names the file and what is wrong with it.
     """
     path = Path(path)
@@ -21,6 +23,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if path.is_dir():
             path = _in_directory(path)
     file = MappedFile(path)
+    if file.bytes(0, len(GGUF)) == GGUF:
+        from model.tokenizers.gguf import read_gguf
+
+        if found := read_gguf(file):
+            return found
+        raise refused(path, "has no tokenizer inside")
     if file.size > LARGEST:
         raise refused(path, f"has {file.size:,} bytes, too many for a tokenizer")
     return _recognise(file.bytes(0, file.size), str(path))

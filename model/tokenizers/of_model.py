@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, refused
+from model.checkpoints.mapped import MappedFile
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import Tokenizer
 
@@ -10,14 +11,23 @@ PADDING = 64  # models round their vocabulary up for the hardware, by less than 
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
-    """The tokenizer at a path, or for None the one beside the model.
+    """The tokenizer at a path, or for None the one inside the model's file (GGUF), else the one beside it.
 
     Raises CheckpointError if there is none, or if its vocabulary is not the model's.
     """
     beside = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else beside if beside.is_dir() else beside.parent
-    found = load_tokenizer(path)
+    inside = _inside(checkpoint) if tokenizer is None else None
+    found = inside or load_tokenizer(path)
     vocab = checkpoint.config.vocab
     if not vocab - vocab // PADDING <= found.vocab <= vocab:
         raise refused(path, f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}")
     return found
+
+
+def _inside(checkpoint: Checkpoint) -> Tokenizer | None:
+    if not checkpoint.format.startswith("gguf"):
+        return None
+    from model.tokenizers.gguf import read_gguf
+
+    return read_gguf(MappedFile(checkpoint.path))

@@ -1,0 +1,149 @@
+"""The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
+
+It becomes what the libraries read, a SentencePiece model or a tokenizer.json, so that one implementation serves all
+files. As in llama.cpp nothing is normalised, and the name in tokenizer.ggml.pre stands for how a text is split.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from model.checkpoints.gguf_config import BOS
+from model.checkpoints.gguf_file import Metadata, read_header, short
+from model.checkpoints.mapped import MappedFile
+from model.tokenizers.tokenizer import Tokenizer
+from reference.byte_bpe import GPT2, LLAMA3, QWEN2
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
+TYPE = "tokenizer.ggml.model"
+
+# By tokenizer.ggml.pre: the patterns that cut a text, one after the other.
+PATTERNS = {
+    "llama-bpe": (LLAMA3,),
+    "qwen2": (QWEN2,),
+    "gpt-2": (GPT2,),
+    "smollm": (r"\p{N}", GPT2),
+}
+SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is that one, and texts begin with BOS unless it is said
+
+
+def read_gguf(file: MappedFile) -> Tokenizer | None:
+    """The tokenizer of a GGUF file; None where it has none. Raises CheckpointError for one that cannot be used."""
+    metadata = read_header(file).metadata
+    kind = metadata.string(TYPE, "none")
+    if kind in ("none", "no_vocab"):
+        return None
+    if kind not in ("llama", "gpt2"):
+        raise metadata.refused(f"{TYPE} {short(kind)} is not supported (only llama and gpt2)")
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    if len(set(tokens)) < len(tokens):
+        seen: set[str] = set()
+        twice = next(token for token in tokens if token in seen or seen.add(token))
+        raise metadata.refused(f"token {short(twice)} is there twice")
+    types = _types(metadata, len(tokens))
+    read = _sentencepiece if kind == "llama" else _byte_level
+    return read(metadata, tokens, types)
+
+
+def read_template(file: MappedFile) -> tuple[str, dict[str, str]] | None:
+    """The chat template of a GGUF file and the texts of bos_token and eos_token; None where it has none."""
+    metadata = read_header(file).metadata
+    if "tokenizer.chat_template" not in metadata:
+        return None
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    named = {}
+    for name in ("bos", "eos"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key in metadata and 0 <= (id := metadata.integer(key)) < len(tokens):
+            named[f"{name}_token"] = tokens[id]
+    return metadata.string("tokenizer.chat_template"), named
+
+
+def _types(metadata: Metadata, count: int) -> Sequence[int]:
+    key = "tokenizer.ggml.token_type"
+    if key not in metadata:
+        return [NORMAL] * count
+    types = metadata.numbers(key)
+    if len(types) != count or types.dtype.kind not in "iu" or not np.all((types >= NORMAL) & (types <= BYTE)):
+        raise metadata.refused(f"{key} is not a list of {count} numbers from {NORMAL} to {BYTE}")
+    return types.tolist()
+
+
+def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool) -> int | None:
+    """The id that begins a text, where one does."""
+    if BOS not in metadata or not metadata.boolean("tokenizer.ggml.add_bos_token", default):
+        return None
+    if not 0 <= (id := metadata.integer(BOS)) < len(tokens):
+        raise metadata.refused(f"{BOS} is {short(id)}, outside a vocabulary of {len(tokens)}")
+    return id
+
+
+def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+
+    from model.tokenizers.sentencepiece_model import from_proto
+
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens) or scores.dtype.kind != "f" or not np.all(np.isfinite(scores)):
+        raise metadata.refused(f"tokenizer.ggml.scores is not a list of {len(tokens)} finite numbers")
+    if UNKNOWN not in types:
+        raise metadata.refused("no token stands for what is unknown")
+    proto = ModelProto()
+    for text, score, kind in zip(tokens, scores.tolist(), types, strict=True):
+        proto.pieces.add(piece=text, score=score, type=kind)
+    bos, trainer = _bos(metadata, tokens, default=True), proto.trainer_spec
+    trainer.model_type = trainer.BPE
+    trainer.vocab_size = len(tokens)
+    trainer.byte_fallback = BYTE in types
+    trainer.unk_piece = tokens[types.index(UNKNOWN)]
+    proto.normalizer_spec.add_dummy_prefix = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
+    proto.normalizer_spec.remove_extra_whitespaces = False
+    return replace(from_proto(proto, path=metadata.path), bos=bos)
+
+
+def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    from model.tokenizers.huggingface import read_huggingface
+
+    name = metadata.string("tokenizer.ggml.pre")
+    name = SAME.get(name, name)
+    if name not in PATTERNS:
+        known = ", ".join(PATTERNS)
+        raise metadata.refused(f"tokenizer.ggml.pre {short(name)} is not supported (only {known})")
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    merges = metadata.strings("tokenizer.ggml.merges")
+    for i, merge in enumerate(merges):
+        first, _, second = merge.partition(" ")
+        if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
+            raise metadata.refused(f"merge {i}, {short(merge)}, is not of two tokens that make a third")
+    bos = _bos(metadata, tokens, default=name in WHOLE_WORDS)
+    added = [
+        {"id": id, "content": token, "special": kind == CONTROL}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for id, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    spec = _spec(vocabulary, merges, PATTERNS[name], whole_words=name in WHOLE_WORDS) | {"added_tokens": added}
+    # Under a name of its own, since a tokenizer_config.json beside the file is none of this tokenizer's.
+    tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
+    return replace(tokenizer, bos=bos)
+
+
+def _spec(
+    vocabulary: dict[str, int], merges: list[str], patterns: Sequence[str], *, whole_words: bool
+) -> dict[str, Any]:
+    """The tokenizer.json of such a byte-level tokenizer, without what comes beside its vocabulary."""
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
+    ]
+    return {
+        "version": "1.0",
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, bytes_only]},
+        "decoder": bytes_only,
+        "model": {"type": "BPE", "ignore_merges": whole_words, "vocab": vocabulary, "merges": merges},
+    }
