@@ -341,16 +341,23 @@ def inspect(model: str, as_json: bool):
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option("--to", "form", required=True, type=click.Choice(["safetensors", "llama2c"]), help="The format of DST.")
-def convert(source: str, destination: str, form: str):
+@quantize_option
+def convert(source: str, destination: str, form: str, quantize: str | None):
     """Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c.
 
-    Every weight is kept bit for bit. DST must not exist; it appears when it is complete.
+    Every weight is kept bit for bit, unless it is quantised: with --quantize, the matrices are. DST must
+    not exist; it appears when it is complete.
     """
+    if quantize and form == "llama2c":
+        raise click.UsageError("--quantize goes with --to safetensors: llama2.c's format here holds float32")
+    from model.checkpoints.codes import quantised
     from model.checkpoints.huggingface_writer import write_huggingface
     from model.checkpoints.llama2c_writer import write_llama2c
     from model.checkpoints.open import open_checkpoint
 
     checkpoint = open_checkpoint(source)
+    if quantize:
+        checkpoint = quantised(checkpoint, quantize)
     write = write_huggingface if form == "safetensors" else write_llama2c
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     with _progress() as progress:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from reference.config import Config
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -28,7 +28,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "format": checkpoint.format,
         "config": asdict(config),
         "tensors": [
-            {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype.name, "bytes": tensor.bytes}
+            {"name": name, "shape": list(tensor.shape), "dtype": _dtype(tensor), "bytes": tensor.bytes}
             for name, tensor in tensors.items()
         ],
         "parameters": sum(prod(tensor.shape) for tensor in tensors.values()),
@@ -39,6 +39,10 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
             2 * config.layers * config.kv_heads * config.head_dim * tensors[EMBEDDING].dtype.itemsize
         ),
     }
+
+
+def _dtype(tensor: Tensor) -> str:
+    return tensor.codes.form if tensor.codes else tensor.dtype.name
 
 
 def _share_read(name: str, config: Config) -> float:

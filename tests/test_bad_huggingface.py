@@ -81,7 +81,8 @@ def write_raw(path: Path, header: dict[str, Any], data: bytes) -> None:
 NORM = "model.norm.weight"  # 48 numbers, last but one in its file
 ENTRIES = [
     ({"dtype": "F64"}, 'dtype "F64", which is not read'),
-    ({"dtype": "F8_E4M3"}, 'dtype "F8_E4M3", which is not read'),
+    ({"dtype": "F8_E5M2"}, 'dtype "F8_E5M2", which is not read'),
+    ({"dtype": "I32"}, "holds int32, which config.json has no quantization_config for"),
     ({"dtype": "f32"}, 'dtype "f32"'),
     ({"dtype": None}, "dtype null"),
     ({"dtype": ["F32"]}, "dtype a list"),

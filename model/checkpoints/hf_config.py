@@ -168,8 +168,6 @@ def _family(fields: Fields) -> Family:
     name = fields.values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise refused(fields.path, f"model_type {short(name)} is not supported (only {', '.join(FAMILIES)})")
-    if fields.values.get("quantization_config") is not None:
-        raise refused(fields.path, "quantization_config: quantised weights are not read from this format yet")
     activation = fields.values.get("hidden_act", "silu")
     if activation != "silu":
         raise refused(fields.path, f"hidden_act {short(activation)} is not supported (only silu)")

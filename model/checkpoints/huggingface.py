@@ -12,6 +12,8 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused, tensor_shapes
 from model.checkpoints.hf_config import read_config, read_tokens
+from model.checkpoints.huggingface_quantised import Located, read_rule, take_quantised
+from model.checkpoints.huggingface_rule import FLOATS
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strangers import weights_file
@@ -20,8 +22,6 @@ from reference.config import Config
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
-
-Located = dict[str, tuple[MappedFile, Entry]]
 
 
 def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
@@ -35,18 +35,26 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Chec
     config = read_config(values, config_path)
     generation: dict[str, Any] = read_object(generation_path) if has_generation else {}
     bos, stops = read_tokens(values, config_path, generation, generation_path, vocab=config.vocab)
+    rule = read_rule(values, config_path)
 
     located = _locate(weights) if weights else _locate_all(directory)
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
-    _check_tensors(path, config, located)
+    _check_number(path, config, located)
+    shapes = tensor_shapes(config)
+    quantised = take_quantised(rule, shapes, located, path) if rule else {}
+    plain = {name: shape for name, shape in shapes.items() if name not in quantised}
+    _check_tensors(path, config, plain, located)
     tensors = {
-        name: Tensor(shape, entry.dtype, partial(file.array, entry.dtype, shape, entry.offset))
-        for name, shape in tensor_shapes(config).items()
-        for file, entry in [located[name]]
+        name: quantised[name] if name in quantised else _tensor(located[name], shape) for name, shape in shapes.items()
     }
     release = partial(_release, list(files.values()))
     return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, release=release)
+
+
+def _tensor(place: tuple[MappedFile, Entry], shape: tuple[int, ...]) -> Tensor:
+    file, entry = place
+    return Tensor(shape, entry.dtype, partial(file.array, entry.dtype, shape, entry.offset))
 
 
 def _release(files: list[MappedFile]) -> None:
@@ -104,11 +112,13 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
     return directory / name
 
 
-def _check_tensors(path: str, config: Config, located: Located) -> None:
-    """Refuse a checkpoint whose tensors are not exactly those of `config`."""
+def _check_number(path: str, config: Config, located: Located) -> None:
     if config.layers * max(1, config.experts) > len(located):  # before a name is made for each
         raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({config.experts} experts)")
-    expected = tensor_shapes(config)
+
+
+def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...]], located: Located) -> None:
+    """Refuse a checkpoint whose tensors are not exactly those `expected`, beside the quantised ones."""
     for name, shape in expected.items():
         if name not in located:
             raise refused(path, f"lacks tensor {name}")
@@ -116,6 +126,8 @@ def _check_tensors(path: str, config: Config, located: Located) -> None:
             raise refused(
                 path, f"{name} has shape {list(located[name][1].shape)}, but config.json makes it {list(shape)}"
             )
+        if (dtype := located[name][1].dtype.name) not in FLOATS:
+            raise refused(path, f"{name} holds {dtype}, which config.json has no quantization_config for")
     for name in located:
         # Llama 2's first conversions carry each layer's RoPE frequencies, which everyone computes anew.
         if name not in expected and name != HEAD and not name.endswith(".rotary_emb.inv_freq"):

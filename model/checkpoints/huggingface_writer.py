@@ -1,17 +1,21 @@
 """Writes Hugging Face's directory: config.json, generation_config.json and model.safetensors."""
 
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checkpoint import Checkpoint, Tensor, refused
 from model.checkpoints.checks import check_finite
+from model.checkpoints.codes import is_matrix
 from model.checkpoints.hf_config_writer import format_config, format_tokens
+from model.checkpoints.huggingface_compressed import CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
+from reference.quantizers.affine import Affine
 
 # What belongs to a model beside its weights: how it reads and writes text.
 COMPANIONS = (
@@ -25,28 +29,107 @@ def write_huggingface(
 ) -> None:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
+    Quantised matrices are written as compressed-tensors has them, their scales in float32 unless they are exponents.
     Tokenizer files and chat template that lie in or beside the source, under their usual names, come along.
     `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
-    directory exists, the disk is full, a weight is not finite, or no family that transformers knows is this model.
+    directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
+    or compressed-tensors cannot hold its codes.
     """
+    rule = _rule(checkpoint)
+    entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(name, tensor, rule)]
     # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
-    order = sorted(checkpoint.tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-    config = format_config(checkpoint, dtype=checkpoint.tensors["model.embed_tokens.weight"].dtype.name)
+    stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
+    dtype = "float32" if rule else checkpoint.tensors["model.embed_tokens.weight"].dtype.name
+    config = format_config(checkpoint, dtype=dtype)
+    if rule:
+        config["quantization_config"] = format_compressed_tensors(rule, plain=_plain_modules(checkpoint))
     tokens = {key: value for key, value in format_tokens(checkpoint).items() if value is not None}
+    header = format_header(stored)
+    place, end = {}, len(header)  # where the next bytes of each tensor go
+    for part, (kind, shape) in stored.items():
+        place[part], end = end, end + math.prod(shape) * kind.itemsize
     with new_directory(directory) as staged:
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
         for companion in _companions(Path(checkpoint.path)):
             shutil.copyfile(companion, staged / companion.name)
         with open(staged / "model.safetensors", "wb") as file:
-            file.write(format_header({name: (tensor.dtype, tensor.shape) for name, tensor in order}))
-            for name, tensor in order:
-                array = tensor.read()
-                check_finite(name, array, path=checkpoint.path)
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-                checkpoint.release()
+            file.write(header)
+            for name, tensor in checkpoint.tensors.items():
+                for part, array in _arrays(name, tensor, rule, path=checkpoint.path):
+                    file.seek(place[part])
+                    place[part] += file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                    checkpoint.release()
                 if progress:
                     progress(name, tensor.bytes)
+
+
+def _rule(checkpoint: Checkpoint) -> CompressedTensors | None:
+    """How the quantised matrices are written, all in the same way; None where there are none."""
+    matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
+    each = [tensor.codes for tensor in matrices.values() if tensor.codes]
+    if not each:
+        return None
+    grouped = any(tensor.codes.group < tensor.shape[1] for tensor in matrices.values() if tensor.codes)
+    for name, tensor in matrices.items():
+        codes = tensor.codes
+        assert codes
+        if (codes.form, codes.zeros) != (each[0].form, each[0].zeros) or (grouped and codes.group != each[0].group):
+            what = f"{name} is quantised in another way than the matrices before it, which no standard layout allows"
+            raise refused(checkpoint.path, what)
+        if grouped and tensor.shape[1] % codes.group:
+            what = f"{name} has rows of {tensor.shape[1]} weights, which are no whole groups of {codes.group}"
+            raise refused(checkpoint.path, f"{what}: compressed-tensors cannot hold it (q8_row and fp8 have no groups)")
+    try:
+        return rule_for(each[0], rows_grouped=grouped)
+    except ValueError as error:
+        raise refused(checkpoint.path, str(error)) from error
+
+
+def _plain_modules(checkpoint: Checkpoint) -> list[str]:
+    """What transformers has as linear modules and is not quantised."""
+    plain = [
+        name.removesuffix(".weight")
+        for name, tensor in checkpoint.tensors.items()
+        if tensor.codes is None and (is_matrix(name) or name.endswith(".gate.weight"))
+    ]
+    return [*plain, "lm_head"] if checkpoint.config.tied else plain
+
+
+def _entries(
+    name: str, tensor: Tensor, rule: CompressedTensors | None
+) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
+    """The stored tensors that a tensor becomes, with their dtypes and shapes."""
+    if rule is None or tensor.codes is None:
+        yield name, (tensor.dtype, tensor.shape)
+        return
+    rows, cols = tensor.shape
+    for part, stored in rule.stored(rows, cols).items():
+        yield f"{name.removesuffix('.weight')}.{part}", (np.dtype(stored.dtypes[0]), stored.shape)
+
+
+def _arrays(
+    name: str, tensor: Tensor, rule: CompressedTensors | None, *, path: str
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Runs of rows of each stored tensor, in order."""
+    if rule is None or tensor.codes is None:
+        array = tensor.read()
+        check_finite(name, array, path=path)
+        yield name, array
+        return
+    module, zeros = name.removesuffix(".weight"), []
+    for part in tensor.codes.parts():
+        if part.scales.dtype == np.float32:
+            check_finite(f"{module}'s scales", part.scales, path=path)
+        if isinstance(part, Affine):
+            zeros.append(part.zeros)
+        for stored, array in rule.pack(part).items():
+            yield f"{module}.{stored}", array
+    if zeros:
+        for stored, array in rule.pack_zeros(np.concatenate(zeros)).items():
+            yield f"{module}.{stored}", array
+    if "weight_shape" in rule.stored(*tensor.shape):
+        yield f"{module}.weight_shape", np.array(tensor.shape, np.int64)
 
 
 def _companions(source: Path) -> list[Path]:

@@ -20,7 +20,17 @@ from model.checkpoints.strict_json import LARGEST, parse_object, short
 
 MOST_AXES = 8
 
-DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2")}
+DTYPES = {
+    "F32": np.dtype("<f4"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype("<f2"),
+    # Of quantised weights alone.
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
