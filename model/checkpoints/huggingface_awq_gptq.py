@@ -81,7 +81,7 @@ class GPTQ(Rule):
             zeros = unpack_words(np.ascontiguousarray(arrays["qzeros"][:, words]), self.bits).T
             zeros = zeros + np.uint8(self.version == 1) & np.uint8((1 << self.bits) - 1)
             return Affine(codes, arrays["scales"][:, start:stop].T.astype(np.float32), zeros)
-        plain = np.zeros(cols, np.INT32)
+        plain = np.zeros(cols, np.int32)
         packed = gptq.Packed(
             arrays["qweight"][:, start:stop], arrays["qzeros"][:, words], arrays["scales"][:, start:stop], plain
         )
