@@ -52,7 +52,7 @@ class Case:
     arrays: tuple[jax.ShapeDtypeStruct, ...]
     kernels: Mapping[str, Limits]  # that it consists of
     plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
-    exact: Callable[..., Approx] = field(kw_only=True)  # of NumPy arrays: its first result, and how far off it may be
+    exact: Callable[..., Approx | tuple[Approx, ...]] = field(kw_only=True)  # of NumPy arrays, with error bounds
     bits: float = 0  # of a weight in memory; 0: it has none
     streams: bool = True  # its copies come from memory, once, and memory bounds it
     flops: int = 0  # 0: so few that memory bounds it

@@ -1,7 +1,7 @@
 """The ops of the table in float64, and how far a kernel may be from that: running error analysis (verify/).
 
-Each takes, as NumPy arrays, what the kernel of its name takes, and gives what the first of its results is (of the fused
-products q, of `add_rmsnorm` the norm) with a bound on the error of each element. The bounds hold for any order of sums.
+Each takes, as NumPy arrays, what the kernel of its name takes, and gives what that gives, with a bound on the error of
+each element that holds for any order of sums.
 """
 
 from typing import Any
@@ -49,9 +49,24 @@ def norm_gate_up(w, x, norm, *, eps: float) -> Approx:
     return rounded(gated(gate, up), x.dtype)
 
 
-def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float) -> Approx:
-    y = projected(_normed(x, norm, eps), exactly(w).value[: heads * k.shape[-1]])
-    return rounded(_turned(y.map(lambda part: part.reshape(len(x), heads, -1)), cos, sin), x.dtype)
+def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float) -> tuple[Approx, Approx, Approx]:
+    """q, and the caches with a row of k and of v that is new; the others are what they were, whatever that is."""
+    batch, kv_heads, _, head_dim = k.shape
+    y = projected(_normed(x, norm, eps), exactly(w).value)
+    y = y.map(lambda part: part.reshape(batch, -1, head_dim))
+    turned = rounded(_turned(y, cos, sin), x.dtype)
+    y = rounded(y, x.dtype)
+    rows = np.arange(batch)
+
+    def appended(cache, new: Approx) -> Approx:
+        held = exactly(cache)
+        for part, row in zip(held, new, strict=True):
+            part[rows, :, positions] = row
+        return held
+
+    new_k = turned.map(lambda part: part[:, heads : heads + kv_heads])
+    new_v = y.map(lambda part: part[:, heads + kv_heads :])
+    return turned.map(lambda part: part[:, :heads]), appended(k, new_k), appended(v, new_v)
 
 
 def _normed(x, norm, eps: float) -> Approx:
@@ -111,10 +126,10 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
     return rounded(normalised(exactly(x), exactly(weight).value, eps=eps), x.dtype)
 
 
-def add_rmsnorm(x, residual, weight, *, eps: float) -> Approx:
-    """The sum, which is rounded correctly, is what the norm is of."""
+def add_rmsnorm(x, residual, weight, *, eps: float) -> tuple[Approx, Approx]:
+    """The sum is rounded correctly, and the norm is of what it is rounded to."""
     total = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
-    return rmsnorm(total, weight, eps=eps)
+    return exactly(total), rmsnorm(total, weight, eps=eps)
 
 
 def add(x, y) -> Approx:

@@ -68,14 +68,15 @@ def attention_paged(q, k, v, table, lengths):
 def attention_prefill(q, k, v, offsets):
     batch, seq, heads, head_dim = q.shape
     q = q.reshape(batch, seq, k.shape[1], -1, head_dim)
-    scores = jnp.einsum("bskgd,bktd->bkgst", q, k, **_SUMS) * head_dim**-0.5
+    scores = _einsum("bskgd,bktd->bkgst", q, k) * head_dim**-0.5
     at = offsets[:, None] + jnp.arange(seq)
     seen = jnp.arange(k.shape[2]) <= at[:, None, None, :, None]
-    p = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgst,bktd->bskgd", p, v, **_SUMS).astype(v.dtype).reshape(batch, seq, heads * head_dim)
+    p = softmax(jnp.where(seen, scores, -jnp.inf)).astype(v.dtype)
+    return _einsum("bkgst,bktd->bskgd", p, v).astype(v.dtype).reshape(batch, seq, heads * head_dim)
 
 
-_SUMS: dict[str, Any] = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+def _einsum(axes: str, a, b):
+    return jnp.einsum(axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
 def rmsnorm(x, weight, *, eps: float):

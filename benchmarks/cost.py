@@ -1,0 +1,59 @@
+"""What decoding a token and reading a prompt cost at least: bytes and floating-point operations."""
+
+from typing import NamedTuple
+
+import jax
+
+from model.params import Experts, Params
+from reference.config import Config
+
+
+class Cost(NamedTuple):
+    bytes: float
+    flops: float
+
+
+def decode_cost(params: Params, config: Config, *, position: float, batch: int) -> Cost:
+    """One step of `batch` sequences, each with `position` tokens before it.
+
+    Every weight is read once, of an embedding that is not the head as well only a row for each token; each weight of a
+    matrix is two operations a token. Keys and values are read once, and each is two operations a query head.
+    """
+    weights = _layer_bytes(params, config) + _bytes((params.norm, params.head))
+    row = params.embedding.nbytes / len(params.embedding)
+    cached = 2 * config.layers * config.kv_heads * config.head_dim * (position + 1)
+    flops = 2 * matrix_weights(config, head=True) + 2 * cached * config.heads / config.kv_heads
+    return Cost(
+        bytes=weights + batch * (row + cached * params.embedding.dtype.itemsize),
+        flops=batch * flops,
+    )
+
+
+def prefill_cost(params: Params, config: Config, *, tokens: int) -> Cost:
+    """A prompt of so many tokens into an empty cache, up to where decoding begins: the head has no part in it."""
+    pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
+    attention = 4 * config.layers * config.heads * config.head_dim * pairs
+    return Cost(bytes=_layer_bytes(params, config), flops=2 * tokens * matrix_weights(config, head=False) + attention)
+
+
+def matrix_weights(config: Config, *, head: bool) -> int:
+    """Weights that a token is multiplied by; of experts, those of the chosen ones.
+
+    >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
+    184
+    """
+    attention = config.dim * (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+    chosen = config.experts_per_token if config.experts else 1
+    ffn = 3 * config.dim * config.ffn * chosen + config.dim * config.experts
+    return config.layers * (attention + ffn) + head * config.vocab * config.dim
+
+
+def _layer_bytes(params: Params, config: Config) -> float:
+    """Of all layers; of experts, as many as a token chooses."""
+    experts = sum(_bytes(layer.ffn.experts) for layer in params.layers if isinstance(layer.ffn, Experts))
+    left_out = 1 - config.experts_per_token / config.experts if config.experts else 0
+    return _bytes(params.layers) - experts * left_out
+
+
+def _bytes(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

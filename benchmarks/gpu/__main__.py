@@ -1,0 +1,71 @@
+"""One part of the suite, in a process of its own: rows as lines of JSON on stdout, as they are found."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import click
+import jax
+
+from benchmarks.gpu import scale as scales
+from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.kernels import time_kernels
+from benchmarks.gpu.launching import time_setting
+from benchmarks.gpu.models import time_models
+from benchmarks.gpu.prompts import time_attention
+from benchmarks.gpu.right import check
+from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.starting import time_start
+from benchmarks.gpu.suite import CANNOT_RUN
+from benchmarks.machine import about, measure_ceilings
+from benchmarks.report import Row
+
+DTYPES = ("float32", "bfloat16")
+SCALES = {"full": scales.full, "dry": scales.dry}
+
+
+def measure_memory(scale: Scale, _: Clock) -> Iterator[Row]:
+    """The machine: one row for all of it, since everything else is held against it."""
+    yield {"about": about(), "ceilings": measure_ceilings(DTYPES, scale.memory)._asdict()}
+
+
+PARTS: dict[str, Callable[..., Iterator[Row]]] = {
+    "memory": measure_memory,
+    "right": check,
+    "models": time_models,
+    "kernels": time_kernels,
+    "attention": time_attention,
+    "launching": time_setting,
+    "starting": time_start,
+}
+
+
+def wrong_device(scale: Scale) -> str | None:
+    """Why the suite cannot run here, or None."""
+    device = jax.devices()[0]
+    if scale.device == "cpu" or getattr(device, "compute_capability", None) == "9.0":
+        return None
+    return (
+        "the suite gpu runs on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
+        f"a {device.device_kind}: --dry-run shows on a CPU that it works"
+    )
+
+
+@click.command()
+@click.argument("part", type=click.Choice(sorted(PARTS)))
+@click.option("--scale", "name", type=click.Choice(sorted(SCALES)), required=True)
+@click.option("--seconds", type=float, required=True, help="After which it leaves out what is left.")
+@click.option("--options", default="{}", help="As JSON.")
+def main(part: str, name: str, seconds: float, options: str):
+    """Run a part."""
+    clock, scale = Clock(seconds), SCALES[name]()
+    if reason := wrong_device(scale):
+        print(reason, file=sys.stderr)
+        sys.exit(CANNOT_RUN)
+    for row in partial(PARTS[part], **json.loads(options))(scale, clock):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

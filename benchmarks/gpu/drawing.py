@@ -1,0 +1,33 @@
+"""Random arguments for a case of the kernel table, drawn on the device."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.kernel_cases.case import Case
+from benchmarks.machine import random_numbers
+
+MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of eight int4 codes may be anything
+
+
+def draw(case: Case, seed: int) -> list[jax.Array]:
+    """Normal numbers where floats are due, codes where integers are, and what the case gives itself."""
+    return [
+        jnp.asarray(case.given[i]) if i in case.given else _drawn(len(case.arrays) * seed + i, shape)
+        for i, shape in enumerate(case.arrays)
+    ]
+
+
+def _drawn(seed: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    if jnp.issubdtype(shape.dtype, jnp.floating):
+        return random_numbers(seed, *shape.shape, dtype=shape.dtype)
+    return _codes(jax.random.key(seed, impl="rbg"), shape.shape, np.dtype(shape.dtype))
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _codes(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    most = MOST_CODES[dtype.name]
+    return jax.random.randint(key, shape, -most, most, dtype)

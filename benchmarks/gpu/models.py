@@ -1,0 +1,79 @@
+"""Whole models of random weights, one sequence at a time: decoding and prompts, by our kernels and by XLA."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import jax
+import numpy as np
+
+from benchmarks.cost import decode_cost, prefill_cost
+from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.scale import Model, Scale
+from benchmarks.model_speed import GREEDY, Programs, compile_programs, decode_seconds, prefill_seconds
+from benchmarks.random_model import random_params
+from benchmarks.report import Row, skipped, timed
+from model.ops import XLA, Ops
+from model.options import SamplingOptions
+from model.pallas_ops import PALLAS
+from model.params import Params
+
+TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
+DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
+
+
+def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
+    """Rows for each model, table of ops and length."""
+    for model in scale.models:
+        names = [f"{model.name} {model.dtype} by {table}" for table in TABLES]
+        if clock.over:
+            yield from map(skipped, names)
+            continue
+        params = params_of(model, scale)
+        for name, (table, ops) in zip(names, TABLES.items(), strict=True):
+            if clock.over:
+                yield skipped(name)
+                continue
+            with scale.running():
+                programs = programs_of(model, params, ops, scale)
+                about = {"case": f"{model.name} {model.dtype}", "by": table, "compiling": programs.seconds}
+                for row in _rows(model, params, programs, scale):
+                    yield {**about, **row}
+        del params
+
+
+def params_of(model: Model, scale: Scale) -> Params:
+    return random_params(model.config, dtype=np.dtype(model.dtype), positions=capacity(scale))
+
+
+def programs_of(model: Model, params: Params, ops: Ops, scale: Scale) -> Programs:
+    return compile_programs(
+        params, model.config, ops=ops, capacity=capacity(scale), chunk=scale.chunk, burst=scale.burst
+    )
+
+
+def capacity(scale: Scale) -> int:
+    """Of the cache: for the longest context and what is decoded after it, and for a prompt with its padding."""
+    longest = max(*scale.contexts, *scale.prompts) + scale.chunk
+    return -(-longest // 8) * 8
+
+
+def decoding(
+    model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
+) -> Row:
+    """A step, after `context` tokens."""
+    seconds = decode_seconds(programs, params, context=context, repeats=scale.measured, options=options)
+    cost = decode_cost(params, model.config, position=context + scale.burst / 2, batch=1)
+    return timed(seconds, **cost._asdict(), dtype=model.dtype)
+
+
+def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Iterator[Row]:
+    for context, (drawing, options) in product(scale.contexts, DRAWING.items()):
+        if drawing == "greedy" or context == scale.contexts[0]:
+            row = decoding(model, params, programs, scale, context=context, options=options)
+            yield {"what": f"decode, {drawing}", "context": context, "tokens": 1, **row}
+    for tokens in scale.prompts:
+        seconds = prefill_seconds(programs, params, tokens=tokens, repeats=scale.measured)
+        cost = prefill_cost(params, model.config, tokens=tokens)
+        row = timed(seconds, **cost._asdict(), dtype=model.dtype)
+        yield {"what": "prefill", "context": 0, "tokens": tokens, **row}
+    jax.clear_caches()

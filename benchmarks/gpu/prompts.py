@@ -1,0 +1,61 @@
+"""Attention to a prompt beside cuDNN's, the best there is."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.scale import Scale
+from benchmarks.machine import random_numbers
+from benchmarks.report import Row, skipped, timed
+from benchmarks.timing import Seconds, measure
+from pallas_kernels.attention_prefill import attention_prefill
+from reference.config import Config
+
+CALLS = 4  # in a program
+
+
+def time_attention(scale: Scale, clock: Clock) -> Iterator[Row]:
+    """A row for each model and length of a prompt, all of whose keys are new."""
+    for name, config in scale.attended:
+        for tokens in scale.prompts:
+            case = f"{name}, {tokens} tokens"
+            if clock.over:
+                yield skipped(case)
+                continue
+            yield {"case": case, **_row(config, tokens, scale)}
+
+
+def _row(config: Config, tokens: int, scale: Scale) -> Row:
+    q, k, v = (random_numbers(i, 1, tokens, heads, config.head_dim, dtype=jnp.bfloat16)
+               for i, heads in enumerate((config.heads, config.kv_heads, config.kv_heads)))  # fmt: skip
+    cache = [a.swapaxes(1, 2) + 0 for a in (k, v)]  # [1, kv_heads, tokens, head_dim]
+    start = jnp.zeros(1, jnp.int32)
+    with scale.running():
+        ours = _seconds(attention_prefill, scale, q, *cache, start)
+    best = "cudnn" if scale.device == "gpu" else "xla"
+    beside = partial(jax.nn.dot_product_attention, is_causal=True, implementation=best)
+    theirs = _seconds(beside, scale, q, k, v)
+    flops = 4 * config.heads * config.head_dim * tokens * (tokens + 1) / 2
+    moved = 2 * q.nbytes + k.nbytes + v.nbytes
+    return {
+        **timed(ours, bytes=moved, flops=flops, dtype="bfloat16"),
+        "beside": best,
+        "plain": theirs.median,
+        "speedup": theirs.median / ours.median,
+    }
+
+
+def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *arguments: jax.Array) -> Seconds:
+    """Of a call that follows another, whose result is its q."""
+
+    def chained(q, *arguments):
+        for _ in range(CALLS):
+            q = attention(q, *arguments).reshape(q.shape)
+        return q
+
+    program = jax.jit(chained).lower(q, *arguments).compile()
+    return measure(lambda: program(q, *arguments), repeats=scale.measured, in_flight=scale.in_flight).over(CALLS)

@@ -1,0 +1,138 @@
+"""What the suite found: tables for a person, everything as JSON, and a chart of the share of the copy bandwidth."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks import svg
+from benchmarks.gpu.suite import Found
+from benchmarks.machine import Ceilings
+from benchmarks.report import Column, Row, table, with_shares
+
+NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
+
+MICROSECONDS = Column("us", "median", ",.1f", 1e6)
+LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
+BANDWIDTH = Column("GB/s", "bytes_a_second", ",.0f", 1e-9)
+RATE = Column("TFLOP/s", "flops_a_second", ",.1f", 1e-12)
+SHARE = Column("of copy, %", "share", ".0f", 100)
+OF_FLOOR = Column("of floor, %", "of_floor", ".0f", 100)
+BESIDE, SPEEDUP = Column("XLA, us", "plain", ",.1f", 1e6), Column("times as fast", "speedup", ".2f")
+
+SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
+    "right": (
+        "Kernels against exact numbers",
+        (
+            Column("case", "case"),
+            Column("outcome", "outcome"),
+            Column("error, of bound", "share_of_bound", ".3f"),
+            Column("repeats that differ", "differing", "d"),
+        ),
+    ),
+    "models": (
+        "Models of random weights, batch 1",
+        (
+            *(Column(name, name) for name in ("case", "by", "what")),
+            Column("after", "context", "d"),
+            Column("tokens", "tokens", "d"),
+            Column("tokens/s", "tokens_a_second", ",.0f"),
+            *(MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR),
+        ),
+    ),
+    "kernels": (
+        "Kernels beside XLA",
+        (Column("case", "case"), MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR, BESIDE, SPEEDUP),
+    ),
+    "attention": (
+        "Attention to a prompt beside the best there is",
+        (
+            *(Column("case", "case"), MICROSECONDS, RATE, OF_FLOOR, Column("beside", "beside")),
+            *(BESIDE._replace(heading="its us"), SPEEDUP),
+        ),
+    ),
+    "launching": (
+        "A decode step under the compiler's settings for CUDA graphs, with PDL and without",
+        (Column("setting", "case"), Column("PDL", "pdl"), Column("after", "context", "d"), MICROSECONDS, LEAST, MOST),
+    ),
+    "starting": (
+        "From the start to the first token, seconds",
+        (
+            Column("programs", "case"),
+            Column("to the device", "importing", ".2f"),
+            Column("compiling", "compiling", ".2f"),
+            Column("prompt and token", "first", ".2f"),
+            Column("in all", "in_all", ".2f"),
+        ),
+    ),
+}
+
+
+def as_report(found: Iterable[Found], *, dry: bool) -> dict[str, Any]:
+    """Everything that was found, and what follows from it. Raises ValueError where the machine was not measured."""
+    sections: dict[str, list[Row]] = {}
+    left_out: list[Row] = []
+    machine: Row = {}
+    for section, row in found:
+        if "skipped" in row:
+            left_out.append({"section": section, **row})
+        elif section == "memory":
+            machine = row
+        else:
+            sections.setdefault(section, []).append(row)
+    if not machine:
+        raise ValueError(f"the machine could not be measured: {'; '.join(row['why'] for row in left_out)}")
+    ceilings = Ceilings(**machine["ceilings"])
+    return {
+        "suite": "gpu",
+        **({"dry_run": NOTHING_MEANT} if dry else {}),
+        **machine,
+        "sections": {name: [_completed(row, ceilings) for row in rows] for name, rows in sections.items()},
+        "skipped": left_out,
+    }
+
+
+def _completed(row: Row, ceilings: Ceilings) -> Row:
+    row = with_shares(row, ceilings)
+    return {**row, "tokens_a_second": row["tokens"] / row["median"]} if "tokens" in row else row
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Tables, and what was left out."""
+    about, ceilings = report["about"], report["ceilings"]
+    rates = ", ".join(f"{rate / 1e12:,.2f} TFLOP/s in {dtype}" for dtype, rate in ceilings["flops"].items())
+    lines = [
+        *([report["dry_run"], ""] if "dry_run" in report else []),
+        f"{about['device']}, driver {about['driver']}, "
+        + ", ".join(f"{name} {found}" for name, found in about["versions"].items()),
+        f"copy {ceilings['copy'] / 1e9:,.0f} GB/s, read {ceilings['read'] / 1e9:,.0f} GB/s, {rates}",
+    ]
+    for name, (title, columns) in SECTIONS.items():
+        if rows := report["sections"].get(name):
+            lines += ["", title, "", table(columns, rows)]
+    if report["skipped"]:
+        lines += ["", "Left out", ""]
+        lines += [f"{row['section']}: {row['skipped']} ({row['why']})" for row in report["skipped"]]
+    if "dry_run" in report:
+        lines += ["", report["dry_run"]]
+    return "\n".join(lines) + "\n"
+
+
+def as_svg(report: Mapping[str, Any]) -> str:
+    """Shares of the measured copy bandwidth: of decoding, and of the kernels that memory bounds."""
+    rows: dict[str, dict[str, float]] = {}
+    for row in report["sections"].get("models", []):
+        if row["what"].startswith("decode, greedy"):
+            rows.setdefault(f"{row['case']}, after {row['context']}", {})[row["by"]] = row["share"]
+    for row in report["sections"].get("kernels", []):
+        if row["bytes"] >= LARGE and row["of_floor"] and row["op"] != "attention_prefill":
+            rows[row["case"]] = {"kernels": row["share"], "XLA": row["share"] / row["speedup"]}
+    about = report["about"]
+    remark = report.get("dry_run", f"{about['device']}, driver {about['driver']}, jax {about['versions']['jax']}")
+    return svg.bars("Share of the measured copy bandwidth", remark, rows)
+
+
+def wrong(report: Mapping[str, Any]) -> list[str]:
+    """Kernels that are not right."""
+    return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] == "wrong"]
+
+
+LARGE = 32 << 20  # bytes: below, the launch of a kernel counts

@@ -1,0 +1,146 @@
+"""How large everything is that a run of the suite does: on a GPU, or to see on a CPU that the suite itself works."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from benchmarks.kernel_cases import OPS, kernel_cases, refusal
+from benchmarks.kernel_cases.attention import attention_decode_cases, attention_paged_cases, attention_prefill_cases
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
+from benchmarks.kernel_cases.products import gemv_cases, norm_gate_up_cases, norm_qkv_cases
+from benchmarks.kernel_cases.quantised import gemv_quantised_cases
+from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
+from benchmarks.machine import SIZES, Sizes
+from model.shapes import SHAPES
+from pallas_kernels.compat import interpreter
+from reference.config import Config
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of random weights."""
+
+    name: str
+    config: Config
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is run, and how often."""
+
+    name: str
+    device: str  # that JAX must have
+    running: Callable[[], AbstractContextManager[Any]]  # what kernels run in
+    memory: Sizes
+    checked: tuple[Case, ...]  # held against the exact numbers
+    repeats: int  # of each of them, that must give the same
+    timed: tuple[Case, ...]
+    rotated: int  # bytes of arguments that a kernel is timed over, so that none is in a cache
+    measured: int  # times
+    in_flight: int
+    models: tuple[Model, ...]
+    contexts: tuple[int, ...]
+    prompts: tuple[int, ...]
+    chunk: int
+    burst: int
+    attended: tuple[tuple[str, Config], ...]  # models for whose attention to a prompt the best there is is timed, too
+    launched: Model  # the model that is started, and decodes under each of the compiler's settings
+
+
+# Rows as long as in the largest models, so that rings wrap many times, but few of them: the exact product is NumPy's.
+LONG = Config(
+    dim=2048, layers=1, heads=16, kv_heads=4, head_dim=128, ffn=14_336, vocab=4096, context=4096, eps=1e-5, theta=1e4
+)
+NARROW_HEADS = replace(LONG, dim=1024, heads=32, head_dim=64, ffn=5632, vocab=50_256)
+
+TINY = Config(
+    dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=256, eps=1e-5, theta=1e4, tied=True
+)
+SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)  # of rows of 1024 a few, for codes
+TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
+
+
+def checked_cases() -> Iterator[Case]:
+    """Every kernel in every dtype that it has, for one sequence and for several; heads of 128 and of 64."""
+    for config, dtype, several in ((LONG, BFLOAT16, True), (LONG, FLOAT32, False), (NARROW_HEADS, BFLOAT16, False)):
+        for op in OPS:
+            yield from op(config, dtype, Work(several=several, capacity=1024, chunk=333))
+
+
+def timed_cases() -> Iterator[Case]:
+    """The kernel table in the dtypes that models run in: two models of it first, then what the others have."""
+    first = {"tinyllama-1.1b", "llama-3.1-8b"}
+    cases = [case for name, case in kernel_cases().items() if refusal(name) is None and _run(case)]
+    return chain(*([case for case in cases if bool(first & set(case.models)) is early] for early in (True, False)))
+
+
+def _run(case: Case) -> bool:
+    """Whether it is decoded by: large models are not in float32, but for the logits."""
+    large = not {"stories-110m", "tinyllama-1.1b"} & set(case.models)
+    return not large or case.dtype == "bfloat16" or case.op in ("softmax", "logsumexp", "argmax")
+
+
+def tiny_cases() -> Iterator[Case]:
+    """A case or two of each kernel, of few thread blocks: the interpreter takes half a second for each."""
+    for op in (norm_qkv_cases, norm_gate_up_cases, gemv_cases, attention_paged_cases, attention_prefill_cases):
+        yield from op(TINY, BFLOAT16, TINY_WORK)
+    for dtype in (FLOAT32, BFLOAT16):
+        yield from attention_decode_cases(TINY, dtype, TINY_WORK)
+    for op in (layer_row_cases, logit_cases):
+        yield from op(TINY, FLOAT32, TINY_WORK)
+    yield from (case for case in gemv_quantised_cases(SHORT, BFLOAT16, TINY_WORK) if "x1024 " in f"{case.name} ")
+
+
+def full() -> Scale:
+    """For an H200: about eight minutes."""
+    tinyllama, large = SHAPES["tinyllama-1.1b"], SHAPES["llama-3.1-8b"]
+    return Scale(
+        name="full",
+        device="gpu",
+        running=nullcontext,
+        memory=SIZES["gpu"],
+        checked=tuple(checked_cases()),
+        repeats=10_000,
+        timed=tuple(timed_cases()),
+        rotated=400 << 20,
+        measured=7,
+        in_flight=8,
+        models=(
+            Model("tinyllama-1.1b", tinyllama, "bfloat16"),
+            Model("llama-3.1-8b", large, "bfloat16"),
+            Model("tinyllama-1.1b", tinyllama, "float32"),
+        ),
+        contexts=(128, 8000),
+        prompts=(512, 4096),
+        chunk=256,
+        burst=32,
+        attended=(("tinyllama-1.1b", tinyllama), ("llama-3.1-8b", large)),
+        launched=Model("tinyllama-1.1b", tinyllama, "bfloat16"),
+    )
+
+
+def dry() -> Scale:
+    """For a CPU: the same code over next to nothing, its kernels interpreted."""
+    tiny = Model("tiny", TINY, "bfloat16")
+    return Scale(
+        name="dry",
+        device="cpu",
+        running=interpreter,
+        memory=Sizes(1 << 20, 64, 2, 2),
+        checked=tuple(tiny_cases()),
+        repeats=1,
+        timed=tuple(norm_gate_up_cases(TINY, BFLOAT16, TINY_WORK)),
+        rotated=0,
+        measured=1,
+        in_flight=1,
+        models=(tiny,),
+        contexts=(8,),
+        prompts=(16,),
+        chunk=16,
+        burst=2,
+        attended=(("tiny", TINY),),
+        launched=tiny,
+    )

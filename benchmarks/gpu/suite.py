@@ -1,0 +1,132 @@
+"""The parts of the suite in their order, each in a process of its own, within the time that all of them have."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.gpu.clock import Clock
+from benchmarks.report import Row, skipped
+
+CUDA_GRAPHS = "--xla_gpu_enable_command_buffer="
+SETTINGS = {  # of the compiler, under the names that the report gives them
+    "default": "",
+    "no graphs": CUDA_GRAPHS,
+    "+WHILE": f"{CUDA_GRAPHS}+WHILE",
+    "+WHILE,+CONDITIONAL, graphs of 2": f"{CUDA_GRAPHS}+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=2",
+}
+DRY_SETTINGS = ("default", "no graphs")
+
+CANNOT_RUN = 3  # the exit status of a part that says why on its last line
+GRACE = 5.0  # seconds that a part may be late with what it began, before it is ended
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+DRY_SECONDS = 600.0  # for each part of a dry run, which is as slow as its machine
+# As the command does: every program is kept, however quickly it was compiled.
+KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+# A GPU is not looked for, and a program that calls back into Python, as interpreted kernels do, does not wait for it.
+ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process does."""
+
+    section: str  # of the report, and name in benchmarks/gpu/__main__.py
+    seconds: float  # that it may take; what it leaves, the next may take
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    timed: bool = False  # it is told when it was started
+
+    @property
+    def name(self) -> str:
+        return ", ".join([self.section, *(f"{name} {value}" for name, value in self.options.items())])
+
+
+class Found(NamedTuple):
+    """A row of a section."""
+
+    section: str
+    row: Row
+
+
+def plan(settings: Iterable[str], cache: str) -> list[Part]:
+    """The parts for these of `SETTINGS`, with a folder for compiled programs.
+
+    What matters most comes first: what is last is left out where time runs out. 530 seconds in all.
+    """
+    start = {CACHE: cache, **KEEP_ALL}
+    launching = [
+        Part("launching", 15, {"setting": name, "pdl": pdl}, {"XLA_FLAGS": SETTINGS[name]})
+        for name in settings
+        for pdl in (True, False)
+    ]
+    return [
+        Part("memory", 25),
+        Part("right", 100),
+        Part("models", 120),
+        Part("kernels", 95),
+        Part("attention", 30),
+        *launching,
+        Part("starting", 25, {"label": "cold"}, start, timed=True),
+        Part("starting", 15, {"label": "warm"}, start, timed=True),
+    ]
+
+
+def run_suite(*, dry: bool, progress: Callable[[str, float], object] = lambda stage, share: None) -> Iterator[Found]:
+    """Every row, as it is found; the first is the machine's. Raises ValueError where the suite cannot run.
+
+    A part that is ended, dies or cannot begin any more gives a row that says so.
+    """
+    with tempfile.TemporaryDirectory(prefix="llamaspec-bench-") as cache:
+        planned = plan(DRY_SETTINGS if dry else SETTINGS, cache)
+        clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
+        for part in planned:
+            progress(part.name, due / total)
+            due += part.seconds
+            left = DRY_SECONDS if dry else clock.left + due
+            if left < part.seconds / 2:
+                yield Found(part.section, skipped(part.name))
+            else:
+                yield from run_part(part, scale="dry" if dry else "full", seconds=left)
+
+
+def run_part(part: Part, *, scale: str, seconds: float) -> Iterator[Found]:
+    """The rows of a part. Raises ValueError, in the part's words, where it cannot run on this machine."""
+    options = {**part.options, **({"began": time.time()} if part.timed else {})}
+    arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, **part.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "benchmarks.gpu", *arguments],
+            env=environment | (ON_A_CPU if scale == "dry" else {}),
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        )
+        late = threading.Event()
+        timer = threading.Timer(seconds + GRACE, lambda: (late.set(), process.kill()))
+        timer.start()
+        try:
+            assert process.stdout
+            yield from (Found(part.section, json.loads(line)) for line in process.stdout)
+            status = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()  # where nobody waits for the rest
+            process.wait()
+        said.seek(0)
+        last = next((line for line in reversed(said.read().splitlines()) if line.strip()), "without a word")
+    if status == CANNOT_RUN:
+        raise ValueError(last)
+    if late.is_set():
+        yield Found(part.section, skipped(part.name, "it took too long, and was ended"))
+    elif status:
+        yield Found(part.section, skipped(part.name, f"it ended with {status}: {last}"))

@@ -1,0 +1,124 @@
+"""The machine that something is timed on: what it is, and how fast it reads, copies and multiplies."""
+
+import os
+import platform
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.timing import measure
+from model import ops
+
+SLICES = 16  # that a read is summed from: one number is written for 16 that are read
+VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class Sizes(NamedTuple):
+    """What is moved and multiplied: more than any cache holds, and enough to fill the device."""
+
+    bytes: int
+    side: int  # of the square matrices
+    repeats: int
+    in_flight: int
+
+
+SIZES = {"cpu": Sizes(256 << 20, 2048, 7, 1), "gpu": Sizes(2 << 30, 8192, 9, 10)}
+
+
+class Ceilings(NamedTuple):
+    """Measured on random numbers, as zeros are faster."""
+
+    copy: float  # bytes a second, those read and those written
+    read: float
+    flops: dict[str, float]  # a second, of a product of two matrices, by dtype
+
+    def floor(self, *, bytes: float, flops: float, dtype: str) -> float:
+        """Seconds below which a computation cannot be that reads so much and computes so much in `dtype`.
+
+        >>> Ceilings(8.0, 10.0, {"float32": 100.0}).floor(bytes=20.0, flops=100.0, dtype="float32")
+        2.0
+        """
+        return max(bytes / self.read, flops / self.flops[dtype])
+
+
+def about() -> dict[str, Any]:
+    """Device, driver and versions: what belongs beside every figure."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform} {device.device_kind}",
+        "processor": f"{os.cpu_count()} x {_processor()}",
+        "driver": _driver(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in VERSIONS if (found := _version(name))},
+    }
+
+
+def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
+    """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
+    sizes = sizes or SIZES[jax.default_backend()]
+    buffers = [random_numbers(seed, SLICES, sizes.bytes // (4 * SLICES), dtype="float32") for seed in (0, 1)]
+    # From one buffer to the other: memory that is new each time would have to be mapped first.
+    negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
+    # A sum that is kept elementwise runs on all cores of a CPU, where a reduction would run on one.
+    summed = jax.jit(lambda a: sum(a[i] for i in range(SLICES)))
+
+    def copy() -> jax.Array:
+        buffers.reverse()
+        buffers[1] = negate(*buffers)
+        return buffers[1]
+
+    timed = {"repeats": sizes.repeats, "in_flight": sizes.in_flight}
+    copying = measure(copy, **timed).median
+    reading = measure(lambda: summed(buffers[0]), **timed).median
+    moved = buffers[0].nbytes
+    buffers.clear()
+    flops = {dtype: _matrix_rate(dtype, sizes) for dtype in dtypes}
+    return Ceilings(2 * moved / copying, moved * (1 + 1 / SLICES) / reading, flops)
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+
+
+def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
+    """Normal numbers, drawn on the device."""
+    return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
+
+
+def _matrix_rate(dtype: str, sizes: Sizes) -> float:
+    a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
+    product = jax.jit(ops.dot)
+    return 2 * sizes.side**3 / measure(lambda: product(a, b), repeats=sizes.repeats, in_flight=sizes.in_flight).median
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _driver() -> str | None:
+    """Of an NVIDIA GPU, as the kernel module names itself."""
+    try:
+        words = DRIVER.read_text().splitlines()[0].split()
+    except (OSError, IndexError):
+        return None
+    return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,136 @@
+"""How fast a model reads a prompt and decodes: the compiled programs of `generate`, without what is around them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.random_model import random_cache
+from benchmarks.timing import Seconds, measure
+from model.cache import Cache, empty_cache
+from model.forward import decode, prefill
+from model.jax_backend import CACHE, STOPS
+from model.ops import Ops
+from model.options import SamplingOptions
+from model.params import Params
+from model.sampling import as_arrays
+from reference.config import Config
+
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A model's two programs, compiled for `batch` sequences of up to `capacity` tokens."""
+
+    prefill: Callable[..., Cache]
+    decode: Callable[..., tuple[jax.Array, jax.Array, Cache]]
+    config: Config
+    capacity: int
+    chunk: int  # tokens of a prompt at once
+    burst: int  # tokens that are drawn by one call
+    batch: int
+    seconds: float  # that compiling took
+
+
+def compile_programs(
+    params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int, burst: int, batch: int = 1
+) -> Programs:
+    """Compile for the default device. `capacity` counts the tokens of a sequence and the padding of its last chunk."""
+    dtype = params.embedding.dtype
+    cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))
+    began = perf_counter()
+
+    def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
+        jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
+        # As `model.jax_backend` compiles.
+        options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
+        return jitted.lower(params, *arguments).compile(compiler_options=options)
+
+    prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
+    return Programs(
+        prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)),
+        decode=compiled(decode, *_decoding(config, cache, batch, burst, GREEDY), burst=burst),
+        config=config,
+        capacity=capacity,
+        chunk=chunk,
+        burst=burst,
+        batch=batch,
+        seconds=perf_counter() - began,
+    )
+
+
+def decode_seconds(
+    programs: Programs, params: Params, *, context: int, repeats: int, options: SamplingOptions = GREEDY
+) -> Seconds:
+    """Of one step, over a burst of them that begins after `context` tokens. Raises ValueError for too many."""
+    config, batch = programs.config, programs.batch
+    if context + programs.burst > programs.capacity:
+        raise ValueError(
+            f"{context} tokens and {programs.burst} to decode are more than a cache of {programs.capacity}"
+        )
+    cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
+    lengths = jnp.full(batch, context, jnp.int32)
+
+    def call():
+        nonlocal cache  # the program takes the old one over
+        rewound = cache._replace(lengths=lengths + 0)
+        arguments = _decoding(config, rewound, batch, programs.burst, options)
+        drawn, taken, cache = programs.decode(params, *arguments)
+        return drawn, taken
+
+    return measure(call, repeats=repeats).over(programs.burst)
+
+
+def prefill_seconds(programs: Programs, params: Params, *, tokens: int, repeats: int) -> Seconds:
+    """Of a prompt of so many tokens, a chunk after the other. Raises ValueError for too many."""
+    chunks = -(-tokens // programs.chunk)
+    if chunks * programs.chunk > programs.capacity:
+        raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")
+    config, batch = programs.config, programs.batch
+    cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, config.vocab, (batch, chunks * programs.chunk)).astype(np.int32)
+    parts = [
+        (jnp.asarray(prompt[:, at : at + programs.chunk]), jnp.full(batch, min(programs.chunk, tokens - at), jnp.int32))
+        for at in range(0, tokens, programs.chunk)
+    ]
+
+    def call():
+        nonlocal cache
+        cache = cache._replace(lengths=jnp.zeros(batch, jnp.int32))
+        for part, lengths in parts:
+            cache = programs.prefill(params, part, cache, lengths)
+        return cache.lengths
+
+    return measure(call, repeats=repeats)
+
+
+def first_token_seconds(programs: Programs, params: Params) -> float:
+    """From a prompt of a chunk, which nothing was computed of, to its first token; for once, and not warm."""
+    config, batch = programs.config, programs.batch
+    cache = empty_cache(config, batch=batch, capacity=programs.capacity, dtype=params.embedding.dtype)
+    began = perf_counter()
+    prompt = np.ones((batch, programs.chunk), np.int32)
+    cache = programs.prefill(params, prompt, cache, np.full(batch, programs.chunk, np.int32))
+    *arguments, _ = _decoding(config, cache, batch, programs.burst, GREEDY)
+    jax.block_until_ready(programs.decode(params, *arguments, np.int32(1))[0])
+    return perf_counter() - began
+
+
+def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
+    """What the decoding program takes after the weights."""
+    return (
+        np.ones(batch, np.int32),
+        cache,
+        np.zeros((batch, config.vocab), bool),
+        np.zeros((batch, 2), np.uint32),
+        as_arrays(options),
+        np.full(STOPS, -1, np.int32),
+        np.int32(burst),
+    )

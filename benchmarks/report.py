@@ -1,0 +1,76 @@
+"""What a benchmark finds, as rows: numbers that are measured, and those that follow from them."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from benchmarks.machine import Ceilings
+from benchmarks.timing import Seconds
+
+Row = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """Of a table: where its values are, and how they are shown."""
+
+    heading: str
+    key: str
+    form: str = ""  # as in format()
+    scale: float = 1.0  # that a number is multiplied by
+
+
+def skipped(name: str, why: str = "no time was left") -> Row:
+    """What was to be measured and was not."""
+    return {"skipped": name, "why": why}
+
+
+def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
+    """Seconds, and the bytes and operations that they were for."""
+    return {**seconds._asdict(), "bytes": bytes, "flops": flops, "dtype": dtype}
+
+
+def with_shares(row: Row, ceilings: Ceilings) -> Row:
+    """What a timed row says of the machine: the rates, and what share of the machine's own they are.
+
+    `share` is that of the copy bandwidth, `of_floor` that of the fastest that bandwidth and matrix rate would allow.
+    """
+    if "median" not in row or "bytes" not in row:
+        return row
+    floor = ceilings.floor(bytes=row["bytes"], flops=row["flops"], dtype=row["dtype"])
+    return {
+        **row,
+        "bytes_a_second": row["bytes"] / row["median"],
+        "flops_a_second": row["flops"] / row["median"],
+        "share": row["bytes"] / row["median"] / ceilings.copy,
+        "floor": floor,
+        "of_floor": floor / row["median"],
+    }
+
+
+def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
+    """Rows as a Markdown table that is aligned for a terminal, too; a column that no row has is left out.
+
+    >>> print(table([Column("name", "n"), Column("us", "s", ",.1f", 1e6)], [{"n": "a", "s": 8e-6}, {"n": "b"}]))
+    | name |  us |
+    | :--- | --: |
+    | a    | 8.0 |
+    | b    |     |
+    """
+    rows = list(rows)
+    columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+    lines = [[_shown(row.get(column.key), column) for column in columns] for row in rows]
+    texts = [any(isinstance(row.get(column.key), str) for row in rows) for column in columns]
+    headings = [column.heading for column in columns]
+    widths = [max(3, *map(len, cells)) for cells in zip(headings, *lines, strict=True)]
+
+    def line(cells: Iterable[str], fill: str = " ") -> str:
+        sides = zip(cells, widths, texts, strict=True)
+        padded = (cell.ljust(width, fill) if text else cell.rjust(width, fill) for cell, width, text in sides)
+        return f"| {' | '.join(padded)} |"
+
+    return "\n".join([line(headings), line([":"] * len(columns), "-"), *map(line, lines)])
+
+
+def _shown(value: Any, column: Column) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else format(value * column.scale, column.form)

@@ -1,0 +1,103 @@
+"""Charts as SVG, drawn by hand: a bar or a line chart is a page of code, and a plotting library 60 MB of packages."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from math import log10
+
+COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # told apart by the colour-blind, too
+WIDTH, LABELS, ROW, TOP, BOTTOM = 900, 330, 20, 64, 28  # pixels
+Series = Mapping[str, float]  # by what is beside the bars
+
+
+def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0) -> str:
+    """For each row a bar for each series, as a share of `full`; the length of a bar is its number, in percent."""
+    names = list(dict.fromkeys(name for series in rows.values() for name in series))
+    height = TOP + BOTTOM + ROW * sum(len(series) for series in rows.values())
+    span = WIDTH - LABELS - 60
+    body = _legend(names)
+    for tenth in range(0, 11, 2):
+        x = LABELS + span * tenth / 10
+        body.append(_line(x, TOP - 4, x, height - BOTTOM, "#ddd"))
+        body.append(_text(x, height - 10, f"{10 * tenth} %", anchor="middle"))
+    y = TOP
+    for row, series in rows.items():
+        body.append(_text(LABELS - 8, y + 14, row, anchor="end"))
+        for name, value in series.items():
+            length = span * min(value / full, 1.05)
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            body.append(f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{colour}"/>')
+            body.append(_text(LABELS + length + 4, y + 14, f"{100 * value / full:.0f} %"))
+            y += ROW
+    return _page(title, remark, height, body)
+
+
+def lines(title: str, remark: str, rows: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
+    """For each row a line through its points, both axes logarithmic. Numbers are above 0."""
+    points = [point for row in rows.values() for point in row]
+    height, left, right, foot = 480, 70, WIDTH - 30, 430
+    (x_low, x_high), (y_low, y_high) = (_decades([point[i] for point in points]) for i in (0, 1))
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        across = (log10(point[0]) - x_low) / (x_high - x_low)
+        up = (log10(point[1]) - y_low) / (y_high - y_low)
+        return left + (right - left) * across, foot - (foot - TOP) * up
+
+    body = _legend(list(rows))
+    for value in _ticks(x_low, x_high):
+        at, _ = place((value, 10**y_low))
+        body += [_line(at, TOP, at, foot, "#ddd"), _text(at, foot + 16, f"{value:g}", anchor="middle")]
+    for value in _ticks(y_low, y_high):
+        _, at = place((10**x_low, value))
+        body += [_line(left, at, right, at, "#ddd"), _text(left - 6, at + 4, f"{value:g}", anchor="end")]
+    body += [_text((left + right) / 2, height - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
+    for i, row in enumerate(rows.values()):
+        colour = COLOURS[i % len(COLOURS)]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, row))
+        body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in map(place, row)]
+    return _page(title, remark, height, body)
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """Logarithms a little beyond the least and the most of them."""
+    low, high = log10(min(values)), log10(max(values))
+    return low - 0.05, max(high, low + 0.3) + 0.05
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, within logarithms.
+
+    >>> _ticks(0.2, 1.1)
+    [2.0, 5.0, 10.0]
+    """
+    steps = [float(f"{m}e{e}") for e in range(int(low) - 2, int(high) + 2) for m in (1, 2, 5)]
+    return [value for value in steps if low <= log10(value) <= high]
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    marks, x = [], LABELS
+    for i, name in enumerate(names):
+        marks.append(f'<rect x="{x}" y="40" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
+        marks.append(_text(x + 14, 49, name))
+        x += 30 + 7 * len(name)
+    return marks
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 11) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+
+
+def _page(title: str, remark: str, height: float, body: Sequence[str]) -> str:
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        _text(8, 18, title, size=14),
+        _text(8, 34, remark),
+        *body,
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"

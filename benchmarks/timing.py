@@ -1,0 +1,50 @@
+"""How long a call takes: the median of several measurements, with the others beside it."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Seconds(NamedTuple):
+    """Of one call: the median, the fastest and the slowest measurement."""
+
+    median: float
+    least: float
+    most: float
+
+    def over(self, count: float) -> "Seconds":
+        """Of one of the `count` equal parts of a call.
+
+        >>> Seconds(4.0, 2.0, 8.0).over(2)
+        Seconds(median=2.0, least=1.0, most=4.0)
+        """
+        return Seconds(*(value / count for value in self))
+
+    def rates(self, amount: float) -> tuple[float, float, float]:
+        """`amount` a second: in the median, at least, at most.
+
+        >>> Seconds(4.0, 2.0, 8.0).rates(8)
+        (2.0, 1.0, 4.0)
+        """
+        return amount / self.median, amount / self.most, amount / self.least
+
+
+def measure(call: Callable[[], Any], *, repeats: int, in_flight: int = 1) -> Seconds:
+    """Time `call`, which returns arrays, `repeats` times, after a call that compiles and one that warms.
+
+    With several `in_flight` the next is handed over before one has ended, so that a GPU, which takes them in turn,
+    never waits for the host.
+    """
+    for _ in range(2):
+        jax.block_until_ready(call())
+    taken = []
+    for _ in range(repeats):
+        began, last = time.perf_counter(), None
+        for _ in range(in_flight):
+            last = call()
+        jax.block_until_ready(last)
+        taken.append((time.perf_counter() - began) / in_flight)
+    return Seconds(statistics.median(taken), min(taken), max(taken))
