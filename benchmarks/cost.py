@@ -20,7 +20,7 @@ def decode_cost(params: Params, config: Config, *, position: float, batch: int) 
     matrix is two operations a token. Keys and values are read once, and each is two operations a query head.
     """
     weights = _layer_bytes(params, config) + _bytes((params.norm, params.head))
-    row = params.embedding.nbytes / len(params.embedding)
+    row = 0 if config.tied else params.embedding.nbytes / len(params.embedding)
     cached = 2 * config.layers * config.kv_heads * config.head_dim * (position + 1)
     flops = 2 * matrix_weights(config, head=True) + 2 * cached * config.heads / config.kv_heads
     return Cost(

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import measure
+from benchmarks.timing import Effort, measure
 from model import ops
 
 SLICES = 16  # that a read is summed from: one number is written for 16 that are read
@@ -25,11 +26,10 @@ class Sizes(NamedTuple):
 
     bytes: int
     side: int  # of the square matrices
-    repeats: int
-    in_flight: int
+    effort: Effort
 
 
-SIZES = {"cpu": Sizes(256 << 20, 2048, 7, 1), "gpu": Sizes(2 << 30, 8192, 9, 10)}
+SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
 
 
 class Ceilings(NamedTuple):
@@ -55,6 +55,7 @@ def about() -> dict[str, Any]:
         "device": f"{device.platform} {device.device_kind}",
         "processor": f"{os.cpu_count()} x {_processor()}",
         "driver": _driver(),
+        "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "versions": {name: found for name in VERSIONS if (found := _version(name))},
     }
@@ -74,9 +75,8 @@ def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceili
         buffers[1] = negate(*buffers)
         return buffers[1]
 
-    timed = {"repeats": sizes.repeats, "in_flight": sizes.in_flight}
-    copying = measure(copy, **timed).median
-    reading = measure(lambda: summed(buffers[0]), **timed).median
+    copying = measure(copy, sizes.effort).median
+    reading = measure(lambda: summed(buffers[0]), sizes.effort).median
     moved = buffers[0].nbytes
     buffers.clear()
     flops = {dtype: _matrix_rate(dtype, sizes) for dtype in dtypes}
@@ -96,7 +96,7 @@ def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
 def _matrix_rate(dtype: str, sizes: Sizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
     product = jax.jit(ops.dot)
-    return 2 * sizes.side**3 / measure(lambda: product(a, b), repeats=sizes.repeats, in_flight=sizes.in_flight).median
+    return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.random_model import random_cache
-from benchmarks.timing import Seconds, measure
+from benchmarks.timing import Effort, Seconds, measure
 from model.cache import Cache, empty_cache
 from model.forward import decode, prefill
 from model.jax_backend import CACHE, STOPS
@@ -66,7 +66,7 @@ def compile_programs(
 
 
 def decode_seconds(
-    programs: Programs, params: Params, *, context: int, repeats: int, options: SamplingOptions = GREEDY
+    programs: Programs, params: Params, *, context: int, effort: Effort, options: SamplingOptions = GREEDY
 ) -> Seconds:
     """Of one step, over a burst of them that begins after `context` tokens. Raises ValueError for too many."""
     config, batch = programs.config, programs.batch
@@ -84,10 +84,10 @@ def decode_seconds(
         drawn, taken, cache = programs.decode(params, *arguments)
         return drawn, taken
 
-    return measure(call, repeats=repeats).over(programs.burst)
+    return measure(call, effort).over(programs.burst)
 
 
-def prefill_seconds(programs: Programs, params: Params, *, tokens: int, repeats: int) -> Seconds:
+def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: Effort) -> Seconds:
     """Of a prompt of so many tokens, a chunk after the other. Raises ValueError for too many."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
@@ -108,7 +108,7 @@ def prefill_seconds(programs: Programs, params: Params, *, tokens: int, repeats:
             cache = programs.prefill(params, part, cache, lengths)
         return cache.lengths
 
-    return measure(call, repeats=repeats)
+    return measure(call, effort)
 
 
 def first_token_seconds(programs: Programs, params: Params) -> float:

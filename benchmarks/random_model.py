@@ -1,21 +1,37 @@
 """Weights and caches of random numbers, drawn on the device: as fast as a trained model's, without a file."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.machine import random_numbers
 from model.cache import Cache, LayerCache
+from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.codes import quantised
 from model.params import Params, abstract_params, rope_table
 from reference.config import Config
 
+NO_NAN = 0x77  # the bits of a code that may be set: no pattern of them is NaN in any scheme
 
-def random_params(config: Config, *, dtype: np.dtype, positions: int) -> Params:
-    """Weights in `dtype`: normal, of a size that keeps activations about 1; norms are about 1."""
-    shapes = abstract_params(config, dtype=dtype, positions=positions)
-    leaves, tree = jax.tree.flatten(shapes._replace(rope=None))  # type: ignore
-    drawn = jax.tree.unflatten(tree, [_weight(i, leaf) for i, leaf in enumerate(leaves)])
-    params = drawn._replace(rope=rope_table(config, positions))
+
+def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: str | None = None) -> Params:
+    """The shapes and dtypes of a model's weights, in one of `reference.quantizers.schemes` where asked for."""
+    nothing = np.empty(0, dtype)
+    tensors = {name: Tensor(shape, dtype, lambda: nothing) for name, shape in tensor_shapes(config).items()}
+    checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
+    if quantize:
+        checkpoint = quantised(checkpoint, quantize)
+    return abstract_params(config, dtype=dtype, positions=positions, tensors=checkpoint.tensors)
+
+
+def random_params(shapes: Params, config: Config) -> Params:
+    """Weights of these shapes: norms about 1, matrices of a size that keeps activations there, codes of any value."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
+    leaves = [_weight(i, shape, scales="scales" in str(path[-1])) for i, (path, shape) in enumerate(paths)]
+    params = jax.tree.unflatten(tree, leaves)._replace(rope=rope_table(config, len(shapes.rope.cos)))
     return params._replace(head=params.embedding) if config.tied else params
 
 
@@ -28,6 +44,16 @@ def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int =
     return Cache(layers, jnp.zeros(batch, jnp.int32))
 
 
-def _weight(seed: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
+def _weight(seed: int, shape: Any, *, scales: bool) -> jax.Array:
+    if scales:
+        # About 2^-8, which powers of 2 are stored as the exponent of (reference.quantizers.mx).
+        return jnp.full(shape.shape, 119 if shape.dtype == np.uint8 else 2.0**-8, shape.dtype)
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        return _codes(jax.random.key(seed, impl="rbg"), shape.shape, shape.dtype)
     numbers = random_numbers(seed, *shape.shape, dtype=shape.dtype)
     return 1 + numbers / 8 if len(shape.shape) == 1 else numbers * shape.shape[-1] ** -0.5
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _codes(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8) & NO_NAN, dtype)

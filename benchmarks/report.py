@@ -1,6 +1,6 @@
 """What a benchmark finds, as rows: numbers that are measured, and those that follow from them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.machine import Ceilings
@@ -46,6 +46,16 @@ def with_shares(row: Row, ceilings: Ceilings) -> Row:
     }
 
 
+def machine_lines(report: Mapping[str, Any]) -> list[str]:
+    """The device, the versions, and how fast it is."""
+    about, ceilings = report["about"], report["ceilings"]
+    words = [about["device"], about["processor"], f"driver {about['driver']}" if about["driver"] else None]
+    words += [f"{name} {found}" for name, found in about["versions"].items()]
+    rates = [f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in ceilings["flops"].items()]
+    bandwidths = [f"copy {ceilings['copy'] / 1e9:,.1f} GB/s", f"read {ceilings['read'] / 1e9:,.1f} GB/s"]
+    return [", ".join(filter(None, words)), ", ".join([*bandwidths, *rates])]
+
+
 def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
     """Rows as a Markdown table that is aligned for a terminal, too; a column that no row has is left out.
 
@@ -58,7 +68,7 @@ def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
     rows = list(rows)
     columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
     lines = [[_shown(row.get(column.key), column) for column in columns] for row in rows]
-    texts = [any(isinstance(row.get(column.key), str) for row in rows) for column in columns]
+    texts = [any(isinstance(row.get(column.key), str | bool | list) for row in rows) for column in columns]
     headings = [column.heading for column in columns]
     widths = [max(3, *map(len, cells)) for cells in zip(headings, *lines, strict=True)]
 
@@ -73,4 +83,12 @@ def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
 def _shown(value: Any, column: Column) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else format(value * column.scale, column.form)
+    match value:
+        case str():
+            return value
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return " x ".join(map(str, value))
+        case _:
+            return format(value * column.scale, column.form)

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by hand: a bar or a line chart is a page of code, and a plotting library 60 MB of packages."""
+"""Charts as SVG, drawn by hand: bars and lines are a page of code, a plotting library is a dozen packages."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

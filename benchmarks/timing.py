@@ -32,19 +32,27 @@ class Seconds(NamedTuple):
         return amount / self.median, amount / self.most, amount / self.least
 
 
-def measure(call: Callable[[], Any], *, repeats: int, in_flight: int = 1) -> Seconds:
-    """Time `call`, which returns arrays, `repeats` times, after a call that compiles and one that warms.
+class Effort(NamedTuple):
+    """How often something is called to time it."""
 
-    With several `in_flight` the next is handed over before one has ended, so that a GPU, which takes them in turn,
+    repeats: int  # measurements
+    warm: int = 2  # calls before the first: one to compile, one to warm
+    in_flight: int = 1  # calls in a measurement
+
+
+def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
+    """Time `call`, which returns arrays.
+
+    With several in flight the next is handed over before one has ended, so that a GPU, which takes them in turn,
     never waits for the host.
     """
-    for _ in range(2):
+    for _ in range(effort.warm):
         jax.block_until_ready(call())
     taken = []
-    for _ in range(repeats):
+    for _ in range(effort.repeats):
         began, last = time.perf_counter(), None
-        for _ in range(in_flight):
+        for _ in range(effort.in_flight):
             last = call()
         jax.block_until_ready(last)
-        taken.append((time.perf_counter() - began) / in_flight)
+        taken.append((time.perf_counter() - began) / effort.in_flight)
     return Seconds(statistics.median(taken), min(taken), max(taken))

@@ -10,6 +10,7 @@
     prompts.py    attention to a prompt beside cuDNN's
     launching.py  the compiler's settings for CUDA graphs, and PDL
     starting.py   from the start to the first token
+    tuning.py     which tiles are fastest
 
     scale.py      how large everything is: on a GPU, or in a dry run on a CPU
     drawing.py    random arguments

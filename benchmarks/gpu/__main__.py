@@ -18,6 +18,7 @@ from benchmarks.gpu.right import check
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.starting import time_start
 from benchmarks.gpu.suite import CANNOT_RUN
+from benchmarks.gpu.tuning import tune
 from benchmarks.machine import about, measure_ceilings
 from benchmarks.report import Row
 
@@ -38,6 +39,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "attention": time_attention,
     "launching": time_setting,
     "starting": time_start,
+    "tuning": tune,
 }
 
 

@@ -37,4 +37,4 @@ def seconds(form: Callable[..., Any], case: Case, scale: Scale) -> Seconds:
     held = sum(a.size * a.dtype.itemsize for a in case.arrays)
     sets = [draw(case, seed) for seed in range(min(MOST_SETS, max(2, -(-scale.rotated // held))))]
     program = jax.jit(lambda sets: [form(*arguments) for arguments in sets]).lower(sets).compile()
-    return measure(lambda: program(sets), repeats=scale.measured, in_flight=scale.in_flight).over(len(sets))
+    return measure(lambda: program(sets), scale.effort).over(len(sets))

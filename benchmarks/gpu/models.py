@@ -10,7 +10,7 @@ from benchmarks.cost import decode_cost, prefill_cost
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.scale import Model, Scale
 from benchmarks.model_speed import GREEDY, Programs, compile_programs, decode_seconds, prefill_seconds
-from benchmarks.random_model import random_params
+from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
 from model.ops import XLA, Ops
 from model.options import SamplingOptions
@@ -42,7 +42,8 @@ def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
 
 
 def params_of(model: Model, scale: Scale) -> Params:
-    return random_params(model.config, dtype=np.dtype(model.dtype), positions=capacity(scale))
+    shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=capacity(scale))
+    return random_params(shapes, model.config)
 
 
 def programs_of(model: Model, params: Params, ops: Ops, scale: Scale) -> Programs:
@@ -61,7 +62,7 @@ def decoding(
     model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
 ) -> Row:
     """A step, after `context` tokens."""
-    seconds = decode_seconds(programs, params, context=context, repeats=scale.measured, options=options)
+    seconds = decode_seconds(programs, params, context=context, effort=scale.model_effort, options=options)
     cost = decode_cost(params, model.config, position=context + scale.burst / 2, batch=1)
     return timed(seconds, **cost._asdict(), dtype=model.dtype)
 
@@ -72,7 +73,7 @@ def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Ite
             row = decoding(model, params, programs, scale, context=context, options=options)
             yield {"what": f"decode, {drawing}", "context": context, "tokens": 1, **row}
     for tokens in scale.prompts:
-        seconds = prefill_seconds(programs, params, tokens=tokens, repeats=scale.measured)
+        seconds = prefill_seconds(programs, params, tokens=tokens, effort=scale.model_effort)
         cost = prefill_cost(params, model.config, tokens=tokens)
         row = timed(seconds, **cost._asdict(), dtype=model.dtype)
         yield {"what": "prefill", "context": 0, "tokens": tokens, **row}

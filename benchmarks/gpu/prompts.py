@@ -15,8 +15,6 @@ from benchmarks.timing import Seconds, measure
 from pallas_kernels.attention_prefill import attention_prefill
 from reference.config import Config
 
-CALLS = 4  # in a program
-
 
 def time_attention(scale: Scale, clock: Clock) -> Iterator[Row]:
     """A row for each model and length of a prompt, all of whose keys are new."""
@@ -53,9 +51,9 @@ def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *argumen
     """Of a call that follows another, whose result is its q."""
 
     def chained(q, *arguments):
-        for _ in range(CALLS):
+        for _ in range(scale.chained):
             q = attention(q, *arguments).reshape(q.shape)
         return q
 
     program = jax.jit(chained).lower(q, *arguments).compile()
-    return measure(lambda: program(q, *arguments), repeats=scale.measured, in_flight=scale.in_flight).over(CALLS)
+    return measure(lambda: program(q, *arguments), scale.effort).over(scale.chained)

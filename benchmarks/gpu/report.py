@@ -6,10 +6,11 @@ from typing import Any
 from benchmarks import svg
 from benchmarks.gpu.suite import Found
 from benchmarks.machine import Ceilings
-from benchmarks.report import Column, Row, table, with_shares
+from benchmarks.report import Column, Row, machine_lines, table, with_shares
 
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
 
+LARGE = 32 << 20  # bytes: below, the launch of a kernel counts
 MICROSECONDS = Column("us", "median", ",.1f", 1e6)
 LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
 BANDWIDTH = Column("GB/s", "bytes_a_second", ",.0f", 1e-9)
@@ -49,6 +50,17 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
             *(BESIDE._replace(heading="its us"), SPEEDUP),
         ),
     ),
+    "tuning": (
+        "Tiles",
+        (
+            Column("product", "key"),
+            Column("fastest", "tile"),
+            MICROSECONDS,
+            Column("now", "now"),
+            Column("us", "now_median", ",.1f", 1e6),
+            Column("faster", "faster"),
+        ),
+    ),
     "launching": (
         "A decode step under the compiler's settings for CUDA graphs, with PDL and without",
         (Column("setting", "case"), Column("PDL", "pdl"), Column("after", "context", "d"), MICROSECONDS, LEAST, MOST),
@@ -66,8 +78,8 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
 }
 
 
-def as_report(found: Iterable[Found], *, dry: bool) -> dict[str, Any]:
-    """Everything that was found, and what follows from it. Raises ValueError where the machine was not measured."""
+def as_report(found: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
+    """Everything that was found, and what follows from it; the machine comes first."""
     sections: dict[str, list[Row]] = {}
     left_out: list[Row] = []
     machine: Row = {}
@@ -78,11 +90,9 @@ def as_report(found: Iterable[Found], *, dry: bool) -> dict[str, Any]:
             machine = row
         else:
             sections.setdefault(section, []).append(row)
-    if not machine:
-        raise ValueError(f"the machine could not be measured: {'; '.join(row['why'] for row in left_out)}")
     ceilings = Ceilings(**machine["ceilings"])
     return {
-        "suite": "gpu",
+        "suite": suite,
         **({"dry_run": NOTHING_MEANT} if dry else {}),
         **machine,
         "sections": {name: [_completed(row, ceilings) for row in rows] for name, rows in sections.items()},
@@ -97,14 +107,7 @@ def _completed(row: Row, ceilings: Ceilings) -> Row:
 
 def as_text(report: Mapping[str, Any]) -> str:
     """Tables, and what was left out."""
-    about, ceilings = report["about"], report["ceilings"]
-    rates = ", ".join(f"{rate / 1e12:,.2f} TFLOP/s in {dtype}" for dtype, rate in ceilings["flops"].items())
-    lines = [
-        *([report["dry_run"], ""] if "dry_run" in report else []),
-        f"{about['device']}, driver {about['driver']}, "
-        + ", ".join(f"{name} {found}" for name, found in about["versions"].items()),
-        f"copy {ceilings['copy'] / 1e9:,.0f} GB/s, read {ceilings['read'] / 1e9:,.0f} GB/s, {rates}",
-    ]
+    lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
     for name, (title, columns) in SECTIONS.items():
         if rows := report["sections"].get(name):
             lines += ["", title, "", table(columns, rows)]
@@ -135,4 +138,14 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
     return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] == "wrong"]
 
 
-LARGE = 32 << 20  # bytes: below, the launch of a kernel counts
+def tuned(table: Mapping[str, list[int]], report: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The table of tiles with those that were found to be faster; of a product in several cases, the first's.
+
+    >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
+    {'a': [16, 4], 'b': [8, 8]}
+    """
+    faster: dict[str, list[int]] = {}
+    for row in report["sections"].get("tuning", []):
+        if row["faster"]:
+            faster.setdefault(row["key"], row["tile"])
+    return dict(sorted({**table, **faster}.items()))

@@ -13,6 +13,7 @@ from benchmarks.kernel_cases.products import gemv_cases, norm_gate_up_cases, nor
 from benchmarks.kernel_cases.quantised import gemv_quantised_cases
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
 from benchmarks.machine import SIZES, Sizes
+from benchmarks.timing import Effort
 from model.shapes import SHAPES
 from pallas_kernels.compat import interpreter
 from reference.config import Config
@@ -39,8 +40,10 @@ class Scale:
     repeats: int  # of each of them, that must give the same
     timed: tuple[Case, ...]
     rotated: int  # bytes of arguments that a kernel is timed over, so that none is in a cache
-    measured: int  # times
-    in_flight: int
+    effort: Effort  # in timing kernels
+    model_effort: Effort
+    chained: int  # calls of attention in a program
+    tiles: tuple[int, ...]  # rows of a tile that are tried
     models: tuple[Model, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
@@ -106,8 +109,10 @@ def full() -> Scale:
         repeats=10_000,
         timed=tuple(timed_cases()),
         rotated=400 << 20,
-        measured=7,
-        in_flight=8,
+        effort=Effort(7, in_flight=8),
+        model_effort=Effort(5),
+        chained=4,
+        tiles=(8, 16, 32),
         models=(
             Model("tinyllama-1.1b", tinyllama, "bfloat16"),
             Model("llama-3.1-8b", large, "bfloat16"),
@@ -129,18 +134,20 @@ def dry() -> Scale:
         name="dry",
         device="cpu",
         running=interpreter,
-        memory=Sizes(1 << 20, 64, 2, 2),
+        memory=Sizes(1 << 20, 64, Effort(2)),
         checked=tuple(tiny_cases()),
         repeats=1,
         timed=tuple(norm_gate_up_cases(TINY, BFLOAT16, TINY_WORK)),
         rotated=0,
-        measured=1,
-        in_flight=1,
+        effort=Effort(1, warm=0),
+        model_effort=Effort(1, warm=0),
+        chained=1,
+        tiles=(),
         models=(tiny,),
         contexts=(8,),
         prompts=(16,),
         chunk=16,
-        burst=2,
+        burst=1,
         attended=(("tiny", TINY),),
         launched=tiny,
     )

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +22,12 @@ SETTINGS = {  # of the compiler, under the names that the report gives them
     "+WHILE": f"{CUDA_GRAPHS}+WHILE",
     "+WHILE,+CONDITIONAL, graphs of 2": f"{CUDA_GRAPHS}+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=2",
 }
-DRY_SETTINGS = ("default", "no graphs")
+LAUNCHES = tuple((setting, pdl) for setting in SETTINGS for pdl in (True, False))
+DRY_LAUNCHES = (("default", True), ("no graphs", False))
 
 CANNOT_RUN = 3  # the exit status of a part that says why on its last line
-GRACE = 5.0  # seconds that a part may be late with what it began, before it is ended
+GRACE = 5.0
+PATIENCE = 600.0  # the first part alone can say that there is no GPU, however slow the machine is
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 DRY_SECONDS = 600.0  # for each part of a dry run, which is as slow as its machine
 # As the command does: every program is kept, however quickly it was compiled.
@@ -42,7 +44,8 @@ class Part:
     seconds: float  # that it may take; what it leaves, the next may take
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    timed: bool = False  # it is told when it was started
+    grace: float = GRACE  # seconds that it may be late with what it began, before it is ended
+    starts: bool = False  # it is told when it was started, and finds what others like it compiled
 
     @property
     def name(self) -> str:
@@ -56,53 +59,61 @@ class Found(NamedTuple):
     row: Row
 
 
-def plan(settings: Iterable[str], cache: str) -> list[Part]:
-    """The parts for these of `SETTINGS`, with a folder for compiled programs.
+def plan(suite: str, *, dry: bool) -> list[Part]:
+    """The parts of the suite `gpu`; of `kernels`, which has more time for less; or of `tuning`.
 
     What matters most comes first: what is last is left out where time runs out. 530 seconds in all.
     """
-    start = {CACHE: cache, **KEEP_ALL}
+    if suite == "tuning":
+        return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
+    if suite == "kernels":
+        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 440), Part("attention", 65)]
     launching = [
-        Part("launching", 15, {"setting": name, "pdl": pdl}, {"XLA_FLAGS": SETTINGS[name]})
-        for name in settings
-        for pdl in (True, False)
+        Part("launching", 15, {"setting": setting, "pdl": pdl}, {"XLA_FLAGS": SETTINGS[setting]})
+        for setting, pdl in (DRY_LAUNCHES if dry else LAUNCHES)
     ]
     return [
-        Part("memory", 25),
+        Part("memory", 25, grace=PATIENCE),
         Part("right", 100),
         Part("models", 120),
         Part("kernels", 95),
         Part("attention", 30),
         *launching,
-        Part("starting", 25, {"label": "cold"}, start, timed=True),
-        Part("starting", 15, {"label": "warm"}, start, timed=True),
+        Part("starting", 25, {"label": "cold"}, starts=True),
+        Part("starting", 15, {"label": "warm"}, starts=True),
     ]
 
 
-def run_suite(*, dry: bool, progress: Callable[[str, float], object] = lambda stage, share: None) -> Iterator[Found]:
+def run_suite(
+    suite: str, *, dry: bool, progress: Callable[[str, float], object] = lambda stage, share: None
+) -> Iterator[Found]:
     """Every row, as it is found; the first is the machine's. Raises ValueError where the suite cannot run.
 
     A part that is ended, dies or cannot begin any more gives a row that says so.
     """
+    planned = plan(suite, dry=dry)
+    clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
     with tempfile.TemporaryDirectory(prefix="llamaspec-bench-") as cache:
-        planned = plan(DRY_SETTINGS if dry else SETTINGS, cache)
-        clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
         for part in planned:
             progress(part.name, due / total)
             due += part.seconds
             left = DRY_SECONDS if dry else clock.left + due
             if left < part.seconds / 2:
                 yield Found(part.section, skipped(part.name))
-            else:
-                yield from run_part(part, scale="dry" if dry else "full", seconds=left)
+                continue
+            for found in run_part(part, scale="dry" if dry else "full", seconds=left, cache=cache):
+                if part.section == "memory" and "skipped" in found.row:
+                    raise ValueError(f"the machine could not be measured: {found.row['why']}")
+                yield found
 
 
-def run_part(part: Part, *, scale: str, seconds: float) -> Iterator[Found]:
+def run_part(part: Part, *, scale: str, seconds: float, cache: str) -> Iterator[Found]:
     """The rows of a part. Raises ValueError, in the part's words, where it cannot run on this machine."""
-    options = {**part.options, **({"began": time.time()} if part.timed else {})}
+    options = {**part.options, **({"began": time.time()} if part.starts else {})}
     arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     environment = {**os.environ, **part.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment |= {CACHE: cache, **KEEP_ALL} if part.starts else {}
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.gpu", *arguments],
@@ -112,7 +123,7 @@ def run_part(part: Part, *, scale: str, seconds: float) -> Iterator[Found]:
             text=True,
         )
         late = threading.Event()
-        timer = threading.Timer(seconds + GRACE, lambda: (late.set(), process.kill()))
+        timer = threading.Timer(seconds + part.grace, lambda: (late.set(), process.kill()))
         timer.start()
         try:
             assert process.stdout

@@ -48,7 +48,7 @@ class Case:
     op: str
     shape: str
     dtype: str
-    function: Callable[..., Any]  # our kernels
+    function: Callable[..., Any]  # our kernels; where they are products, with a `tile` if wanted
     arrays: tuple[jax.ShapeDtypeStruct, ...]
     kernels: Mapping[str, Limits]  # that it consists of
     plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it

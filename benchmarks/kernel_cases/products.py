@@ -35,7 +35,7 @@ def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
             op="gemv residual",
             shape=f"{rows}x{cols}{times(batch)}",
             dtype=dtype.name,
-            function=lambda w, x, residual: gemv(w, x, residual=residual),
+            function=lambda w, x, residual, **tile: gemv(w, x, residual=residual, **tile),
             plain=lambda w, x, residual: plain.gemv(w, x, residual=residual),
             exact=lambda w, x, residual: exact.gemv(w, x, residual=residual),
             arrays=(array(rows, cols, dtype=dtype), *(array(batch, n, dtype=dtype) for n in (cols, rows))),
@@ -50,7 +50,7 @@ def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
         op="gemv norm",
         shape=f"{config.vocab}x{config.dim}",
         dtype=dtype.name,
-        function=lambda w, x, norm: gemv(w, x, norm=norm, eps=config.eps, out=jnp.float32),
+        function=lambda w, x, norm, **tile: gemv(w, x, norm=norm, eps=config.eps, out=jnp.float32, **tile),
         plain=lambda w, x, norm: plain.gemv(w, x, norm=norm, eps=config.eps, out=jnp.float32),
         exact=lambda w, x, norm: exact.gemv(w, x, norm=norm, eps=config.eps, out=np.float32),
         arrays=tuple(

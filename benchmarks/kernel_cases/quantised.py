@@ -58,5 +58,5 @@ def _case(scheme: str, rows: int, cols: int, dtype: np.dtype, *, batch: int = 1,
 def _form(product: Callable[..., Any], eps: float | None) -> Callable[..., Any]:
     """One of the forms of a product, with the last argument as what it is."""
     if eps is None:
-        return lambda codes, scales, x, residual: product(codes, scales, x, residual=residual)
-    return lambda codes, scales, x, norm: product(codes, scales, x, norm=norm, eps=eps, out=jnp.float32)
+        return lambda codes, scales, x, residual, **tile: product(codes, scales, x, residual=residual, **tile)
+    return lambda codes, scales, x, norm, **tile: product(codes, scales, x, norm=norm, eps=eps, out=jnp.float32, **tile)

@@ -1,0 +1,68 @@
+"""What `benchmarks.model_suite` found, for a person and as a chart."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks import svg
+from benchmarks.report import Column, machine_lines, table
+
+COLUMNS = (
+    Column("what", "what"),
+    Column("batch", "batch", "d"),
+    Column("after", "context", "d"),
+    Column("tokens", "tokens", "d"),
+    Column("tokens/s", "tokens_a_second", ",.1f"),
+    Column("ms", "median", ",.3f", 1e3),
+    Column("least", "least", ",.3f", 1e3),
+    Column("most", "most", ",.3f", 1e3),
+    Column("GB/s", "bytes_a_second", ",.1f", 1e-9),
+    Column("GFLOP/s", "flops_a_second", ",.1f", 1e-9),
+    Column("of copy, %", "share", ".0f", 100),
+    Column("floor, ms", "floor", ",.3f", 1e3),
+    Column("of floor, %", "of_floor", ".0f", 100),
+)
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The machine, the model, and a table."""
+    model = report["model"]
+    scheme = f", matrices in {model['quantize']}" if model["quantize"] else ""
+    lines = [*machine_lines(report), f"{model['name']}, {model['dtype']}{scheme}", ""]
+    lines.append(table(COLUMNS, [row for row in report["rows"] if "median" in row]))
+    for row in report["rows"]:
+        if row["what"] == "first token":
+            lines += [
+                "",
+                f"programs compiled, or found in the cache, in {row['compiling']:.2f} s; first token of a prompt of "
+                f"{row['prompt']} after {row['cold']:.3f} s, the second time {row['warm']:.3f} s",
+            ]
+    lines += [f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use"]
+    lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
+    return "\n".join(lines) + "\n"
+
+
+def as_svg(report: Mapping[str, Any]) -> str:
+    """Tokens a second as the work grows, or how much of the floor is reached."""
+    about, rows = report["about"], [row for row in report["rows"] if "median" in row]
+    remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"
+    if report["suite"] == "decode":
+        shares = {
+            f"{row['what']}, {row['tokens']} after {row['context']}": {"reached": row["of_floor"]} for row in rows
+        }
+        return svg.bars("Share of the fastest that bandwidth and matrix rate would allow", remark, shares)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    first = rows[0]["batch"]
+    for row in rows:
+        if row["what"] == "prefill":
+            lines.setdefault("prefill, by tokens of the prompt", []).append((row["tokens"], row["tokens_a_second"]))
+        elif "decode, by context" not in lines or row["context"] > lines["decode, by context"][-1][0]:
+            lines.setdefault("decode, by context", []).append((row["context"], row["tokens_a_second"]))
+        else:
+            lines.setdefault("decode, by sequences", []).append((row["batch"], row["tokens_a_second"]))
+    title = f"Tokens a second as the work grows; {first} at once but for the last line"
+    return svg.lines(title, remark, lines, x="tokens, or sequences", y="tokens/s")
+
+
+def wrong(report: Mapping[str, Any]) -> list[str]:
+    """Nothing is judged here."""
+    return []

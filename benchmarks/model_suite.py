@@ -1,0 +1,244 @@
+"""A model's speed on the default device, and how it changes as the work grows."""
+
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.cost import decode_cost, prefill_cost
+from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings
+from benchmarks.model_speed import (
+    GREEDY,
+    Programs,
+    compile_programs,
+    decode_seconds,
+    first_token_seconds,
+    prefill_seconds,
+)
+from benchmarks.random_model import random_params, random_shapes
+from benchmarks.report import Row, skipped, timed, with_shares
+from benchmarks.timing import Effort, Seconds
+from model.cache import cache_bytes
+from model.checkpoints.codes import quantised
+from model.checkpoints.open import open_checkpoint
+from model.jax_backend import BURST, choose_ops, prompt_chunk
+from model.memory import check_fits, device_bytes
+from model.ops import Ops
+from model.options import SamplingOptions
+from model.params import Params, abstract_params, check_weights, load_params, weight_bytes
+from model.shapes import SHAPES
+from reference.config import Config
+
+PROMPT = 512  # tokens, unless the model's context is short
+GROWTH = (128, 8192)  # from so many tokens to so many, doubling
+BATCHES = (1, 2, 4, 8, 16, 32)
+EFFORT = Effort(5)
+
+Progress = Callable[[str, float], object]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is timed: a model, its weights as shapes until they are wanted, and what runs it."""
+
+    name: str
+    config: Config
+    shapes: Callable[[int], Params]  # for so many positions
+    load: Callable[[Params], Params]
+    ops: Ops
+    dtype: str
+    quantize: str | None
+    effort: Effort = EFFORT
+
+    def compiled(self, *, longest: int, batch: int) -> tuple[Programs, Params]:
+        """Programs for sequences of up to `longest` tokens, and the shapes that they take.
+
+        Raises MemoryError where weights and cache do not fit.
+        """
+        chunk = min(prompt_chunk(), longest)
+        capacity = -(-(longest + BURST + chunk) // 8) * 8
+        shapes = self.shapes(capacity)
+        cache = cache_bytes(self.config, batch=batch, capacity=capacity, dtype=np.dtype(self.dtype))
+        # While one cache is read, the next is drawn.
+        check_fits(weights=weight_bytes(shapes), cache=2 * cache, context=capacity, available=device_bytes())
+        programs = compile_programs(
+            shapes, self.config, ops=self.ops, capacity=capacity, chunk=chunk, burst=BURST, batch=batch
+        )
+        return programs, shapes
+
+
+def choose_subject(*, model: str, shape: str | None, dtype: str | None, kernels: str, quantize: str | None) -> Subject:
+    """A published shape with random weights, or else a model. Raises ValueError for names that are none."""
+    ops = choose_ops(kernels)
+    if shape is not None:
+        if shape not in SHAPES:
+            raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
+        config = SHAPES[shape]
+        chosen = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+        return Subject(
+            name=f"{shape}, random weights",
+            config=config,
+            shapes=lambda rows: random_shapes(config, dtype=np.dtype(chosen), positions=rows, quantize=quantize),
+            load=lambda shapes: random_params(shapes, config),
+            ops=ops,
+            dtype=chosen,
+            quantize=quantize,
+        )
+    checkpoint = open_checkpoint(model)
+    config = checkpoint.config
+    stored = {tensor.dtype.name for tensor in checkpoint.tensors.values()}
+    narrow = jax.default_backend() != "cpu" and stored == {"bfloat16"}
+    chosen = dtype or ("bfloat16" if narrow else "float32")
+    run = quantised(checkpoint, quantize) if quantize else checkpoint
+
+    def load(shapes: Params) -> Params:
+        check_weights(checkpoint)
+        return load_params(run, dtype=np.dtype(chosen), positions=len(shapes.rope.cos))
+
+    return Subject(
+        name=model,
+        config=config,
+        shapes=lambda rows: abstract_params(config, dtype=np.dtype(chosen), positions=rows, tensors=run.tensors),
+        load=load,
+        ops=ops,
+        dtype=chosen,
+        quantize=quantize,
+    )
+
+
+def run_suite(
+    suite: str,
+    *,
+    context: int | None,
+    batch: int,
+    progress: Progress = lambda stage, share: None,
+    sizes: Sizes | None = None,
+    **chosen: Any,
+) -> dict[str, Any]:
+    """Measure the machine, then what `choose_subject` chooses, and report it.
+
+    `context` is how many tokens a prompt has, and how many come before those that are decoded; None is 512, or half of
+    what the model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
+    """
+    subject = choose_subject(**chosen)
+    most = subject.config.context - BURST
+    if context is not None and not 1 <= context <= most:
+        raise ValueError(f"{context} tokens and {BURST} to decode: this model holds {subject.config.context}")
+    tokens = context or min(PROMPT, max(1, most // 2))
+    progress("measuring the machine", 0.0)
+    ceilings = measure_ceilings([subject.dtype], sizes)
+    rows = list(
+        decode_rows(subject, tokens=tokens, batch=batch, progress=progress)
+        if suite == "decode"
+        else growth_rows(subject, batch=batch, longest=min(context or GROWTH[1], most), progress=progress)
+    )
+    return {
+        "suite": suite,
+        "about": about(),
+        "ceilings": ceilings._asdict(),
+        "model": {"name": subject.name, "dtype": subject.dtype, "quantize": subject.quantize},
+        "rows": [_completed(row, ceilings) for row in rows if "skipped" not in row],
+        "skipped": [row for row in rows if "skipped" in row],
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def decode_rows(subject: Subject, *, tokens: int, batch: int, progress: Progress) -> Iterator[Row]:
+    """The first token, a prompt of `tokens`, and decoding after as many."""
+    progress("compiling", 0.1)
+    programs, shapes = subject.compiled(longest=tokens, batch=batch)
+    progress("weights", 0.3)
+    params = subject.load(shapes)
+    progress("running", 0.5)
+    cold = first_token_seconds(programs, params)
+    warm = first_token_seconds(programs, params)
+    yield {
+        **{"what": "first token", "batch": batch, "prompt": programs.chunk},
+        **{"compiling": programs.seconds, "cold": cold, "warm": warm},
+    }
+    yield prefill_row(subject, programs, params, tokens=tokens)
+    for name, options in (("greedy", GREEDY), ("top-p", SamplingOptions())):
+        progress(f"decoding, {name}", 0.8)
+        yield decode_row(subject, programs, params, context=tokens, name=name, options=options)
+
+
+def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progress) -> Iterator[Row]:
+    """Prompts and contexts that double, and then batches that do."""
+    lengths = [length for length in _doubling(*GROWTH) if length <= longest] or [longest]
+    progress("compiling", 0.1)
+    programs, shapes = subject.compiled(longest=lengths[-1], batch=batch)
+    params = subject.load(shapes)
+    for i, length in enumerate(lengths):
+        progress(f"{length} tokens", 0.2 + 0.5 * i / len(lengths))
+        yield prefill_row(subject, programs, params, tokens=length)
+        yield decode_row(subject, programs, params, context=length)
+    del programs
+    for i, count in enumerate(BATCHES):
+        progress(f"{count} sequences", 0.7 + 0.3 * i / len(BATCHES))
+        try:
+            programs, _ = subject.compiled(longest=lengths[0], batch=count)
+        except MemoryError as error:
+            yield skipped(f"{count} sequences", str(error))
+            continue
+        yield decode_row(subject, programs, params, context=lengths[0])
+
+
+def prefill_row(subject: Subject, programs: Programs, params: Params, *, tokens: int) -> Row:
+    seconds = prefill_seconds(programs, params, tokens=tokens, effort=subject.effort)
+    cost = prefill_cost(params, subject.config, tokens=tokens)
+    return _row("prefill", subject, programs, seconds, context=0, tokens=tokens, bytes=cost.bytes, flops=cost.flops)
+
+
+def decode_row(
+    subject: Subject,
+    programs: Programs,
+    params: Params,
+    *,
+    context: int,
+    name: str = "greedy",
+    options: SamplingOptions = GREEDY,
+) -> Row:
+    seconds = decode_seconds(programs, params, context=context, effort=subject.effort, options=options)
+    middle = context + programs.burst / 2
+    cost = decode_cost(params, subject.config, position=middle, batch=programs.batch)
+    return _row(f"decode, {name}", subject, programs, seconds, context=context, tokens=1, **cost._asdict())
+
+
+def _row(
+    what: str, subject: Subject, programs: Programs, seconds: Seconds, *, context: int, tokens: int,
+    bytes: float, flops: float,
+) -> Row:  # fmt: skip
+    return {
+        "what": what,
+        "batch": programs.batch,
+        "context": context,
+        "tokens": tokens,
+        **timed(seconds, bytes=bytes, flops=flops, dtype=subject.dtype),
+    }
+
+
+def _completed(row: Row, ceilings: Ceilings) -> Row:
+    row = with_shares(row, ceilings)
+    return {**row, "tokens_a_second": row["tokens"] * row["batch"] / row["median"]} if "median" in row else row
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    """
+    >>> list(_doubling(128, 600))
+    [128, 256, 512]
+    """
+    while first <= last:
+        yield first
+        first *= 2
+
+
+def peak_bytes() -> int:
+    """The most memory that was in use: the device's, or this process's where they are the same."""
+    if stats := jax.devices()[0].memory_stats():
+        return stats["peak_bytes_in_use"]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

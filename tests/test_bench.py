@@ -1,0 +1,348 @@
+"""`llamaspec bench`: the arithmetic of its figures, dry runs of the suites for a GPU, what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from benchmarks import machine, model_suite, svg
+from benchmarks.cost import decode_cost, matrix_weights, prefill_cost
+from benchmarks.gpu import report as gpu_report
+from benchmarks.gpu import suite
+from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.models import time_models
+from benchmarks.gpu.right import check
+from benchmarks.gpu.scale import dry
+from benchmarks.gpu.suite import GRACE, SETTINGS, Found, Part, plan, run_part
+from benchmarks.machine import Ceilings, Sizes, measure_ceilings
+from benchmarks.random_model import random_params, random_shapes
+from benchmarks.report import skipped, timed, with_shares
+from benchmarks.timing import Effort, Seconds, measure
+from cli import llamaspec
+from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.describe import describe
+from model.quantised import Quantised
+from model.shapes import SHAPES
+from reference.attention import causal_mask
+from reference.config import Config
+from reference.quantizers.schemes import SCHEMES
+from tests.processes import REPOSITORY
+
+SMALL = Sizes(1 << 18, 32, Effort(2))
+TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96, context=128, eps=1e-5, theta=1e4)
+MOE = replace(TINY, experts=4, experts_per_token=2)
+CEILINGS = Ceilings(copy=8e9, read=10e9, flops={"float32": 1e12, "bfloat16": 2e12})
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """llamaspec on a machine where JAX finds no GPU."""
+    words = [sys.executable, "-m", "cli", *map(str, arguments)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+
+
+# The figures
+
+
+@pytest.mark.parametrize("config", [*SHAPES.values(), TINY, MOE], ids=[*SHAPES, "tiny", "experts"])
+def test_a_token_costs_what_inspect_says(config: Config):
+    dtype = np.dtype(np.float32)
+    tensors = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
+    told = describe(Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset()))
+    assert 2 * matrix_weights(config, head=True) == told["flops_per_token"]
+    shapes = random_shapes(config, dtype=dtype, positions=8)
+    found = decode_cost(sized(shapes), config, position=9, batch=1)
+    assert found.bytes == pytest.approx(told["bytes_per_token"] + 10 * told["cache_bytes_per_token"], abs=0.5)
+
+
+def sized(shapes):
+    """Arrays of these shapes that take no memory."""
+    return jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), shapes)
+
+
+def test_attention_of_a_prompt_counts_the_pairs_that_a_mask_lets_through():
+    params = random_params(random_shapes(TINY, dtype=np.dtype(np.float32), positions=8), TINY)
+    pairs = np.isfinite(causal_mask(7, 7)).sum()
+    products = 2 * 7 * matrix_weights(TINY, head=False)
+    expected = products + 2 * (2 * TINY.head_dim) * pairs * TINY.heads * TINY.layers
+    assert prefill_cost(params, TINY, tokens=7).flops == expected
+
+
+def test_decoding_several_reads_the_weights_once():
+    params = random_params(random_shapes(TINY, dtype=np.dtype(np.float32), positions=8), TINY)
+    one, two, four = (decode_cost(params, TINY, position=9, batch=batch) for batch in (1, 2, 4))
+    assert four.flops == 4 * one.flops
+    assert four.bytes - two.bytes == 2 * (two.bytes - one.bytes)
+    assert four.bytes < 2 * one.bytes
+
+
+def test_shares_are_of_what_the_machine_reaches():
+    row = with_shares(timed(Seconds(2.0, 1.0, 3.0), bytes=8e9, flops=1e12, dtype="float32"), CEILINGS)
+    assert (row["bytes_a_second"], row["flops_a_second"], row["share"]) == (4e9, 0.5e12, 0.5)
+    assert (row["floor"], row["of_floor"]) == (1.0, 0.5)  # the operations take longer than the bytes
+    assert with_shares({"case": "canaries"}, CEILINGS) == {"case": "canaries"}
+
+
+def test_a_call_is_timed_as_often_as_was_said():
+    calls = []
+    taken = measure(lambda: calls.append(0), Effort(3, warm=2, in_flight=4))
+    assert len(calls) == 2 + 3 * 4
+    assert 0 < taken.least <= taken.median <= taken.most
+
+
+def test_a_machine_is_measured():
+    found = measure_ceilings(["float32", "bfloat16"], SMALL)
+    assert min(found.copy, found.read, *found.flops.values()) > 0
+    assert set(found.flops) == {"float32", "bfloat16"}
+
+
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
+    shapes = random_shapes(TINY, dtype=np.dtype(np.float32), positions=8, quantize=scheme)
+    params = random_params(shapes, TINY)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), shapes)
+    for matrix in (params.layers[0].qkv.weight, params.layers[1].o.weight, params.head):
+        assert isinstance(matrix, Quantised) == bool(scheme)
+        weights = np.asarray(matrix.weights() if isinstance(matrix, Quantised) else matrix)
+        assert np.isfinite(weights).all() and 1e-3 < weights.std() < 10
+
+
+# Charts
+
+
+def rectangles(page: str) -> list[float]:
+    """The widths of a chart's bars."""
+    drawn = ElementTree.fromstring(page).iter("{http://www.w3.org/2000/svg}rect")
+    return [float(bar.get("width", "0")) for bar in drawn if bar.get("height") == str(svg.ROW - 6)]
+
+
+def test_bars_are_as_long_as_their_numbers():
+    page = svg.bars("a < b", "on this & that", {"x": {"ours": 0.25, "theirs": 0.75}, "y": {"ours": 1.0}})
+    quarter, three_quarters, whole = rectangles(page)
+    assert three_quarters == pytest.approx(3 * quarter, abs=0.2)
+    assert whole == pytest.approx(4 * quarter, abs=0.4)
+    assert "a &lt; b" in page and "this &amp; that" in page and "75 %" in page
+
+
+@pytest.mark.parametrize("points", [[(128, 9.0)], [(128, 9.0), (256, 4.0), (8192, 0.5)], [(1, 5.0), (32, 5.0)]])
+def test_lines_stay_on_the_page(points: list[tuple[float, float]]):
+    page = ElementTree.fromstring(svg.lines("t", "r", {"decode": points}, x="tokens", y="1/s"))
+    places = [
+        (float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in page.iter("{http://www.w3.org/2000/svg}circle")
+    ]
+    assert len(places) == len(points)
+    assert all(70 <= x <= svg.WIDTH - 30 and svg.TOP <= y <= 430 for x, y in places)
+    assert places == sorted(places)  # further to the right, and, as these fall, further down
+
+
+# A model, on this machine
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    monkeypatch.setitem(machine.SIZES, "cpu", SMALL)
+    monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
+    monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    llamaspec.main(["bench", *map(str, arguments)], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
+    kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
+    text = run(capsys, "--shape", "tiny", "--quantize", "q8", "--batch", "2", "--json", kept, "--plot", chart)
+    report = json.loads(kept.read_text())
+    whats = [row["what"] for row in report["rows"]]
+    assert whats == ["first token", "prefill", "decode, greedy", "decode, top-p"]
+    for row in report["rows"][1:]:
+        assert row["least"] <= row["median"] <= row["most"]
+        assert row["batch"] == 2
+        assert row["floor"] > 0
+        assert row["tokens_a_second"] == pytest.approx(2 * row["tokens"] / row["median"])
+    assert report["rows"][1]["tokens"] == report["rows"][2]["context"] == (TINY.context - 16) // 2
+    assert report["about"]["versions"]["jax"] == jax.__version__
+    assert {"copy", "read", "flops"} == set(report["ceilings"])
+    assert "tiny, random weights, float32, matrices in q8" in text and "of floor, %" in text
+    assert len(rectangles(chart.read_text())) == 3
+
+
+def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
+    kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
+    run(capsys, "--shape", "tiny", "--suite", "growth", "--json", kept, "--plot", chart)
+    rows = json.loads(kept.read_text())["rows"]
+    assert [row["tokens"] for row in rows if row["what"] == "prefill"] == [16, 32, 64]
+    decoded = [(row["context"], row["batch"]) for row in rows if row["what"] != "prefill"]
+    assert decoded == [(16, 1), (32, 1), (64, 1), (16, 1), (16, 3)]
+    assert len(list(ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}polyline"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shape", "llama-9"], "no shape named llama-9: there are stories-15m, "),
+        (["--context", "5000"], "5000 tokens and 16 to decode: this model holds "),
+        (["--kernels", "pallas"], "kernels pallas run on a GPU of compute capability 9.0"),
+        (["nowhere.bin"], "nowhere.bin"),
+        (["--json", "/nowhere/kept.json"], "/nowhere/kept.json"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_at_once(arguments: list[str], words: str):
+    with pytest.raises((ValueError, OSError), match=words.replace(".", r"\.")):
+        llamaspec.main(["bench", *arguments], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--suite", "gpu", "--batch", "2"], "--batch is not for the suite gpu"),
+        (["--suite", "kernels", "stories"], "model is not for the suite kernels"),
+        (["--dry-run"], "--dry-run is not for the suite decode"),
+        (["stories", "--shape", "tinyllama-1.1b"], "either MODEL or --shape"),
+    ],
+)
+def test_options_of_other_suites_are_wrong_usage(arguments: list[str], words: str):
+    from click import UsageError
+
+    with pytest.raises(UsageError, match=words):
+        llamaspec.main(["bench", *arguments], standalone_mode=False)
+
+
+# The suites for a GPU
+
+
+def test_without_a_gpu_the_suite_says_so_in_one_line(tmp_path: Path):
+    done = command("bench", "--suite", "gpu", "--json", tmp_path / "kept.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "error: the suite gpu runs on a GPU of compute capability 9.0 (H100, H200), and JAX has here a cpu: "
+        "--dry-run shows on a CPU that it works"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing(tmp_path: Path):
+    kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
+    done = command("bench", "--suite", "kernels", "--dry-run", "--json", kept, "--plot", chart)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == done.stdout.splitlines()[-1] == gpu_report.NOTHING_MEANT
+    report = json.loads(kept.read_text())
+    assert report["dry_run"] == gpu_report.NOTHING_MEANT and report["skipped"] == []
+    assert set(report["sections"]) == {"kernels", "attention"}
+    for rows in report["sections"].values():
+        assert all(row["speedup"] > 0 and row["share"] > 0 for row in rows)
+    assert gpu_report.NOTHING_MEANT in chart.read_text()
+
+
+def test_all_parts_together_fit_into_nine_minutes():
+    parts = plan("gpu", dry=False)
+    assert sum(part.seconds for part in parts) + GRACE <= 9 * 60
+    assert [part.section for part in parts[:2]] == ["memory", "right"]
+    launched = {(part.options["setting"], part.options["pdl"]) for part in parts if part.section == "launching"}
+    assert launched == {(setting, pdl) for setting in SETTINGS for pdl in (True, False)}
+    assert {part.section for part in plan("gpu", dry=True)} == {part.section for part in parts}
+    assert sum(part.seconds for part in plan("kernels", dry=False)) + GRACE <= 9 * 60
+
+
+@pytest.mark.parametrize(
+    ("part", "seconds", "why"),
+    [
+        (Part("memory", 1), 0.2 - GRACE, "it took too long, and was ended"),
+        (Part("starting", 1, {"unknown": 1}), 60.0, "it ended with 1: TypeError"),
+    ],
+)
+def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: Part, seconds: float, why: str, tmp_path: Path):
+    (found,) = run_part(part, scale="dry", seconds=seconds, cache=str(tmp_path))
+    assert found.section == part.section
+    assert found.row["skipped"] == part.name
+    assert found.row["why"].startswith(why)
+
+
+def test_kernels_are_checked_and_what_does_not_fit_is_named():
+    scale = dry()
+    chosen = [case for case in scale.checked if case.op in ("norm_qkv", "attention_paged", "argmax")]
+    scale = replace(scale, checked=tuple(chosen))
+    *rows, canaries = check(scale, Clock(600))
+    assert [(row["case"], row["outcome"]) for row in rows] == [(case.name, "right") for case in chosen]
+    assert all(row["share_of_bound"] <= 1 and row["differing"] == 0 for row in rows)
+    assert canaries["outcome"] == "right"
+    *rows, _ = check(scale, Clock(0))
+    assert rows == [skipped(case.name) for case in chosen]
+
+
+def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
+    scale = dry()
+    case = next(case for case in scale.checked if case.op == "add")
+    calls = count()
+
+    def unsteady(x, y):
+        noise = io_callback(lambda: np.float32(next(calls)), jax.ShapeDtypeStruct((), np.float32))
+        return case.plain(x, y) + noise
+
+    def off(x, y):
+        return case.plain(x, y).at[0, 3].add(0.01)
+
+    found = check(replace(scale, checked=(replace(case, function=off), replace(case, function=unsteady))), Clock(600))
+    wrong, racing, _ = found
+    assert (wrong["outcome"], wrong["differing"]) == ("wrong", 0) and wrong["share_of_bound"] > 1
+    assert racing["outcome"] == "wrong" and racing["differing"] > 0
+
+
+def test_what_a_kernel_refuses_is_told():
+    scale = dry()
+    case = next(case for case in scale.checked if case.op == "add")
+
+    def refuse(x, y):
+        raise ValueError("add takes no 256 elements")
+
+    row, _ = check(replace(scale, checked=(replace(case, function=refuse),)), Clock(600))
+    assert (row["outcome"], row["words"]) == ("refused", "add takes no 256 elements")
+
+
+def test_models_that_do_not_fit_are_named():
+    assert list(time_models(dry(), Clock(0))) == [skipped("tiny bfloat16 by kernels"), skipped("tiny bfloat16 by XLA")]
+
+
+MACHINE = {
+    "about": {"device": "gpu X", "processor": "1 x Y", "driver": "1.2", "versions": {"jax": "0.12"}},
+    "ceilings": CEILINGS._asdict(),
+}
+
+
+def test_a_report_says_what_was_found_and_what_was_left_out():
+    large = {"case": "gemv 8x8 bfloat16", "op": "gemv", "plain": 0.04, "speedup": 2.0}
+    model = {"case": "tiny float32", "by": "XLA", "what": "decode, greedy", "context": 128, "tokens": 1}
+    seconds = Seconds(0.02, 0.01, 0.03)
+    found = [
+        Found("memory", MACHINE),
+        Found("right", {"case": "add 3 float32", "outcome": "wrong", "share_of_bound": 2.0, "differing": 0}),
+        Found("kernels", large | timed(seconds, bytes=80e6, flops=0, dtype="bfloat16")),
+        Found("kernels", skipped("gemv 9x9 bfloat16")),
+        Found("models", model | timed(seconds, bytes=40e6, flops=0, dtype="float32")),
+    ]
+    report = gpu_report.as_report(found, suite="gpu", dry=False)
+    text = gpu_report.as_text(report)
+    assert "gemv 9x9 bfloat16 (no time was left)" in text and gpu_report.NOTHING_MEANT not in text
+    (kernel,), (decode,) = report["sections"]["kernels"], report["sections"]["models"]
+    assert kernel["share"] == pytest.approx(0.5)
+    assert decode["tokens_a_second"] == 50
+    assert gpu_report.wrong(report) == ["add 3 float32"]
+    assert len(rectangles(gpu_report.as_svg(report))) == 3  # XLA's decoding; the kernel and XLA's form of it
+
+
+def test_without_the_machine_s_figures_there_is_no_report(monkeypatch: pytest.MonkeyPatch):
+    died = [Found("memory", skipped("memory", "it ended with -6: out of memory"))]
+    monkeypatch.setattr(suite, "run_part", lambda *_, **__: died)
+    with pytest.raises(ValueError, match="the machine could not be measured: it ended with -6: out of memory"):
+        list(suite.run_suite("gpu", dry=False))
