@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from model.checkpoints.checkpoint import Checkpoint
     from model.generation import Generation
     from model.llama import Llama
+    from model.ops import Ops
     from model.train_loop import Progress as TrainingProgress
     from reference.llama import Params
     from verify.campaign import Campaign, Job
@@ -549,7 +550,7 @@ def _list_contracts(ops: list[str]):
 
 
 def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
-    from verify.mutation import row, trials
+    from verify.mutation import row, table, trials
 
     click.echo(f"seed {seed}", err=True)
     found = []
@@ -644,10 +645,12 @@ def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: in
     from verify.walk import table
 
     checkpoint = open_checkpoint(model)
+    else:
+        _print("\n".join(["", *table(found)]) + "\n")
     click.echo(f"seed {seed}", err=True)
     wrong = False
     for dtype in dtypes:
-        steps, report = _walk(checkpoint, kernels, dtype, seed, name=f"{kernels} kernels")
+        steps, report = _walk(checkpoint, choose_ops(kernels), dtype, seed, name=f"{kernels} kernels")
         wrong = wrong or report.outcome == "violated"
         if as_json:
             _print_json([step._asdict() for step in steps])
@@ -658,23 +661,28 @@ def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: in
 
 
 def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Every op of small models, plain and as a CPU has it, in each dtype that models run in."""
+    """Every op of small models, plain, as a CPU has it, and by kernels, in each dtype that models run in."""
+    _prepare_jax()
+    from model.candidates.kernels import OPS, runnable
     from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
     from verify.report import counterexample
-    from verify.walk import CONFIGS, weights
+    from verify.walk import CONFIGS, KERNELS, weights
 
-    for name, config in CONFIGS.items():
+    tables = {"xla": (XLA, nullcontext), "cpu": (CPU, nullcontext), "our": (OPS, runnable)}
+    models = [(config, name, kernels) for name, config in CONFIGS.items() for kernels in ("xla", "cpu")]
+    for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
+        ops, context = tables[kernels]
         arrays = weights(tensor_shapes(config), seed=campaign.seed)
         tensors = {tensor: Tensor(a.shape, a.dtype, lambda a=a: a) for tensor, a in arrays.items()}
         checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
-        for kernels in ("xla", "cpu"):
-            for dtype in campaign.dtypes:
-                if dtype != "float16":
-                    _, report = _walk(checkpoint, kernels, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
-                    yield report, counterexample(report, None)
+        for dtype in campaign.dtypes:
+            if dtype != "float16":
+                with context():
+                    _, report = _walk(checkpoint, ops, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
+                yield report, counterexample(report, None)
 
 
-def _walk(checkpoint: Checkpoint, kernels: str, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
+def _walk(checkpoint: Checkpoint, ops: Ops, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
     from time import monotonic
 
     _prepare_jax()
@@ -687,7 +695,7 @@ def _walk(checkpoint: Checkpoint, kernels: str, dtype: str, seed: int, *, name: 
     prompt = min(24, config.context - 2)
     tokens = np.random.default_rng(seed).integers(0, config.vocab, prompt + 2).astype(np.int32)
     chunks = [tokens[:prompt], tokens[prompt:-1], tokens[-1:]]
-    model, exact = _walkable(checkpoint, kernels, wanted.dtype, len(tokens))
+    model, exact = _walkable(checkpoint, ops, wanted.dtype, len(tokens))
     steps = []
     with _progress() as progress:
         for step in walk(model, exact, chunks, config=config, unit=wanted.unit):
@@ -696,7 +704,7 @@ def _walk(checkpoint: Checkpoint, kernels: str, dtype: str, seed: int, *, name: 
     return steps, report(steps, candidate=name, dtype=dtype, seed=seed, seconds=monotonic() - start)
 
 
-def _walkable(checkpoint: Checkpoint, kernels: str, dtype: np.dtype, rows: int) -> tuple[WalkedModel, Params]:
+def _walkable(checkpoint: Checkpoint, table: Ops, dtype: np.dtype, rows: int) -> tuple[WalkedModel, Params]:
     """What `verify.walk` is handed: the model as it runs, and for the reference the weights that it holds."""
     import inspect
     from dataclasses import replace
@@ -705,7 +713,6 @@ def _walkable(checkpoint: Checkpoint, kernels: str, dtype: np.dtype, rows: int) 
     import numpy as np
 
     from model.cache import empty_cache
-    from model.jax_backend import choose_ops
     from model.ops import Ops, Positions
     from model.params import load_params
     from model.reference_backend import load_reference_params
@@ -718,16 +725,18 @@ def _walkable(checkpoint: Checkpoint, kernels: str, dtype: np.dtype, rows: int) 
     }
 
     def compiled(op: Callable) -> Callable:
-        named = [name for name in ("config", "window") if name in inspect.signature(op).parameters]
-        return jax.jit(op, static_argnames=named)
+        parameters = inspect.signature(op).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        return jax.jit(op, static_argnames=[n for n in ("config", "window") if takes_any or n in parameters])
 
     def positions(at: np.ndarray) -> Positions:
         return Positions(*map(jax.device_put, (at, *(np.asarray(table)[at] for table in params.rope))))
+    from model.jax_backend import choose_ops
 
     def cache(capacity: int) -> list[Any]:
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
 
-    ops = Ops(*map(compiled, choose_ops(kernels)))
+    ops = Ops(*map(compiled, table))
     return Model(params, ops, cache, positions, jax.device_put), load_reference_params(
         replace(checkpoint, tensors=held)
     )
@@ -743,6 +752,7 @@ def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[
         yield lambda stage: lambda done: None, nullcontext
         return
     from rich.console import Console
+    from model.ops import CPU, XLA
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import click
 import pytest
+
+from cli import llamaspec
 
 CANDIDATES = """
 import numpy as np
@@ -27,9 +31,13 @@ def raises(x):
 
 
 @pytest.fixture
-def verify(tmp_path):
+def folder(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(CANDIDATES)
+    monkeypatch.chdir(tmp_path)
 
+
+@pytest.fixture
+def verify(tmp_path, folder):
     def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         command = [sys.executable, "-m", "cli", "verify", *arguments]
@@ -51,14 +59,16 @@ def test_a_wrong_softmax(verify, tmp_path):
     assert len(lines) <= 6
     *_, replay = lines[-1].split()
     assert (tmp_path / replay).exists()
+    [line] = verify("--replay", "none.json", status=2).stderr.splitlines()
+    assert line.startswith("error: none.json: No such file or directory")
 
-    again = verify("--replay", replay, "--arrays", "numpy", status=1).stdout.splitlines()
+    again = verify("--replay", replay, status=1).stdout.splitlines()
     assert again[1:] == lines[1:-1]
-    verify("--replay", replay, "--arrays", "numpy", "--candidate", "mine:right")
+    verify("--replay", replay, "--candidate", "mine:right")
 
     file = tmp_path / replay
     file.write_text(json.dumps({**json.loads(file.read_text()), "inputs": "0" * 64}))
-    done = verify("--replay", replay, "--arrays", "numpy", status=2)
+    done = verify("--replay", replay, status=2)
     assert "its draw no longer stands for the same inputs" in done.stderr
 
 
@@ -74,6 +84,68 @@ def test_results_for_programs(verify, tmp_path):
     assert report["finding"]["kind"] == "raised"
     assert report["finding"]["message"] == "NotImplementedError: rows of 128 only (mine.py:14)"
     assert ElementTree.parse(tmp_path / "out.xml").getroot().get("failures") == "1"
+
+
+MISBEHAVING = """
+import os, signal, time
+
+import numpy as np
+
+
+def add(x, y):
+    raise NotImplementedError("rows of 128 only")
+
+
+def argmax(x):
+    time.sleep(1000)
+
+
+def rmsnorm(x, weight, *, eps):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def softmax(x):
+    return np.zeros((*x.shape, 1), np.float32)
+
+
+def swiglu(gate, up):
+    return (gate / (1 + np.exp(-gate)) * up).astype(np.float16)
+
+
+def linear(x, weight, bias):
+    return np.full((len(x), len(weight)), np.nan, np.float32)
+
+
+def gemm(x, weight):
+    y = x @ weight.T
+    x[...] = 0
+    return y
+
+
+def gemv(x, weight):
+    return weight @ x
+"""
+FINDINGS = {
+    "add": "raised: NotImplementedError: rows of 128 only (kernels.py:8)",
+    "argmax": "hung: no answer within 2 s",
+    "rmsnorm": "crashed: killed by SIGSEGV",
+    "softmax": "shape: returned (1, 1, 1), (1, 1) due",
+    "swiglu": "dtype: returned float16 for inputs of float32",
+    "linear": "not finite: at [0, 0]: nan where",
+    "gemm": "inputs: wrote to its input x",
+    "gemv": None,
+}
+
+
+def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
+    """One module of kernels, each called as the op of its name is; the last one is right."""
+    (tmp_path / "kernels.py").write_text(MISBEHAVING)
+    done = verify(*FINDINGS, "--candidate", "kernels", *NUMPY, "--timeout", "2", status=1)
+    reports = re.split(r"(?m)^(?=violated|within)", done.stdout)[1:]
+    assert [report.split()[1:4:2] for report in reports[:-1]] == [[op, f"kernels:{op}"] for op in list(FINDINGS)[:-1]]
+    for report, finding in zip(reports[:-1], list(FINDINGS.values())[:-1], strict=True):
+        assert f"\n  {finding}" in report
+    assert reports[-1].startswith("within bounds gemv float32  kernels:gemv")
 
 
 def test_the_list_of_contracts(verify):
@@ -94,14 +166,34 @@ def test_the_list_of_contracts(verify):
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate is one function: name the op that it is"),
-        (["draw"], "no function here is called as draw is: name one with --candidate"),
+        (["--candidate", "mine"], "--candidate is a module: name the ops that it has"),
+        (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
     ],
 )
-def test_wrong_usage_is_one_line(verify, arguments, error):
-    done = verify(*arguments, "--arrays", "numpy", "--examples", "1", status=2)
-    [line] = [line for line in done.stderr.splitlines() if not line.startswith("seed")]
-    assert line.startswith("error: ") and error in line
+def test_wrong_usage(folder, arguments, error):
+    with pytest.raises(click.UsageError) as refused:
+        llamaspec.main(["verify", *arguments, "--arrays", "numpy", "--examples", "1"], standalone_mode=False)
+    assert error in refused.value.format_message()
+
+
+def test_without_a_candidate_our_own_ops_are_verified(verify):
+    """Side by side; of one that only the reference has, the float32 that its mutants are made from."""
+    text = verify("add", "draw", "pack", "--examples", "3", "--seed", "1").stdout
+    assert [line.split("  ")[1] for line in text.splitlines()] == [
+        "model.candidates.kernels:add",
+        "model.candidates.plain:draw",
+        "verify.mutants.quantized:pack",
+    ]
+
+
+def test_mutants_of_an_op(verify):
+    done = verify("--mutants", "add", "--seed", "0")
+    found, _, table = done.stdout.partition("\n\n")
+    count = len(found.splitlines())
+    assert done.stderr == f"seed 0\n{count} of {count} mutants killed\n"
+    *_, op, everything = table.splitlines()
+    assert op.startswith(f"| add | {count} | {count} |") and everything.startswith(f"| all | {count} | {count} |")
 
 
 def test_a_model_is_walked_through(verify, data):

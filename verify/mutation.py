@@ -1,6 +1,7 @@
 """Is a contract worth anything: does it see every mutant, and let every right implementation pass?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from verify.candidate import Direct
@@ -50,3 +51,19 @@ def row(trial: Trial) -> dict[str, str | int | float]:
         "op": trial.op,
         "mutant": trial.mutant,
     }
+
+
+def table(trials: Sequence[Trial]) -> list[str]:
+    """The same by op, and at the end for all, in Markdown."""
+    lines = [
+        "| op | mutants | found out | seconds: median | most | examples: median | most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    ops = list(dict.fromkeys(trial.op for trial in trials))
+    for name, of in [(op, [trial for trial in trials if trial.op == op]) for op in ops] + [("all", list(trials))]:
+        seconds, examples = ([getattr(trial.report, what) for trial in of] for what in ("seconds", "examples"))
+        lines.append(
+            f"| {name} | {len(of)} | {sum(trial.killed for trial in of)} | {median(seconds):.2f} | {max(seconds):.2f} "
+            f"| {median(examples):g} | {max(examples)} |"
+        )
+    return lines

@@ -183,3 +183,5 @@ CONFIGS = {
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
 }
+# And one of widths that kernels are made for.
+KERNELS = replace(_SMALL, dim=256, layers=1, kv_heads=2, head_dim=64, ffn=256, vocab=64, qkv_bias=True, o_bias=True)

@@ -1,16 +1,16 @@
 """Our kernels, called as the reference is: on a GPU that they are made for, or by the interpreter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from model.jax_backend import choose_ops
-from model.ops import XLA, Ops
+from model.ops import XLA
 from model.pallas_ops import PALLAS
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
@@ -21,7 +21,6 @@ from pallas_kernels.compat import interpreter
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
 from pallas_kernels.gemv_quantised import gemv_quantised
-from pallas_kernels.int4 import pack
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
@@ -31,11 +30,15 @@ from pallas_kernels.swiglu import swiglu as swiglu_kernel
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
+@contextmanager
+def runnable() -> Iterator[None]:
+    """Where kernels can be called. Raises RuntimeError, at the end, where the interpreter finds a race."""
+    with nullcontext() if choose_ops("auto") is PALLAS else interpreter():
+        yield
+
+
 def run(kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What `kernel` gives. Raises RuntimeError where the interpreter finds a race."""
-    if choose_ops("auto") is PALLAS:
-        return kernel(*arguments, **named)
-    with interpreter():
+    with runnable():
         return jax.block_until_ready(kernel(*arguments, **named))
 
 
@@ -57,9 +60,8 @@ def gemv(x: Float[Array, " cols"], weight: Float[Array, "rows cols"]) -> Float[A
 def gemv_quantized(
     x: Float[Array, " cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
 ) -> Float[Array, " rows"]:
-    """Schemes q8, q8_row and q4."""
-    stored = jnp.asarray(pack(np.asarray(codes))) if scheme == "q4" else codes
-    return run(gemv_quantised, stored, scales[:, 0] if scheme == "q8_row" else scales, x[None])[0]
+    """Schemes q8 and q8_row."""
+    return run(gemv_quantised, codes, scales[:, 0] if scheme == "q8_row" else scales, x[None])[0]
 
 
 def rope_halves(
@@ -109,6 +111,5 @@ def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array,
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 
-def ops() -> Ops:
-    """The table `PALLAS`, run so too, but for attention, which rounds its weights: its own contract allows that."""
-    return Ops(*(partial(run, op) for op in PALLAS._replace(attend=XLA.attend)))
+# A model's ops, for where kernels can be called, but for attention: that rounds weights, which its contracts allow for.
+OPS = PALLAS._replace(attend=XLA.attend)

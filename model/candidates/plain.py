@@ -89,5 +89,5 @@ def distribution(
 
 
 @jax.jit
-def draw(p: Float[Array, " vocab"], u: float) -> Int[Array, ""]:
+def draw(p: Float[Array, " vocab"], u: Float[Array, ""] | float) -> Int[Array, ""]:
     return sampling.draw(p[None], jnp.asarray(u, jnp.float32)[None])[0]

@@ -45,7 +45,9 @@ CANDIDATES = [
     _kernel("attention_prefill", only=_HEADS, dtypes=("bfloat16",)),
     _kernel("gemm", only={"rows": [64, 128], "cols": [64, 192]}, dtypes=("bfloat16",)),
     _kernel("gemv", only={"rows": [8, 16, 32], "cols": [256, 512, 768]}),
-    _kernel("gemv_quantized", only={"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}),
+    # Not q4: there the kernel multiplies codes that are up to 264 too large, and takes that away from the sum. Its
+    # error is that of larger numbers, more than this contract has for a product; tests/kernels hold it to its own.
+    _kernel("gemv_quantized", only={"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row"]}),
     _kernel("rmsnorm"),
     _kernel("rope_halves", only={"pairs": [32, 64]}),
     _kernel("softmax"),

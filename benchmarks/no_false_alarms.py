@@ -1,0 +1,139 @@
+"""Do the contracts let right implementations pass? Thousands of draws an op, written down as they are done.
+
+    python -m benchmarks.no_false_alarms numpy xla onnxruntime kernels --seed 1 --python /path/to/onnxruntime's/python
+
+    numpy         the right implementations that mutants are made from, in float32
+    xla           jax's own functions and our plain ops on a CPU, float32 and bfloat16, over at most 64 shapes each
+    onnxruntime   and gguf, in a Python of their own, within their documented domains
+    kernels       ours, in the interpreter
+
+What the log has (a line of JSON each) is not run again: stopped, it goes on where it was. Without the log it begins
+anew.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME
+from model.candidates.table import CANDIDATES
+from verify.campaign import Campaign, Job, run
+from verify.catalogue import IMPLEMENTATIONS
+
+LOG = Path(__file__).parent / "results" / "no-false-alarms.jsonl"
+EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
+KERNEL_SHAPES = 8  # a shape takes the interpreter seconds
+
+
+def jobs(group: str) -> list[Job]:
+    """What a group runs."""
+    match group:
+        case "numpy":
+            return [Job(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
+        case "xla":
+            return [*JAX, *_ours(kernel=False)]
+        case "onnxruntime":
+            return [*ONNXRUNTIME, *GGUF]
+        case _:
+            return _ours(kernel=True)
+
+
+def _ours(*, kernel: bool) -> list[Job]:
+    shapes = KERNEL_SHAPES if kernel else None
+    return [
+        Job(c.op, c.function, dtypes=c.dtypes, only=c.only, shapes=shapes) for c in CANDIDATES if c.kernel == kernel
+    ]
+
+
+def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, python: str) -> Iterator[dict[str, Any]]:
+    """A row for each op and dtype of a group that is not in `done`, as it comes."""
+    python = python if group == "onnxruntime" else sys.executable
+    dtypes = ("float32",) if group in ("numpy", "onnxruntime") else ("float32", "bfloat16")
+    where = {"machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}", "versions": versions(python)}
+    for job in jobs(group):
+        for dtype in job.dtypes or dtypes:
+            if (job.candidate, dtype) in done:
+                continue
+            campaign = Campaign(
+                seed=seed, dtypes=(dtype,), python=python, examples=examples, seconds=math.inf, timeout=600.0
+            )
+            [(report, lines)] = run([job], campaign, progress=lambda stage: lambda examples: None)
+            yield {
+                "group": group,
+                "op": report.op,
+                "candidate": report.candidate,
+                "dtype": dtype,
+                "outcome": report.outcome,
+                "examples": report.examples,
+                "seed": seed,
+                "seconds": round(report.seconds, 1),
+                "of the bound": round(report.worst.hard, 3),
+                "of the alarm": round(report.worst.alarm, 3),
+                "told": lines[1:],
+                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+                **where,
+            }
+
+
+LIBRARIES = ("llamaspec", "numpy", "hypothesis", "jax", "onnxruntime", "gguf")
+ASK = """
+import json, platform
+found = {"python": platform.python_version()}
+for name in %r:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def versions(python: str) -> dict[str, str]:
+    """Of a Python, and of what it has of the libraries that run here."""
+    asked = subprocess.run([python, "-c", ASK % (LIBRARIES,)], capture_output=True, text=True, check=True)
+    return json.loads(asked.stdout)
+
+
+def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
+    """Candidates and dtypes that the log has, within bounds, with as many examples as are asked for."""
+    if not log.exists():
+        return set()
+    logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return {
+        (row["candidate"], row["dtype"])
+        for row in logged
+        if row["outcome"] == "within bounds" and row["examples"] >= (examples or EXAMPLES[row["group"]])
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.no_false_alarms", description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="+", choices=EXAMPLES, metavar="|".join(EXAMPLES))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--examples", type=int, help="default: 10,000, and 200 for kernels")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has onnxruntime and gguf")
+    parser.add_argument("--log", type=Path, default=LOG)
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for group in options.groups:
+        done = finished(options.log, examples=options.examples)
+        examples = options.examples or EXAMPLES[group]
+        for row in rows(group, done, seed=options.seed, examples=examples, python=options.python):
+            with open(options.log, "a", encoding="utf-8") as log:
+                log.write(json.dumps(row) + "\n")
+            print(f"{row['outcome']:14}{row['op']} {row['dtype']}  {row['candidate']}  {row['seconds']} s", flush=True)
+            print("".join(f"{line}\n" for line in row["told"]), end="", flush=True)
+            wrong += row["outcome"] != "within bounds"
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ops that nobody here wrote, called as the reference is. Each file runs in any Python that has its library."""

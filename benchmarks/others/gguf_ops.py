@@ -1,0 +1,11 @@
+"""`gguf.quants`, the Python beside llama.cpp."""
+
+import gguf
+
+
+def ggml_decode(data, *, name):
+    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name])
+
+
+def ggml_encode(w, *, name):
+    return gguf.quants.quantize(w, gguf.GGMLQuantizationType[name])
