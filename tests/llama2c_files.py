@@ -1,4 +1,7 @@
-"""Tiny files in llama2.c's three formats, written as its export.py writes them; it shares no code with our reader."""
+"""Tiny files in llama2.c's formats, written as its export.py writes them; it shares no code with our reader or writer.
+
+Version 3 is KuiperLLama's int8, which its export.py calls so: no magic number, and the embedding is not quantised.
+"""
 
 import struct
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ ORDERS = {
     0: "embedding attention_norm wq wk wv wo ffn_norm w1 w2 w3 norm rope classifier".split(),
     1: "attention_norm ffn_norm norm embedding wq wk wv wo w1 w2 w3 classifier".split(),
     2: "attention_norm ffn_norm norm embedding wq wk wv wo w1 w2 w3 classifier".split(),
+    3: "wq wk wv wo w1 w2 w3 classifier embedding attention_norm ffn_norm norm".split(),
 }
 HF_NAMES = {
     "embedding": "model.embed_tokens.weight",
@@ -64,15 +68,19 @@ def random_weights(sizes: Sizes, *, tied: bool, seed: int = 0) -> dict[str, np.n
 
 
 def header(sizes: Sizes, *, version: int, tied: bool, group: int = 0) -> bytes:
-    vocab = sizes.vocab if tied or version else -sizes.vocab
+    vocab = sizes.vocab if tied or version in (1, 2) else -sizes.vocab
     numbers = sizes.dim, sizes.ffn, sizes.layers, sizes.heads, sizes.kv_heads, vocab, sizes.context
     packed = struct.pack("<7i", *numbers)
-    if version == 0:
-        return packed
+    if version in (0, 3):
+        return packed + struct.pack("<i", group) * (version == 3)
     packed = struct.pack("<Ii", 0x616B3432, version) + packed + struct.pack("<B", tied)
     if version == 2:
         packed += struct.pack("<i", group)
     return packed.ljust(256, b"\0")
+
+
+def is_quantised(name: str, version: int) -> bool:
+    return version >= 2 and not name.endswith("norm") and (version, name) != (3, "embedding")
 
 
 def quantise(values: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +99,7 @@ def file_bytes(
     for name in ORDERS[version]:
         if name == "rope":  # never read: a reader computes its own
             parts.append(np.full(sizes.context * sizes.dim // sizes.heads, 99, np.float32).tobytes())
-        elif name in weights and (version < 2 or name.endswith("norm")):
+        elif name in weights and not is_quantised(name, version):
             parts.append(weights[name].tobytes())
         elif name in weights:
             for tensor in weights[name] if name in PER_LAYER else [weights[name]]:
@@ -111,7 +119,7 @@ def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, g
     for name, stacked in random_weights(sizes, tied=tied, seed=seed).items():
         for layer in range(sizes.layers if name in PER_LAYER else 1):
             tensor = stacked[layer] if name in PER_LAYER else stacked
-            if version == 2 and not name.endswith("norm"):
+            if is_quantised(name, version):
                 codes, scales = quantise(tensor, group)
                 tensor = (codes.astype(np.float32) * scales).reshape(tensor.shape)
             if name in ("wq", "wk"):

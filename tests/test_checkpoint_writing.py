@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint, write_huggingface, write_llama2c
+from model.checkpoints.gguf_writer import write_gguf
 from reference.rope import LinearScaling, frequencies
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes
 
-WRITERS = pytest.mark.parametrize("write", [write_huggingface, write_llama2c])
+WRITERS = pytest.mark.parametrize("write", [write_huggingface, write_llama2c, write_gguf])
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, bytes]:

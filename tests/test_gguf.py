@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError, open_checkpoint
+from model.checkpoints.codes import dequantised, exact_parts, is_matrix
 from model.checkpoints.gguf_rope import from_factors, to_factors
+from model.checkpoints.gguf_writer import write_gguf
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, frequencies
 from tests import families, gguf_files
 from tests.gguf_files import CODES, U32, Tensor
+from tests.random_models import SMALL, random_checkpoint
 from tests.refusals import load
 
 READABLE = [name for name, config in families.FAMILIES.items() if name not in ("qwen2-window", "mistral")]
@@ -73,8 +76,27 @@ def test_quantised_weights_are_read_as_ggml_reads_them(tmp_path, type):
     assert kind.bytes == packed["output.weight"].shape[1] // (256 // kind.weights)
 
 
+@pytest.mark.parametrize("at_once", [100, 1 << 20])
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
+def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
+    """Part for part, and in halves as the weights are."""
+    monkeypatch.setattr("model.checkpoints.gguf_blocks.AT_ONCE", at_once)
+    checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
+    write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
+    quantised = 0
+    for name, tensor in open_checkpoint(tmp_path / "x.gguf").tensors.items():
+        if tensor.codes is None:
+            assert not is_matrix(name)
+            continue
+        weights = tensor.read()
+        np.testing.assert_array_equal(np.concatenate(list(exact_parts(tensor))).astype(np.float32), weights)
+        np.testing.assert_array_equal(dequantised(tensor.codes, tensor.shape), weights)
+        quantised += 1
+    assert quantised == 7 * SMALL.layers + 1
+
+
 def test_a_tensor_of_many_rows_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("model.checkpoints.gguf.AT_ONCE", 100)
+    monkeypatch.setattr("model.checkpoints.gguf_blocks.AT_ONCE", 100)
     test_quantised_weights_are_read_as_ggml_reads_them(tmp_path, "Q4_0")
 
 

@@ -1,23 +1,23 @@
-"""Reads GGUF files of Llamas, as llama.cpp has them: floats as they are stored, quantised weights as float32."""
+"""Reads GGUF files of Llamas, as llama.cpp has them."""
 
 from functools import partial
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Shaped
 
+from model.checkpoints import gguf_blocks as blocks
 from model.checkpoints import gguf_layout as layout
 from model.checkpoints.checkpoint import Checkpoint, Tensor, refused, tensor_shapes
 from model.checkpoints.checks import check_model
+from model.checkpoints.codes import is_matrix
 from model.checkpoints.gguf_config import architecture_of, read_config, read_tokens
 from model.checkpoints.gguf_file import Entry, Metadata, read_header
 from model.checkpoints.mapped import MappedFile
 from reference.config import Config
-from reference.quantizers import ggml
 from reference.rope import interleaved_to_halves
 
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-AT_ONCE = 1 << 20  # weights dequantised at a time, in float64
 
 Entries = dict[str, Entry]
 
@@ -31,7 +31,7 @@ def open_gguf(file: MappedFile) -> Checkpoint:
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
     shapes = tensor_shapes(config)
-    tensors = {name: _tensor(file, shapes[name], entries[place.name], place) for name, place in places.items()}
+    tensors = {name: _tensor(file, name, shapes[name], entries[place.name], place) for name, place in places.items()}
     return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, release=file.release)
 
 
@@ -71,29 +71,18 @@ def _places(path: str, config: Config, architecture: str, entries: Entries) -> d
     return places
 
 
-def _tensor(file: MappedFile, shape: tuple[int, ...], entry: Entry, place: layout.Place) -> Tensor:
+def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], entry: Entry, place: layout.Place) -> Tensor:
     if place.expert is not None:
         part = entry._replace(shape=shape)
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)
     read = partial(_read, file, entry, heads=place.heads)
-    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read)
+    codes = blocks.codes_of(file, entry, heads=place.heads) if is_matrix(name) else None
+    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes)
 
 
 def _read(file: MappedFile, entry: Entry, *, heads: int) -> Shaped[np.ndarray, "..."]:
     if entry.type in DTYPES:
         array = file.array(DTYPES[entry.type], entry.shape, entry.offset)
     else:
-        array = _dequantised(file, entry)
+        array = blocks.dequantised(file, entry)
     return interleaved_to_halves(array, heads=heads) if heads else array
-
-
-def _dequantised(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
-    """The exact weights rounded once to float32, as ggml has them; what is not finite stays so."""
-    array = np.empty(entry.shape, np.float32)
-    rows = array.reshape(-1, entry.shape[-1])
-    packed = file.array(np.dtype("u1"), (len(rows), entry.bytes // len(rows)), entry.offset)
-    step = max(1, AT_ONCE // rows.shape[1])
-    with np.errstate(invalid="ignore", over="ignore"):
-        for begin in range(0, len(rows), step):
-            rows[begin : begin + step] = ggml.decode(packed[begin : begin + step], entry.type)
-    return array

@@ -5,6 +5,7 @@ What would change a number and is not implemented is refused by name.
 """
 
 from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ def read_config(
     dim, heads = metadata.integer(key("embedding_length")), metadata.integer(key("attention.head_count"))
     head_dim = _head_dim(metadata, architecture, dim, heads)
     theta = shortest(metadata.number(key("rope.freq_base"), 10_000.0))
+    experts = metadata.integer(key("expert_count"), 0)
     config = Config(
         dim=dim,
         layers=metadata.integer(key("block_count")),
@@ -83,8 +85,8 @@ def read_config(
         context=metadata.integer(key("context_length")),
         eps=shortest(metadata.number(key("attention.layer_norm_rms_epsilon"))),
         theta=theta,
-        experts=metadata.integer(key("expert_count"), 0),
-        experts_per_token=metadata.integer(key("expert_used_count"), 0),
+        experts=experts,
+        experts_per_token=metadata.integer(key("expert_used_count"), 0) if experts else 0,
         tied="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
@@ -92,8 +94,7 @@ def read_config(
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
     )
     check_model(metadata.path, config, bos=None, stops=frozenset())
-    scaling = _scaling(metadata, architecture, config, factors)
-    config = Config(**{**vars(config), "scaling": scaling})
+    config = replace(config, scaling=_scaling(metadata, architecture, config, factors))
     check_model(metadata.path, config, bos=None, stops=frozenset())
     return config
 

@@ -158,7 +158,24 @@ class _Cursor:
         self._strings -= length
         if self._strings < 0:
             raise self.refused(f"more than {MOST_STRINGS} texts, up to the {length} of {title}")
-        return [self.string(f"text {i} of {title}") for i in range(length)]
+        return self._texts(length, title)
+
+    def _texts(self, length: int, title: str) -> list[str]:
+        """`string` for each, in a loop that takes half a second for a million."""
+        texts, data, at = [], self._bytes, self.at
+        for i in range(length):
+            begin = at + layout.LENGTH.size
+            end = begin + int.from_bytes(data[at:begin], "little")
+            if end > len(data):
+                self.at = at
+                self.take(end - at, f"text {i} of {title}")  # says what is wrong
+            try:
+                texts.append(str(data[begin:end], "utf-8"))
+            except UnicodeDecodeError as error:
+                raise self.refused(f"text {i} of {title} is not UTF-8, at its byte {error.start}") from error
+            at = end
+        self.at = at
+        return texts
 
     def _numbers(self, kind: int, length: int, title: str) -> np.ndarray:
         if kind not in layout.NUMBERS:

@@ -18,6 +18,7 @@ from model.checkpoints.checkpoint import refused
 from reference.rope import LinearScaling, Llama3Scaling, Scaling, frequencies
 
 ORIGINAL_CONTEXT = 8192  # of Llama 3, for which all rescaled Llamas were made
+USUAL = (1.0, 4.0)  # their low and high, which few pairs may leave open
 
 # llama.cpp computes k in float32 from a power, a wavelength, a quotient, a difference and a quotient: off by some
 # 16 roundings of numbers up to high / (high - low), 4/3 in Llama 3. A factor of F multiplies that by F at most.
@@ -62,8 +63,9 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
         return None
     slope, shift = line
     low, high = (original * (k - shift) / (2 * np.pi * slope) for k in (0, 1))
-    for digits in (4, 17):  # as somebody wrote it, else as it comes out
-        scaling = Llama3Scaling(factor, float(f"{low:.{digits}g}"), float(f"{high:.{digits}g}"), original)
+    rounded = float(f"{low:.4g}"), float(f"{high:.4g}")
+    for low_frequency, high_frequency in (USUAL, rounded, (low, high)):  # as somebody wrote it, else as it comes out
+        scaling = Llama3Scaling(factor, float(low_frequency), float(high_frequency), original)
         if 0 < scaling.low_frequency < scaling.high_frequency:
             again = unscaled / frequencies(head_dim, theta=theta, scaling=scaling)
             if np.all(np.abs(again - factors) <= ROUNDINGS * factor * factors):

@@ -1,6 +1,7 @@
-"""Reads llama2.c's checkpoints: versions 0 and 1 in float32, version 2 in int8, which becomes float32 as it is read."""
+"""Reads llama2.c's checkpoints: versions 0 and 1 in float32, version 2 in int8; and KuiperLLama's int8."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -8,22 +9,28 @@ import numpy as np
 from jaxtyping import Float32
 
 from model.checkpoints import llama2c_layout as layout
-from model.checkpoints.checkpoint import Checkpoint, Tensor, refused
+from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_model
+from model.checkpoints.codes import is_matrix
 from model.checkpoints.mapped import MappedFile
 from reference.config import Config
+from reference.quantizers.blocks import Quantized
 from reference.rope import interleaved_to_halves
 
 FLOAT32 = np.dtype("<f4")
+AT_ONCE = 4 << 20  # codes handed over at a time
 
 
 def open_llama2c(file: MappedFile) -> Checkpoint:
     """Open a file of any version. Raises `CheckpointError` unless its header explains its size exactly."""
     version, config, group = _read_header(file)
     check_model(file.path, config, bos=layout.BOS, stops=layout.STOPS)
-    if version == 2:
-        _check_groups(file, config, group)
+    if version == 2 and (shape := _undivided(config, version, group)):
+        what = f"groups of {group} values"
+        raise refused(file.path, what if group < 1 else f"{what} do not divide a tensor of shape {list(shape)}")
     size = layout.file_bytes(config, version=version, group=group)
+    if version == 0 and size != file.size and (kuipers := _kuiper_group(file, config)):
+        version, group, size = layout.KUIPER, kuipers, file.size
     if size != file.size:
         problem = "truncated" if file.size < size else "too long"
         raise refused(
@@ -36,11 +43,11 @@ def open_llama2c(file: MappedFile) -> Checkpoint:
         if tensor.name != layout.ROPE_TABLES:
             heads = _interleaved_heads(tensor.name, config)
             read = partial(_read, file, tensor.shape, offset, group=tensor.group, heads=heads)
-            tensors[tensor.name] = Tensor(tensor.shape, FLOAT32, read)
+            codes = _codes(file, tensor, offset, heads=heads) if is_matrix(tensor.name) else None
+            tensors[tensor.name] = Tensor(tensor.shape, FLOAT32, read, codes)
         offset += tensor.bytes
-    return Checkpoint(
-        file.path, f"llama2c-v{version}", config, tensors, bos=layout.BOS, stops=layout.STOPS, release=file.release
-    )
+    name = "kuiper-int8" if version == layout.KUIPER else f"llama2c-v{version}"
+    return Checkpoint(file.path, name, config, tensors, bos=layout.BOS, stops=layout.STOPS, release=file.release)
 
 
 def _read_header(file: MappedFile) -> tuple[int, Config, int]:
@@ -79,12 +86,22 @@ def _read_header(file: MappedFile) -> tuple[int, Config, int]:
     return version, config, group
 
 
-def _check_groups(file: MappedFile, config: Config, group: int) -> None:
-    if group < 1:
-        raise refused(file.path, f"groups of {group} values")
-    for tensor in layout.stored_tensors(replace(config, layers=1), version=2, group=group):
-        if tensor.group and math.prod(tensor.shape) % group:
-            raise refused(file.path, f"groups of {group} values do not divide a tensor of shape {list(tensor.shape)}")
+def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
+    """The shape of a tensor that groups of so many values do not divide."""
+    for tensor in layout.stored_tensors(replace(config, layers=1), version=version, group=group):
+        if tensor.group and (group < 1 or math.prod(tensor.shape) % group):
+            return tensor.shape
+    return (group,) if group < 1 else None
+
+
+def _kuiper_group(file: MappedFile, config: Config) -> int | None:
+    """The group size, if this is a file of KuiperLLama's."""
+    group = int.from_bytes(
+        file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
+    )
+    if _undivided(config, layout.KUIPER, group):
+        return None
+    return group if layout.file_bytes(config, version=layout.KUIPER, group=group) == file.size else None
 
 
 def _interleaved_heads(name: str, config: Config) -> int:
@@ -111,4 +128,26 @@ def _dequantised(
     groups = math.prod(shape) // group
     codes = file.array(np.dtype("i1"), (groups, group), offset)
     scales = file.array(FLOAT32, (groups, 1), offset + groups * group)
-    return np.multiply(codes, scales, dtype=np.float32).reshape(shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, for the reader to refuse
+        return np.multiply(codes, scales, dtype=np.float32).reshape(shape)
+
+
+def _codes(file: MappedFile, stored: layout.Stored, offset: int, *, heads: int) -> Codes | None:
+    """The int8 codes of a matrix, pairs in halves; None where there are none, or groups span rows."""
+    rows, cols = stored.shape
+    if not stored.group or cols % stored.group:
+        return None
+    head_dim = rows // heads if heads else 1
+    step = max(1, AT_ONCE // cols // head_dim) * head_dim  # whole heads
+
+    def parts() -> Iterator[Quantized]:
+        codes = file.array(np.dtype("i1"), (rows, cols), offset)
+        scales = file.array(FLOAT32, (rows, cols // stored.group), offset + rows * cols)
+        for begin in range(0, rows, step):
+            part = Quantized(codes[begin : begin + step], scales[begin : begin + step])
+            if heads:
+                count = len(part.codes) // head_dim
+                part = Quantized(*(interleaved_to_halves(array, heads=count) for array in part))
+            yield part
+
+    return Codes("int8", stored.group, zeros=False, bytes=stored.bytes, parts=parts)

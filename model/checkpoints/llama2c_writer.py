@@ -1,4 +1,4 @@
-"""Writes llama2.c's version 0: float32, readable by run.c and by everything that reads its files."""
+"""Writes llama2.c's files: version 0 in float32, which run.c and everything else reads, and version 2 in int8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,33 +11,51 @@ from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.staging import new_file
 from reference.config import Config
+from reference.quantizers import llama2c
 from reference.rope import halves_to_interleaved
 
 ROPE_POSITIONS = 4096  # rows of the RoPE tables made at a time
 
 
 def write_llama2c(
-    checkpoint: Checkpoint, path: str | Path, *, progress: Callable[[str, int], None] | None = None
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    int8: bool = False,
+    progress: Callable[[str, int], None] | None = None,
 ) -> None:
     """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is told each tensor's name and bytes.
 
-    Weights of other dtypes become float32, exactly. Raises `CheckpointError`, and leaves nothing behind, where the
-    file exists, the disk is full, a weight is not finite, or the model has something that the format cannot say.
+    Weights of other dtypes become float32, exactly. With `int8` all but the norms are quantised as export.py does, in
+    groups that divide every row, of which it does not take care (see `reference.quantizers.llama2c`). Raises
+    `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite, or
+    the model has something that the format cannot say.
     """
     _refuse_unsayable(checkpoint)
     config = checkpoint.config
     with new_file(path) as staged, open(staged, "wb") as file:
-        vocab = config.vocab if config.tied else -config.vocab
-        sizes = config.dim, config.ffn, config.layers, config.heads, config.kv_heads, vocab, config.context
-        file.write(layout.LEGACY_HEADER.pack(*sizes))
-        for stored in layout.stored_tensors(config, version=0):
+        group = llama2c.group_size(config.dim, config.ffn) if int8 else 0
+        file.write(_header(config, group))
+        for stored in layout.stored_tensors(config, version=2 if int8 else 0, group=group):
             if stored.name == layout.ROPE_TABLES:
                 _write_rope_tables(file, config)
+            elif stored.group:
+                file.write(llama2c.pack(llama2c.quantize(_stored(checkpoint, stored.name), group=group)).data)
+                checkpoint.release()
             else:
                 file.write(_stored(checkpoint, stored.name).reshape(-1).view(np.uint8).data)
                 checkpoint.release()
             if progress:
                 progress(stored.name, stored.bytes)
+
+
+def _header(config: Config, group: int) -> bytes:
+    """Of version 2 where there are groups, else of version 0."""
+    sizes = config.dim, config.ffn, config.layers, config.heads, config.kv_heads
+    if group:
+        header = layout.HEADER.pack(layout.MAGIC, 2, *sizes, config.vocab, config.context, config.tied)
+        return (header + group.to_bytes(4, "little")).ljust(layout.HEADER_BYTES[2], b"\0")
+    return layout.LEGACY_HEADER.pack(*sizes, config.vocab if config.tied else -config.vocab, config.context)
 
 
 def _refuse_unsayable(checkpoint: Checkpoint) -> None:

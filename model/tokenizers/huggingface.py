@@ -44,6 +44,15 @@ class HuggingFaceTokenizer:
             return bytes(self._characters[character] for character in piece)
         return piece.encode()  # a piece that is not spelled in bytes, as the library's own decoder has it
 
+    @property
+    def byte_level(self) -> bool:
+        """Whether pieces are spelled in bytes; else they are SentencePiece's."""
+        return self._characters is not None
+
+    def spec(self) -> dict[str, Any]:
+        """The tokenizer.json, without a space in front of texts."""
+        return json.loads(self._tokenizer.to_str())
+
     def piece(self, token: int) -> str:
         return (self._tokenizer.id_to_token(token) or "") if 0 <= token < self.vocab else ""
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.mapped import MappedFile
-from model.tokenizers.load import load_tokenizer
+from model.tokenizers.load import NAMES, load_tokenizer
 from model.tokenizers.tokenizer import Tokenizer
 
 PADDING = 64  # models round their vocabulary up for the hardware, by less than one part in this
@@ -23,6 +23,15 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
     if not vocab - vocab // PADDING <= found.vocab <= vocab:
         raise refused(path, f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}")
     return found
+
+
+def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer | None:
+    """`tokenizer_of`, but None where no path is given and there is no tokenizer in or beside the model."""
+    beside = Path(checkpoint.path)
+    folder = beside if beside.is_dir() else beside.parent
+    if tokenizer is None and not any((folder / name).exists() for name in NAMES) and not _inside(checkpoint):
+        return None
+    return tokenizer_of(checkpoint, tokenizer)
 
 
 def _inside(checkpoint: Checkpoint) -> Tokenizer | None:

@@ -38,6 +38,12 @@ class SentencePieceTokenizer:
             return bytes([int(piece[3:5], 16)])  # "<0x41>"
         return piece.replace("▁", " ").encode()
 
+    def proto(self) -> ModelProto:
+        """The model that `read_sentencepiece` read."""
+        proto = ModelProto()
+        proto.ParseFromString(self._first.serialized_model_proto())
+        return proto
+
     def piece(self, token: int) -> str:
         return self._first.id_to_piece(token) if 0 <= token < self.vocab else ""
 

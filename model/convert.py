@@ -1,0 +1,86 @@
+"""A checkpoint in another format, with its tokenizer and chat template where the format has room for them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from model.chat_template import template_of
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantised
+from model.checkpoints.gguf_writer import FLOATS, write_gguf
+from model.checkpoints.gguf_writer import SCHEMES as GGUF_SCHEMES
+from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.llama2c_writer import write_llama2c
+from model.tokenizers.gguf_writer import vocabulary_keys
+from model.tokenizers.of_model import tokenizer_if_any
+from reference.quantizers.schemes import SCHEMES
+
+Progress = Callable[[str, int], None]
+
+SCHEMES_OF = {"safetensors": tuple(SCHEMES), "llama2c": ("q8_0",), "gguf": tuple(GGUF_SCHEMES)}
+
+
+def check_request(to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None) -> None:
+    """Raise ValueError for what the format `to` does not have.
+
+    >>> check_request("llama2c", quantize="q4", dtype=None, tokenizer=None)
+    Traceback (most recent call last):
+    ValueError: llama2c has no q4, only q8_0
+    """
+    if quantize and quantize not in SCHEMES_OF[to]:
+        raise ValueError(f"{to} has no {quantize}, only {', '.join(SCHEMES_OF[to])}")
+    if to != "gguf" and (dtype or tokenizer):
+        raise ValueError(f"a {'dtype' if dtype else 'tokenizer'} can be chosen for gguf alone")
+    if dtype and quantize:
+        raise ValueError(f"matrices are either {dtype} or {quantize}")
+    if dtype and dtype not in FLOATS:
+        raise ValueError(f"gguf has no {dtype}, only {', '.join(FLOATS)}")
+
+
+def convert(
+    checkpoint: Checkpoint,
+    destination: str | Path,
+    *,
+    to: str,
+    quantize: str | None = None,
+    dtype: str | None = None,
+    tokenizer: str | Path | None = None,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
+
+    Matrices are quantised by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
+    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template. Returns what a
+    person should know, a line each. Raises ValueError for a request that `check_request` refuses, CheckpointError for
+    files, or a model that the format cannot hold.
+    """
+    check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer)
+    if to == "gguf":
+        return _to_gguf(checkpoint, destination, to=quantize or dtype, tokenizer=tokenizer, progress=progress)
+    if to == "llama2c":
+        write_llama2c(checkpoint, destination, int8=bool(quantize), progress=progress)
+    else:
+        write_huggingface(quantised(checkpoint, quantize) if quantize else checkpoint, destination, progress=progress)
+    if checkpoint.format.startswith("gguf"):
+        return [f"the tokenizer stays inside {checkpoint.path}: name it with --tokenizer"]
+    return []
+
+
+def _to_gguf(
+    checkpoint: Checkpoint,
+    destination: str | Path,
+    *,
+    to: str | None,
+    tokenizer: str | Path | None,
+    progress: Progress | None,
+) -> list[str]:
+    notes = []
+    found = tokenizer_if_any(checkpoint, tokenizer)
+    if found is None:
+        notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
+    places = [place for place in (tokenizer, checkpoint.path) if place is not None]
+    template = template_of(found, *places) if found else None
+    vocabulary = vocabulary_keys(checkpoint, found, template.source if template else None)
+    whole = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
+    if whole:
+        notes.append(f"{len(whole)} matrices stay as they are, since {to} does not divide their rows: {whole[0]} …")
+    return notes

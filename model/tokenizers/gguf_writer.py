@@ -1,0 +1,173 @@
+"""A tokenizer as the keys of a GGUF file: what `model.tokenizers.gguf` reads, and llama.cpp."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint, refused
+from model.checkpoints.gguf_config import BOS, STOPS
+from model.checkpoints.gguf_file import Value
+from model.tokenizers.gguf import BYTE, CONTROL, NORMAL, PATTERNS, TYPE, UNKNOWN, UNUSED, USER_DEFINED
+from model.tokenizers.huggingface import HuggingFaceTokenizer, byte_characters, is_byte
+from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
+from model.tokenizers.tiktoken_ranks import TiktokenTokenizer
+from model.tokenizers.tokenizer import Tokenizer
+from reference.byte_bpe import GPT2
+
+END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
+LAST_SCORE = -1000.0  # of what no text is ever cut into
+
+
+class Token(NamedTuple):
+    """A token as a GGUF file has it."""
+
+    text: str
+    kind: int = NORMAL
+    score: float = 0.0
+
+
+def vocabulary_keys(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, template: str | None = None
+) -> dict[str, Value]:
+    """The keys of a checkpoint's tokenizer and chat template; without a tokenizer, the ids that begin and end texts.
+
+    Raises `CheckpointError` for a tokenizer that llama.cpp has no name for.
+    """
+    keys: dict[str, Value] = {TYPE: "none"} if tokenizer is None else _tokenizer_keys(checkpoint, tokenizer)
+    bos = tokenizer.bos if tokenizer is not None and tokenizer.bos is not None else checkpoint.bos
+    if bos is not None:
+        keys[BOS] = bos
+    keys |= _stop_keys(checkpoint, tokenizer, bos)
+    return keys if template is None else keys | {"tokenizer.chat_template": template}
+
+
+def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None) -> dict[str, Value]:
+    """GGUF names three ids that end a text: of the text, of a turn, of a message."""
+    if len(checkpoint.stops) > len(STOPS):
+        raise refused(checkpoint.path, f"{len(checkpoint.stops)} tokens end a text, and GGUF can name {len(STOPS)}")
+    special = tokenizer.special if tokenizer else {}
+    text, turn, message = STOPS
+    keys: dict[str, Value] = {}
+    rest = sorted(checkpoint.stops, key=lambda id: (id == bos, id))  # BOS, which ends llama2.c's texts, last
+    for key, names in ((turn, END_OF_TURN), (message, END_OF_MESSAGE)):
+        ids = [special[name] for name in names if special.get(name) in rest]
+        if ids and len(rest) > 1:
+            keys[key] = ids[0]
+            rest.remove(ids[0])
+    free = [key for key in (text, turn, message) if key not in keys]
+    return keys | dict(zip(free, rest, strict=False))
+
+
+def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Value]:
+    match tokenizer:
+        case SentencePieceTokenizer():
+            tokens, keys = _sentencepiece(tokenizer)
+        case TiktokenTokenizer():
+            tokens, keys = _ranks(tokenizer)
+        case HuggingFaceTokenizer():
+            tokens, keys = _huggingface(checkpoint, tokenizer)
+        case _:
+            raise TypeError(f"{type(tokenizer).__name__} has no form in GGUF")
+    # llama.cpp wants a token for each row of the embedding, which may have more.
+    tokens += [Token(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
+    keys |= {
+        "tokenizer.ggml.tokens": [token.text for token in tokens],
+        "tokenizer.ggml.token_type": np.array([token.kind for token in tokens], np.int32),
+        "tokenizer.ggml.add_bos_token": tokenizer.bos is not None,
+        "tokenizer.ggml.add_eos_token": False,
+    }
+    if keys[TYPE] == "llama":
+        keys["tokenizer.ggml.scores"] = np.array([token.score for token in tokens], np.float32)
+        keys["tokenizer.ggml.add_space_prefix"] = tokenizer.dummy_prefix
+        unknown = next((id for id, token in enumerate(tokens) if token.kind == UNKNOWN), None)
+        if unknown is None:
+            raise refused(checkpoint.path, "its tokenizer has no token for what is unknown, which llama.cpp needs")
+        keys["tokenizer.ggml.unknown_token_id"] = unknown
+    return keys
+
+
+def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+    pieces = tokenizer.proto().pieces
+    return [Token(p.piece, p.type, p.score) for p in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+
+
+def _ranks(tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
+    """Llama 3's ranks: the control tokens follow them, and merges are what the ranks imply."""
+    characters = {byte: character for character, byte in byte_characters().items()}
+
+    def spelled(token: bytes) -> str:
+        return "".join(characters[byte] for byte in token)
+
+    names = {id: name for name, id in tokenizer.special.items()}
+    ranks = {tokenizer.bytes_of(id): id for id in range(tokenizer.vocab) if id not in names}
+    tokens = [Token(spelled(token)) for token in ranks] + [Token(names[id], CONTROL) for id in sorted(names)]
+    merges = [f"{spelled(first)} {spelled(second)}" for first, second in _merges(ranks)]
+    return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.merges": merges}
+
+
+def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+    """The two tokens that each token is made of, in the order of the ranks, where it is made of two.
+
+    >>> list(_merges({b"a": 0, b"b": 1, b"ab": 2, b"abab": 3, b"xyz": 4}))
+    [(b'a', b'b'), (b'ab', b'ab')]
+    """
+    for token, rank in ranks.items():
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            joint = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
+            best = min(range(len(joint)), key=joint.__getitem__)
+            if joint[best] >= rank:
+                break
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        if len(parts) == 2 and all(part in ranks for part in parts):
+            yield parts[0], parts[1]
+
+
+def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+    spec = tokenizer.spec()
+    model = spec["model"]
+    merges: list[tuple[str, str]] = [tuple(merge) for merge in model["merges"]]
+    added = {entry["id"]: entry for entry in spec["added_tokens"]}
+    scores = {a + b: -float(i) for i, (a, b) in reversed(list(enumerate(merges)))}  # the first that makes it
+
+    def token(id: int) -> Token:
+        piece = tokenizer.piece(id)
+        if not piece:
+            return Token(f"[PAD{id}]", UNUSED, LAST_SCORE)
+        if piece == model.get("unk_token"):
+            return Token(piece, UNKNOWN)
+        if id in added:
+            return Token(piece, CONTROL if added[id]["special"] else USER_DEFINED)
+        byte = not tokenizer.byte_level and is_byte(piece)
+        return Token(piece, BYTE if byte else NORMAL, 0.0 if byte else scores.get(piece, LAST_SCORE))
+
+    tokens = [token(id) for id in range(tokenizer.vocab)]
+    if not tokenizer.byte_level:
+        return tokens, {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+    name = _name_of_patterns(checkpoint, spec["pre_tokenizer"])
+    pairs = [f"{a} {b}" for a, b in merges]
+    return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
+
+
+def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
+    """What llama.cpp calls the way in which a tokenizer.json cuts a text."""
+    steps: Sequence[Mapping[str, Any]] = before["pretokenizers"] if before["type"] == "Sequence" else [before]
+    patterns: list[str] = []
+    for step in steps:
+        match step:
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}:
+                patterns.append(pattern)
+            case {"type": "Digits", "individual_digits": True}:
+                patterns.append(r"\p{N}")
+            case {"type": "ByteLevel", "use_regex": True}:
+                patterns.append(GPT2)
+            case {"type": "ByteLevel"}:
+                pass
+            case _:
+                patterns.append(step["type"])
+    for name, known in PATTERNS.items():
+        if known == tuple(patterns):
+            return name
+    raise refused(checkpoint.path, f"llama.cpp has no name for how its tokenizer cuts a text: {patterns}"[:400])

@@ -1,0 +1,178 @@
+"""2,000 files with something changed somewhere: each loads, or is refused in one line, soon and in little memory.
+
+Good files of every format are cut, lengthened, shuffled, and overwritten with the numbers at which readers stumble.
+The draws are the same every time.
+"""
+
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+
+from model.checkpoints import CheckpointError, check_finite, open_checkpoint
+from model.tokenizers.llama2c import read_llama2c
+from model.tokenizers.load import load_tokenizer
+from reference.quantizers import ggml
+from tests import families, gguf_files, llama2c_files, tiny_tokenizers
+from tests.gguf_files import STRING, U32, File, Tensor
+
+SECONDS = 2.0
+BYTES = 500 << 20
+EXTREMES = [0, 1, 2, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
+
+
+def small(family: str, **changes: object) -> dict:
+    return {**families.FAMILIES[family], "num_hidden_layers": 1, **changes}
+
+
+def gguf(config: dict, *, type: str = "F32") -> File:
+    file = gguf_files.file_of(config, families.random_tensors(config))
+    if type in ggml.TYPES:
+        for name, tensor in file.tensors.items():
+            if len(tensor.shape) == 2:
+                weights = np.frombuffer(tensor.data, "<f4").reshape(tensor.shape)
+                raw = ggml.encode(weights, type).tobytes()
+                file.tensors[name] = Tensor(tensor.shape, raw, gguf_files.CODES[type])
+    return file
+
+
+def gguf_with_pieces() -> File:
+    proto: ModelProto = read_llama2c(tiny_tokenizers.llama2c(), path="tokenizer.bin").proto()
+    file = gguf(small("llama-2", vocab_size=len(proto.pieces), hidden_size=16, intermediate_size=8))
+    file.keys |= gguf_files.sentencepiece_keys(proto)
+    return file
+
+
+def gguf_with_merges() -> File:
+    spec = json.loads(tiny_tokenizers.chatml())
+    spec["model"]["merges"] = []
+    file = gguf(small("qwen3", vocab_size=259, hidden_size=16, intermediate_size=8))
+    file.keys |= gguf_files.byte_level_keys(spec, pre="qwen2")
+    file.keys |= {"tokenizer.ggml.bos_token_id": (U32, 256), "tokenizer.chat_template": (STRING, "{{ messages }}")}
+    return file
+
+
+def header_of_safetensors(raw: bytes) -> int:
+    return 8 + int.from_bytes(raw[:8], "little")
+
+
+@cache
+def healthy(kind: str) -> tuple[bytes, int]:
+    """A good file, and how much of it is no weights."""
+    wide = small("llama-2", hidden_size=64, intermediate_size=64)
+    files: dict[str, Callable[[], File]] = {
+        "gguf": lambda: gguf(small("llama-3.2")),
+        "gguf experts": lambda: gguf(small("mixtral")),
+        "gguf Q4_0": lambda: gguf(wide, type="Q4_0"),
+        "gguf Q5_1": lambda: gguf(wide, type="Q5_1"),
+        "gguf pieces": gguf_with_pieces,
+        "gguf merges": gguf_with_merges,
+    }
+    if kind in files:
+        file = files[kind]()
+        return file.bytes(), len(file.head())
+    if kind == "safetensors":
+        with tempfile.TemporaryDirectory() as folder:
+            families.write_checkpoint(Path(folder), small("llama-3"))
+            raw = (Path(folder) / "model.safetensors").read_bytes()
+        return raw, header_of_safetensors(raw)
+    version = int(kind[-1])
+    raw = llama2c_files.file_bytes(version, tied=False)
+    return raw, (28, 41, 41, 32)[version]
+
+
+KINDS = ["gguf", "gguf experts", "gguf Q4_0", "gguf Q5_1", "gguf pieces", "gguf merges", "safetensors"]
+KINDS += [f"llama2c {version}" for version in range(4)]
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A kind of file, and a file of it with one to three changes."""
+    kind = draw(st.sampled_from(KINDS))
+    good, header = healthy(kind)
+    raw = bytearray(good)
+
+    def place(end: int) -> int:
+        return draw(st.integers(0, max(0, end - 1)))
+
+    for _ in range(draw(st.integers(1, 3))):
+        change = draw(st.sampled_from(["flip", "number", "number", "cut", "longer", "drop", "repeat", "swap", "float"]))
+        at, size = place(min(header, len(raw))), draw(st.sampled_from([1, 2, 4, 8, 16, 33]))
+        match change:
+            case "flip" if raw:
+                raw[at] ^= draw(st.integers(1, 255))
+            case "number":
+                width = draw(st.sampled_from([1, 2, 4, 8]))
+                raw[at : at + width] = (draw(st.sampled_from(EXTREMES)) % 256**width).to_bytes(width, "little")
+            case "cut":
+                del raw[place(len(raw)) :]
+            case "longer":
+                raw += bytes(size)
+            case "drop":
+                del raw[at : at + size]
+            case "repeat":
+                raw[at:at] = raw[at : at + size]
+            case "swap":
+                other = place(min(header, len(raw)))
+                raw[at : at + size], raw[other : other + size] = raw[other : other + size], raw[at : at + size]
+            case "float":
+                at = place(max(0, len(raw) - 4))
+                raw[at : at + 4] = np.float32(draw(st.sampled_from([np.nan, np.inf, -np.inf, 3e38]))).tobytes()
+    return kind, bytes(raw)
+
+
+def use(kind: str, path: Path) -> None:
+    """Load everything that a file holds, as a model would."""
+    checkpoint = open_checkpoint(path)
+    for name, tensor in checkpoint.tensors.items():
+        array = tensor.read()
+        assert (array.shape, array.dtype) == (tensor.shape, tensor.dtype)
+        check_finite(name, array, path=checkpoint.path)
+        if tensor.codes:
+            assert sum(len(part.codes) for part in tensor.codes.parts()) == tensor.shape[0]
+    if kind in ("gguf pieces", "gguf merges"):
+        tokenizer = load_tokenizer(path)
+        ids = tokenizer.encode("Hello, 12 wörlds\n")
+        assert all(0 <= id < tokenizer.vocab for id in ids)
+        b"".join(map(tokenizer.bytes_of, range(-1, tokenizer.vocab + 1)))
+
+
+@seed(6)
+@settings(max_examples=2000, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@given(mutation=mutations())
+def test_a_changed_file_loads_or_is_refused(mutation):
+    kind, raw = mutation
+    with tempfile.TemporaryDirectory() as folder:
+        name = "model.safetensors" if kind == "safetensors" else "model.bin"
+        (Path(folder) / name).write_bytes(raw)
+        if kind == "safetensors":
+            (Path(folder) / "config.json").write_text(json.dumps(small("llama-3")))
+        began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            use(kind, Path(folder) / name)
+        except CheckpointError as error:
+            message = str(error)
+            assert message.isprintable() and len(message) < 1000
+            assert message.startswith(folder)
+        assert time.thread_time() - began < SECONDS
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < BYTES >> 10
+
+
+def test_good_files_load():
+    for kind in KINDS:
+        raw, header = healthy(kind)
+        assert 0 < header < len(raw)
+        with tempfile.TemporaryDirectory() as folder:
+            name = "model.safetensors" if kind == "safetensors" else "model.bin"
+            (Path(folder) / name).write_bytes(raw)
+            if kind == "safetensors":
+                (Path(folder) / "config.json").write_text(json.dumps(small("llama-3")))
+            use(kind, Path(folder) / name)
