@@ -48,8 +48,8 @@ class _Commands(click.Group):
 def llamaspec():
     """An executable specification of Llama, and the fast implementation that is proven against it.
 
-    MODEL is a file of llama2.c (.bin) or a Hugging Face directory. The tokenizer is found beside
-    it, or named with --tokenizer.
+    MODEL is a GGUF file, one of llama2.c (.bin) or a Hugging Face directory. The tokenizer is found
+    inside or beside it, or named with --tokenizer.
 
     \b
     llamaspec generate "Once upon a time" --model stories260K.bin --tokenizer tok512.model
@@ -341,25 +341,33 @@ def inspect(model: str, as_json: bool):
 @llamaspec.command()
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--to", "form", required=True, type=click.Choice(["safetensors", "llama2c"]), help="The format of DST.")
-@quantize_option
-def convert(source: str, destination: str, form: str, quantize: str | None):
-    """Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c.
+@click.option("--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="The format of DST.")
+@click.option(
+    "--quantize",
+    type=click.Choice([*SCHEMES, "q8_0", "q4_0"]),
+    help="Scheme for the matrices: gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: as they are stored]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="Of the matrices of a GGUF file.  [default: as they are stored]",
+)
+@tokenizer_option
+def convert(source: str, destination: str, **options: Any):
+    """Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c or llama.cpp (gguf).
 
-    Every weight is kept bit for bit, unless it is quantised: with --quantize, the matrices are. DST must
-    not exist; it appears when it is complete.
+    Every weight is kept bit for bit, unless --quantize or --dtype says what the matrices become. A GGUF
+    file takes the tokenizer along. DST must not exist; it appears when it is complete.
     """
-    if quantize and form == "llama2c":
-        raise click.UsageError("--quantize goes with --to safetensors: llama2.c's format here holds float32")
-    from model.checkpoints.codes import quantised
-    from model.checkpoints.huggingface_writer import write_huggingface
-    from model.checkpoints.llama2c_writer import write_llama2c
     from model.checkpoints.open import open_checkpoint
+    from model.convert import check_request
+    from model.convert import convert as write
 
+    try:
+        check_request(**options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     checkpoint = open_checkpoint(source)
-    if quantize:
-        checkpoint = quantised(checkpoint, quantize)
-    write = write_huggingface if form == "safetensors" else write_llama2c
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     with _progress() as progress:
 
@@ -368,7 +376,9 @@ def convert(source: str, destination: str, form: str, quantize: str | None):
             done += count
             progress(f"writing {name}", done / total)
 
-        write(checkpoint, destination, progress=written)
+        notes = write(checkpoint, destination, progress=written, **options)
+    for note in notes:
+        click.echo(note, err=True)
     click.echo(f"{destination}: {len(checkpoint.tensors)} tensors", err=True)
 
 
