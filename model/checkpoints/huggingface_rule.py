@@ -62,7 +62,7 @@ def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
     """
     padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % (32 // bits))])
     stored = pack_nibbles(padded) if bits == 4 else padded
-    return stored.view("<i4")
+    return np.ascontiguousarray(stored).view("<i4")
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:

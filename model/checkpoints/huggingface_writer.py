@@ -39,7 +39,7 @@ def write_huggingface(
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(name, tensor, rule)]
     # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
     stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
-    dtype = "float32" if rule else checkpoint.tensors["model.embed_tokens.weight"].dtype.name
+    dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
     if rule:
         config["quantization_config"] = format_compressed_tensors(rule, plain=_plain_modules(checkpoint))
@@ -62,6 +62,13 @@ def write_huggingface(
                     checkpoint.release()
                 if progress:
                     progress(name, tensor.bytes)
+
+
+def _dtype(checkpoint: Checkpoint, rule: CompressedTensors | None) -> str:
+    """What transformers is to run in, to which it rounds scales; mxfp4 it decodes to bfloat16, exactly."""
+    if rule:
+        return "bfloat16" if rule.form == "mxfp4" else "float32"
+    return checkpoint.tensors["model.embed_tokens.weight"].dtype.name
 
 
 def _rule(checkpoint: Checkpoint) -> CompressedTensors | None:
