@@ -5,12 +5,13 @@
 # make verify  ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=)
 # make test-jax011        the tests of the kernels, on the oldest jax that they run on
 # make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
+# make bench-gpu          all that is to be seen on an H200, kept in benchmarks/results/ (needs one, and the extra gpu)
 # make ci      all of it, as .ci/run does
 
 BIN := .venv/bin
 COMPLETE := .venv/.complete
 
-.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 ci verify
+.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 bench-gpu ci verify
 
 setup: $(COMPLETE)
 	@:  # a recipe, or make would say that there is nothing to do
@@ -46,6 +47,9 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 	    75) echo "test-$*: skipped, since jax's CUDA plugin cannot be installed here" >&2 ;; \
 	    *) exit 1 ;; \
 	esac
+
+bench-gpu: $(COMPLETE)
+	@$(BIN)/llamaspec bench --suite gpu --json benchmarks/results/gpu.json --plot benchmarks/results/gpu.svg
 
 # Not yet the kernels on the oldest jax and the compile gates: how long they take on two idle cores is not measured.
 ci: lint test

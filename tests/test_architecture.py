@@ -1,4 +1,7 @@
-"""Imports run one way: reference <- verify, pallas_kernels <- model <- cli. Read from the source, so nothing is run."""
+"""Imports run one way: reference <- verify, pallas_kernels <- model <- benchmarks <- cli.
+
+Read from the source, so nothing is run.
+"""
 
 import ast
 import sys
@@ -40,6 +43,7 @@ RULES = [
     ),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
+    Rule("benchmarks/", never=("cli", "tests")),
     # `llamaspec --help` answers at once.
     Rule(
         "cli.py",
@@ -105,6 +109,7 @@ def test_imports_run_one_way():
         ("model/forward.py", "from reference import rmsnorm"),
         ("model/forward.py", "from reference.configuration import Config"),
         ("model/reference_backend.py", "import cli"),
+        ("benchmarks/gpu/suite.py", "from tests.strategies import Noise"),
         ("model/checkpoints/gguf.py", "from jax import numpy as jnp"),
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import product
 
-import jax
 import numpy as np
 
 from benchmarks.cost import decode_cost, prefill_cost
@@ -77,4 +76,3 @@ def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Ite
         cost = prefill_cost(params, model.config, tokens=tokens)
         row = timed(seconds, **cost._asdict(), dtype=model.dtype)
         yield {"what": "prefill", "context": 0, "tokens": tokens, **row}
-    jax.clear_caches()

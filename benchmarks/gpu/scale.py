@@ -1,6 +1,6 @@
 """How large everything is that a run of the suite does: on a GPU, or to see on a CPU that the suite itself works."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -80,6 +80,11 @@ def timed_cases() -> Iterator[Case]:
     return chain(*([case for case in cases if bool(first & set(case.models)) is early] for early in (True, False)))
 
 
+def once(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Of cases with one name, which are alike, one."""
+    return tuple({case.name: case for case in cases}.values())
+
+
 def _run(case: Case) -> bool:
     """Whether it is decoded by: large models are not in float32, but for the logits."""
     large = not {"stories-110m", "tinyllama-1.1b"} & set(case.models)
@@ -105,9 +110,9 @@ def full() -> Scale:
         device="gpu",
         running=nullcontext,
         memory=SIZES["gpu"],
-        checked=tuple(checked_cases()),
+        checked=once(checked_cases()),
         repeats=10_000,
-        timed=tuple(timed_cases()),
+        timed=once(timed_cases()),
         rotated=400 << 20,
         effort=Effort(7, in_flight=8),
         model_effort=Effort(5),
@@ -135,9 +140,9 @@ def dry() -> Scale:
         device="cpu",
         running=interpreter,
         memory=Sizes(1 << 20, 64, Effort(2)),
-        checked=tuple(tiny_cases()),
+        checked=once(tiny_cases()),
         repeats=1,
-        timed=tuple(norm_gate_up_cases(TINY, BFLOAT16, TINY_WORK)),
+        timed=tuple(norm_qkv_cases(TINY, BFLOAT16, TINY_WORK)),
         rotated=0,
         effort=Effort(1, warm=0),
         model_effort=Effort(1, warm=0),

@@ -51,7 +51,7 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """What `tile_for` is asked for a case; None for one without a tile, or of several vectors, which share that of one."""
+    """What `tile_for` is asked for a case; None without a tile, or for several vectors, which share that of one."""
     op = case.op.split()[0]
     if op not in ("gemv", "gemv_quantised", "norm_gate_up", "norm_qkv"):
         return None

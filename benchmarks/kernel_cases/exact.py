@@ -87,7 +87,7 @@ def _turned(x: Approx, cos, sin) -> Approx:
 
 
 def attention_decode(q, k, v, lengths) -> Approx:
-    return _over_sequences([attended_to(q[b : b + 1], k[b], v[b], lengths[b] - 1) for b in range(len(q))])
+    return _over_sequences([attended_to(q[b : b + 1], k[b], v[b], int(lengths[b]) - 1) for b in range(len(q))])
 
 
 def attention_paged(q, k, v, table, lengths) -> Approx:
@@ -98,7 +98,7 @@ def attention_paged(q, k, v, table, lengths) -> Approx:
 
 
 def attention_prefill(q, k, v, offsets) -> Approx:
-    rows = [attended_to(q[b], k[b], v[b], offsets[b]) for b in range(len(q))]
+    rows = [attended_to(q[b], k[b], v[b], int(offsets[b])) for b in range(len(q))]
     return _over_sequences([row.map(lambda part: part[None]) for row in rows])
 
 

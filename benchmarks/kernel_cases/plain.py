@@ -61,8 +61,9 @@ def attention_decode(q, k, v, lengths):
 
 
 def attention_paged(q, k, v, table, lengths):
-    gathered = (pages[table].swapaxes(1, 2) for pages in (k, v))  # [batch, kv_heads, max_pages, page, head_dim]
-    return attention_decode(q, *(a.reshape(*a.shape[:2], -1, a.shape[-1]) for a in gathered), lengths)
+    k, v = (pages[table].swapaxes(1, 2) for pages in (k, v))  # [batch, kv_heads, max_pages, page, head_dim]
+    k, v = (a.reshape(*a.shape[:2], -1, a.shape[-1]) for a in (k, v))
+    return attention_decode(q, k, v, lengths)
 
 
 def attention_prefill(q, k, v, offsets):
