@@ -493,6 +493,91 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
         yield report
 
 
+@llamaspec.command()
+@click.argument("model", required=False)
+@click.option(
+    "--suite",
+    type=click.Choice(["decode", "growth", "gpu", "kernels"]),
+    default="decode",
+    show_default=True,
+    help="A model's speed, how it changes as the work grows, all that is to be seen on an H200, or its kernels alone.",
+)
+@click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
+@quantize_option
+@click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
+@click.option(
+    "--kernels",
+    type=click.Choice(["auto", "xla", "cpu", "pallas"]),
+    default="auto",
+    show_default=True,
+    help="Which implementation of the ops JAX runs.",
+)
+@click.option("--dry-run", is_flag=True, help="gpu, kernels: next to nothing on a CPU, to see that the suite works.")
+@click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
+@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
+@click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tiles, and add them to FILE.")
+@click.pass_context
+def bench(
+    invocation: click.Context,
+    suite: str,
+    dry_run: bool,
+    json_file: str | None,
+    plot_file: str | None,
+    tune_file: str | None,
+    **of: Any,
+):
+    """Measure this machine, and then how close a model comes to what it allows.
+
+    MODEL is the built-in one unless given. The suite gpu takes nine minutes and runs on an H100 or
+    H200.
+    """
+    import json
+    from contextlib import ExitStack
+
+    from model.checkpoints.staging import new_file
+
+    on_gpu = suite in ("gpu", "kernels")
+    for name in of if on_gpu else ["dry_run"]:
+        if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")
+    if of["shape"] and of["model"]:
+        raise click.UsageError("give either MODEL or --shape NAME")
+    if tune_file and (suite != "kernels" or plot_file):
+        raise click.UsageError("--tune goes with the suite kernels, and has no chart")
+    with ExitStack() as files:
+        json_out, plot_out, tune_out = (
+            files.enter_context(new_file(path, replace=True)) if path else None
+            for path in (json_file, plot_file, tune_file)
+        )
+        with _progress() as progress:
+            if on_gpu:
+                from benchmarks.gpu import report as view
+                from benchmarks.gpu.suite import run_suite
+
+                rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
+                report = view.as_report(rows, suite=suite, dry=dry_run)
+            else:
+                _prepare_jax()
+                from benchmarks import model_report as view
+                from benchmarks.model_suite import run_suite
+
+                report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or BUILT_IN})
+        _print(view.as_text(report))
+        if json_out:
+            json_out.write_text(json.dumps(report, indent=1) + "\n")
+        if plot_out:
+            plot_out.write_text(view.as_svg(report))
+        if tune_file and tune_out:
+            from benchmarks.gpu.report import tuned
+
+            table = json.loads(Path(tune_file).read_text()) if Path(tune_file).exists() else {}
+            tune_out.write_text(json.dumps(tuned(table, report), indent=1) + "\n")
+    if wrong := view.wrong(report):
+        _fail(f"not right on this device: {', '.join(wrong)}", 1)
+
+
 POSITIVE = click.FloatRange(0, min_open=True)
 
 
