@@ -1,6 +1,9 @@
 """Decode and prefill speed of random Llamas: medians of repeated runs, in turn, so that noise hits all variants alike.
 
-python benchmarks/decode.py [--rounds 5] [--shape stories-110m ...]     writes benchmarks/results/decode-<device>.json
+python benchmarks/decode.py [--rounds 5] [--shape stories-110m ...] [--quantize q8 ...]
+
+Writes benchmarks/results/decode-<device>.json; with --quantize, float32 beside those schemes alone, and
+decode-quantised-<device>.json.
 """
 
 import json
@@ -22,6 +25,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.session import Backend, Session
 from reference.config import Config
+from reference.quantizers.schemes import SCHEMES
 
 SHAPES = {
     "stories-260k": (64, 5, 8, 4, 8, 172, 512),
@@ -71,12 +75,16 @@ def tokens_per_second(backend: Backend, vocab: int) -> tuple[float, float]:
 @click.command()
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--shape", "shapes", multiple=True, type=click.Choice(sorted(SHAPES)), default=list(SHAPES))
-def main(rounds: int, shapes: tuple[str, ...]):
+@click.option("--quantize", "schemes", multiple=True, type=click.Choice(list(SCHEMES)), help="May be repeated.")
+def main(rounds: int, shapes: tuple[str, ...], schemes: tuple[str, ...]):
     """Measure, print a table, and write it with device and versions beside it."""
+    variants = VARIANTS
+    if schemes:
+        variants = {"jax float32": VARIANTS["jax float32"]} | {f"jax {name}": {"quantize": name} for name in schemes}
     rows = []
     for shape in shapes:
         checkpoint = random_checkpoint(shape)
-        backends = {name: load_backend(checkpoint, **options) for name, options in VARIANTS.items()}
+        backends = {name: load_backend(checkpoint, **options) for name, options in variants.items()}
         for backend in backends.values():
             tokens_per_second(backend, checkpoint.config.vocab)  # warm
         measured = {name: [] for name in backends}
@@ -94,7 +102,7 @@ def main(rounds: int, shapes: tuple[str, ...]):
         "python": platform.python_version(),
         **{name: version(name) for name in ("jax", "jaxlib", "numpy")},
     }
-    path = RESULTS / f"decode-{device.platform}.json"
+    path = RESULTS / f"decode-{'quantised-' if schemes else ''}{device.platform}.json"
     path.write_text(json.dumps({"about": about, "prompt": PROMPT, "decoded": DECODED, "rows": rows}, indent=1) + "\n")
     click.echo(path, err=True)
 

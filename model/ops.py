@@ -22,6 +22,7 @@ from model.quantised import LANES, ROW, Quantised
 from reference.config import Config
 
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
+MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
 LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
 
 
@@ -231,9 +232,20 @@ def _spans(capacity: int, *, growth: int) -> list[int]:
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
     if isinstance(weight, Quantised):
-        weight, x = weight.weights(), _padded(x.astype(jnp.float32), weight)
+        return _decoded_dot(_padded(x.astype(jnp.float32), weight), weight)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x, weight, contract, lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def _decoded_dot(x: Float[Array, "*batch cols"], weight: Quantised) -> Float[Array, "*batch rows"]:
+    """Of a large matrix some rows are decoded at a time, so that it is never there in float32 as a whole."""
+    rows = len(weight.codes)
+    block = max(size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= MOST_DECODED)
+    if block == rows or rows // block > 64:  # in few blocks, or it would be a loop over single rows
+        return dot(x, weight.weights())
+    blocks = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), weight)
+    y = lax.map(lambda part: dot(x, part.weights()), blocks)  # [blocks, *batch, block]
+    return jnp.moveaxis(y, 0, -2).reshape(*x.shape[:-1], rows)
 
 
 def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
@@ -280,15 +292,16 @@ def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> 
     def by_group(a: Array) -> Array:
         return a.reshape(rows, -1, block // group, 1)
 
-    partial_sums: Array | float = 0.0  # [rows, blocks, lanes]
-    for g in range(block // group):
-        of_group: Array | float = 0.0
-        for column, levels in weight.pieces(block, g * group, (g + 1) * group):
-            if weight.zeros is not None:
-                zeros = by_group(weight.zeros)[:, :, g] if grouped else weight.zeros[..., None]
-                levels = levels - zeros.astype(jnp.float32)
-            of_group = of_group + levels * v[:, column : column + LANES]
-        partial_sums = partial_sums + (by_group(weight.real_scales())[:, :, g] * of_group if grouped else of_group)
+    def sums(g: int) -> Float[Array, "rows blocks lanes"]:
+        """Of one group of each block."""
+        pieces = weight.pieces(block, g * group, (g + 1) * group)
+        if weight.zeros is not None:
+            zeros = by_group(weight.zeros)[:, :, g] if grouped else weight.zeros[..., None]
+            pieces = ((column, levels - zeros.astype(jnp.float32)) for column, levels in pieces)
+        total = sum(levels * v[:, column : column + LANES] for column, levels in pieces)
+        return total * by_group(weight.real_scales())[:, :, g] if grouped else jnp.asarray(total)
+
+    partial_sums = sum(sums(g) for g in range(block // group))
     y = jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
     return y if grouped else y * weight.real_scales()[:, 0]
 
