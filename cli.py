@@ -657,6 +657,8 @@ def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
                 _print(f"{by:11} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
     if as_json:
         _print_json([row(trial) for trial in found])
+    else:
+        _print("\n".join(["", *table(found)]) + "\n")
     killed = sum(trial.killed for trial in found)
     click.echo(f"{killed} of {len(found)} mutants killed", err=True)
     if killed < len(found):
@@ -736,12 +738,11 @@ def _verify_jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[
 def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
     """Each op of a model beside its definition, on a prompt of random tokens and two more after it."""
     from model.checkpoints.open import open_checkpoint
+    from model.jax_backend import choose_ops
     from verify.report import counterexample
     from verify.walk import table
 
     checkpoint = open_checkpoint(model)
-    else:
-        _print("\n".join(["", *table(found)]) + "\n")
     click.echo(f"seed {seed}", err=True)
     wrong = False
     for dtype in dtypes:
@@ -760,6 +761,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     _prepare_jax()
     from model.candidates.kernels import OPS, runnable
     from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+    from model.ops import CPU, XLA
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 
@@ -826,7 +828,6 @@ def _walkable(checkpoint: Checkpoint, table: Ops, dtype: np.dtype, rows: int) ->
 
     def positions(at: np.ndarray) -> Positions:
         return Positions(*map(jax.device_put, (at, *(np.asarray(table)[at] for table in params.rope))))
-    from model.jax_backend import choose_ops
 
     def cache(capacity: int) -> list[Any]:
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
@@ -847,7 +848,6 @@ def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[
         yield lambda stage: lambda done: None, nullcontext
         return
     from rich.console import Console
-    from model.ops import CPU, XLA
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
