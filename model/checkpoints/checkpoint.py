@@ -68,7 +68,7 @@ class Checkpoint:
     """A model in a file or directory, opened and checked but not read."""
 
     path: str
-    format: str  # "llama2c-v0", "llama2c-v1", "llama2c-v2", "safetensors"
+    format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors"
     config: Config
     tensors: Mapping[str, Tensor] = field(repr=False)
     bos: int | None  # the id that begins a text, where the checkpoint says
