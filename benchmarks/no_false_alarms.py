@@ -57,7 +57,12 @@ def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, py
     """A row for each op and dtype of a group that is not in `done`, as it comes."""
     python = python if group == "onnxruntime" else sys.executable
     dtypes = ("float32",) if group in ("numpy", "onnxruntime") else ("float32", "bfloat16")
-    where = {"machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}", "versions": versions(python)}
+    where = {
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
+        "versions": versions(sys.executable),
+    }
+    if python != sys.executable:
+        where["versions of the candidate"] = versions(python)
     for job in jobs(group):
         for dtype in job.dtypes or dtypes:
             if (job.candidate, dtype) in done:
@@ -86,6 +91,7 @@ def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, py
 LIBRARIES = ("llamaspec", "numpy", "hypothesis", "jax", "onnxruntime", "gguf")
 ASK = """
 import json, platform
+from importlib import metadata
 found = {"python": platform.python_version()}
 for name in %r:
     try:

@@ -48,6 +48,15 @@ def attention(q, k, v, mask):
     return jax.nn.dot_product_attention(q, k, v, mask=(mask == 0)[:, None])
 
 
+@partial(jax.jit, static_argnames="window")
+def attention_decode(q, k, v, lengths, *, window):
+    if window is None:
+        return jax.nn.dot_product_attention(q[:, None], k, v, key_value_seq_lengths=lengths)[:, 0]
+    at = jnp.arange(k.shape[1])
+    mask = (at < lengths[:, None]) & (at >= lengths[:, None] - window)
+    return jax.nn.dot_product_attention(q[:, None], k, v, mask=mask[:, None, None])[:, 0]
+
+
 def triton_softmax(x):
     from jax.experimental.pallas.ops.gpu.softmax import softmax
 

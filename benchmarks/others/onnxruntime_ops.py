@@ -85,9 +85,9 @@ def attention_prefill(q, k, v, offsets, *, window):
 
 
 def attention_decode(q, k, v, lengths, *, window):
-    """Lengths of 1 or more. What lies beyond them is not handed over."""
+    """Lengths of 1 or more."""
     new = (np.stack([row[length - 1] for row, length in zip(a, lengths, strict=True)])[:, None] for a in (k, v))
-    past = (np.nan_to_num(a[:, : max(lengths) - 1]) for a in (k, v))
+    past = (a[:, : max(lengths) - 1] for a in (k, v))
     return _grouped(q[:, None], *new, *past, lengths, window=window)[:, 0]
 
 

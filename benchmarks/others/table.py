@@ -28,6 +28,7 @@ JAX = [
     _jax("add", dtypes=BOTH),
     _jax("argmax", dtypes=BOTH),
     _jax("attention", dtypes=BOTH, only=SEEN),
+    _jax("attention_decode", dtypes=BOTH, only={"padding": [0.0, 100.0], "lengths": [(1,), (7, 8), (33, 1, 16)]}),
     _jax("embedding", dtypes=BOTH),
     _jax("gemm", dtypes=BOTH),
     _jax("gemv", dtypes=BOTH),
@@ -61,7 +62,12 @@ TRITON = [
 ONNXRUNTIME = [
     _ort("add"),
     _ort("argmax"),
-    _ort("attention_decode", head_dim=[8, 16, 64], lengths=[(1,), (7,), (16, 33), (1, 8), (33, 2, 17)]),
+    _ort(
+        "attention_decode",
+        head_dim=[8, 16, 64],
+        padding=[0.0, 100.0],
+        lengths=[(1,), (7,), (16, 33), (1, 8), (33, 2, 17)],
+    ),
     _ort("attention_prefill", head_dim=[8, 16, 64], offsets=[(0,), (0, 0), (7,), (16,)], padding=[0.0]),
     _ort("embedding"),
     _ort("gemm"),
