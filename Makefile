@@ -2,7 +2,7 @@
 # make story   tell a story (MODEL=, TOKENIZER=)
 # make test    the tests
 # make lint    format, lint, types
-# make verify  ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=)
+# make verify  ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=); verify-long: for hours
 # make test-jax011        the tests of the kernels, on the oldest jax that they run on
 # make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
 # make bench-gpu          all that is to be seen on an H200, kept in benchmarks/results/ (needs one, and the extra gpu)
@@ -11,7 +11,7 @@
 BIN := .venv/bin
 COMPLETE := .venv/.complete
 
-.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 bench-gpu ci verify
+.PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 bench-gpu ci verify verify-long
 
 setup: $(COMPLETE)
 	@:  # a recipe, or make would say that there is nothing to do
@@ -58,4 +58,9 @@ ci: lint test
 EXAMPLES ?= 1000
 verify: $(COMPLETE)
 	@$(BIN)/llamaspec verify --mutants $(if $(SEED),--seed $(SEED))
-	@$(BIN)/llamaspec verify --dtype float32 --dtype bfloat16 --examples $(EXAMPLES) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/llamaspec verify --dtype float32 --dtype bfloat16 --examples $(EXAMPLES) --time-budget 240 \
+	    $(if $(SEED),--seed $(SEED))
+
+# Hours: no false alarm in thousands of draws an op. Goes on where it was stopped.
+verify-long: $(COMPLETE)
+	@$(BIN)/python -m benchmarks.no_false_alarms numpy xla kernels $(ARGS)
