@@ -195,6 +195,7 @@ def test_a_budget_ends_a_run():
     report = run(right, examples=100_000, seconds=0.2)
     assert report.outcome == "within bounds"
     assert 0 < report.examples < 100_000
+    assert run(right, seconds=0.0).examples == 1
 
 
 def test_every_law_of_a_right_function_holds():

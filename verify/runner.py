@@ -193,7 +193,7 @@ class _Search:
 
     def examine(self, draw: Draw) -> None:
         found = self.smallest is not None
-        if monotonic() > self.end:
+        if self.examples and monotonic() > self.end:  # of no draw at all there would be nothing to say
             raise _Enough
         examination = examine(self.contract, self.candidate, self.precision, draw)
         if not found:
