@@ -140,27 +140,28 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
     """Raise CheckpointError for a tensor that holds NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, tensor in checkpoint.tensors.items():
-        for values in _numbers(name, tensor, checkpoint.path):
-            check_finite(name, values, path=checkpoint.path)
+        for rows in _checked(name, tensor, checkpoint.path):
             checkpoint.release()
-            done += tensor.bytes * len(values) / max(1, tensor.shape[0])
+            done += tensor.bytes * rows / tensor.shape[0]
             progress("checking weights", done / total)
 
 
-def _numbers(name: str, tensor: Tensor, path: str) -> Iterator[np.ndarray]:
-    """Runs of rows of all that could be no number: the weights, or the scales of codes."""
+def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
+    """Check runs of rows, the scales of codes for all that they scale; how many rows each has."""
     if not tensor.codes:
-        yield from _in_parts(tensor.read())
+        for values in _in_parts(tensor.read()):
+            check_finite(name, values, path=path)
+            yield len(values)
         return
     for part in tensor.codes.parts():
         if tensor.codes.form == "fp8" and (part.codes & 0x7F == 0x7F).any():
             raise refused(path, f"{name} holds a NaN")
-        if part.scales.dtype == np.uint8:
+        if tensor.codes.form == "mxfp4":
             if (part.scales == 0xFF).any():
                 raise refused(path, f"{name} has a scale that is NaN")
-            yield np.zeros((len(part.codes), 1), np.float32)
         else:
-            yield part.scales
+            check_finite(f"{name}'s scales", part.scales, path=path)
+        yield len(part.codes)
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
