@@ -1,0 +1,193 @@
+"""Write gguf.json: what llama.cpp computes with GGUF files that are made here, one of each type, and how it reads text.
+
+From the root of the repository,
+
+    python -m tests.goldens.make_gguf write FOLDER
+
+makes the files, in the project's own environment, and in one of llama.cpp's (Python 3.11),
+
+    pip install numpy llama-cpp-python
+    python tests/goldens/make_gguf.py read FOLDER
+
+has it read them. The files are made anew by the tests, which hold them against their hashes. Floats are in base64.
+With LLAMASPEC_DATA, stories260K is converted too, with its tokenizer, and told on from "Once upon a time".
+"""
+
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+
+IDS = [1, 17, 42, 63, 5, 5, 30, 21, 8, 54]
+TEXTS = (
+    "", " ", "  ", "\n", "\t\n", "Hello world", " Hello world", "Hello, world!", "Hello  world", "   Hello",
+    "\n\nHello\n", "it's I'LL we've", "1234567", "3.14159", "a1b2", "über café naïve", "日本語", "👋🏽👩‍👩‍👧",
+    "x == y && z != 0;", "<s>", "<|eot_id|>", "\u200b\u00a0", "Ａｂｃ", "ſ's",
+)  # fmt: skip
+WRITTEN = ("float32", "float16", "bfloat16", "q8_0", "q4_0", "mxfp4")  # by our writer; the others as by its reader
+TYPES = ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "TQ1_0", "TQ2_0")
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "rope_parameters": {
+        "rope_theta": 500_000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
+
+
+def write_model(path: Path, type: str) -> None:
+    """A random model whose matrices are of `type`: all of them where our writer writes it, else those of the layers."""
+    from model.checkpoints import open_checkpoint
+    from model.checkpoints.gguf_writer import write_gguf
+    from model.tokenizers.gguf_writer import vocabulary_keys
+    from reference.quantizers import ggml
+    from tests import families, gguf_files
+
+    folder = path.with_suffix(".hf")
+    if type in WRITTEN:
+        folder.mkdir()
+        families.write_checkpoint(folder, CONFIG, seed=1)
+        checkpoint = open_checkpoint(folder)
+        write_gguf(checkpoint, path, to=type, vocabulary=vocabulary_keys(checkpoint, None))
+        return
+    file = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG, seed=1))
+    file.keys["tokenizer.ggml.model"] = (gguf_files.STRING, "none")
+    for name, tensor in file.tensors.items():
+        if str(name).startswith("blk.") and len(tensor.shape) == 2:
+            weights = np.frombuffer(tensor.data, "<f4").reshape(tensor.shape)
+            file.tensors[name] = gguf_files.Tensor(
+                tensor.shape, ggml.encode(weights, type).tobytes(), gguf_files.CODES[type]
+            )
+    file.write(path)
+
+
+def write_tokenizer(path: Path, kind: str) -> None:
+    """A model of one layer that has a tokenizer inside: SentencePiece's, or bytes split as Llama 3's or SmolLM's."""
+    from dataclasses import replace
+
+    from model.checkpoints.gguf_writer import write_gguf
+    from model.tokenizers.gguf_writer import vocabulary_keys
+    from model.tokenizers.load import load_tokenizer
+    from tests import tiny_tokenizers
+    from tests.random_models import SMALL, random_checkpoint
+
+    beside = path.with_suffix(".tokenizer")
+    made = {
+        "sentencepiece": tiny_tokenizers.llama2c,
+        "llama3": tiny_tokenizers.llama3,
+        "chatml": tiny_tokenizers.chatml,
+    }
+    raw = made[kind]()
+    beside.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+    tokenizer = load_tokenizer(beside)
+    config = replace(SMALL, dim=32, layers=1, heads=1, kv_heads=1, head_dim=32, ffn=32, vocab=tokenizer.vocab)
+    checkpoint = random_checkpoint(config, seed=0)
+    zeros = {
+        name: tensor._replace(read=lambda tensor=tensor: np.zeros(tensor.shape, np.float32))
+        for name, tensor in checkpoint.tensors.items()
+    }
+    checkpoint = replace(checkpoint, tensors=zeros, stops=frozenset({2}))
+    write_gguf(checkpoint, path, to="float32", vocabulary=vocabulary_keys(checkpoint, tokenizer))
+
+
+def write_story(path: Path, data: Path) -> None:
+    """stories260K with its tokenizer."""
+    from model.checkpoints import open_checkpoint
+    from model.convert import convert
+
+    folder = data / "stories260K"
+    checkpoint = open_checkpoint(folder / "stories260K.bin")
+    convert(checkpoint, path, to="gguf", tokenizer=folder / "tok512.model")
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for type in (*WRITTEN, *TYPES):
+        write_model(folder / f"{type}.gguf", type)
+    for kind in ("sentencepiece", "llama3", "chatml"):
+        write_tokenizer(folder / f"tokenizer-{kind}.gguf", kind)
+    if data := os.environ.get("LLAMASPEC_DATA"):
+        write_story(folder / "stories260K.gguf", Path(data))
+
+
+class Model:
+    """A file in llama.cpp, with a cache of float32 and one thread."""
+
+    def __init__(self, path: Path):
+        import llama_cpp  # pyright: ignore[reportMissingImports]
+
+        self.c = llama_cpp
+        options = self.c.llama_model_default_params()
+        options.n_gpu_layers = 0
+        self.model = self.c.llama_model_load_from_file(str(path).encode(), options)
+        assert self.model, f"llama.cpp does not load {path}"
+        self.vocabulary = self.c.llama_model_get_vocab(self.model)
+        self.size = self.c.llama_vocab_n_tokens(self.vocabulary)
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """[seq, vocab]"""
+        options = self.c.llama_context_default_params()
+        options.n_ctx = options.n_batch = options.n_ubatch = 512
+        options.n_threads = options.n_threads_batch = 1
+        options.type_k = options.type_v = 0
+        options.flash_attn_type = 0
+        context = self.c.llama_init_from_model(self.model, options)
+        batch = self.c.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for i, id in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = id, i, 1, 1
+            batch.seq_id[i][0] = 0
+        assert self.c.llama_decode(context, batch) == 0
+        rows = np.ctypeslib.as_array(self.c.llama_get_logits(context), shape=(len(ids) * self.size,))
+        rows = rows.reshape(len(ids), self.size).copy()
+        self.c.llama_batch_free(batch)
+        self.c.llama_free(context)
+        return rows
+
+    def tokens(self, text: str) -> list[int]:
+        """With what begins a text, and names of control tokens as text."""
+        raw, found = text.encode(), (ctypes.c_int32 * 1000)()
+        count = self.c.llama_tokenize(self.vocabulary, raw, len(raw), found, 1000, True, False)
+        assert count >= 0
+        return list(found[:count])
+
+
+def read(folder: Path) -> None:
+    from importlib import metadata
+
+    def sha(path: Path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    made = {"python": platform.python_version(), "llama_cpp_python": metadata.version("llama_cpp_python")}
+    goldens: dict[str, object] = {"made": made, "ids": IDS}
+    logits = {}
+    for type in (*WRITTEN, *TYPES):
+        rows = Model(folder / f"{type}.gguf").logits(IDS)
+        logits[type] = {"sha256": sha(folder / f"{type}.gguf"), "logits": base64.b64encode(rows.tobytes()).decode()}
+    goldens["logits"] = logits
+    tokens = {}
+    for path in sorted(folder.glob("tokenizer-*.gguf")):
+        model = Model(path)
+        ids = {text: model.tokens(text) for text in TEXTS}
+        tokens[path.stem.removeprefix("tokenizer-")] = {"sha256": sha(path), "ids": ids}
+    goldens["tokens"] = tokens
+    if (path := folder / "stories260K.gguf").exists():
+        model = Model(path)
+        ids = model.tokens("Once upon a time")
+        while len(ids) < 100:
+            ids.append(int(model.logits(ids)[-1].argmax()))
+        goldens["story"] = {"sha256": sha(path), "ids": ids, "texts": {text: model.tokens(text) for text in TEXTS}}
+    text = json.dumps(goldens, indent=1, ensure_ascii=True) + "\n"
+    (Path(__file__).parent / "gguf.json").write_text(text)
+
+
+if __name__ == "__main__":
+    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
