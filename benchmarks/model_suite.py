@@ -54,14 +54,14 @@ class Subject:
     quantize: str | None
     effort: Effort = EFFORT
 
-    def compiled(self, *, longest: int, batch: int) -> tuple[Programs, Params]:
-        """Programs for sequences of up to `longest` tokens, and the shapes that they take.
+    def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
+        """Programs for sequences of up to `longest` tokens, and the shapes that they take: those given, or the least.
 
         Raises MemoryError where weights and cache do not fit.
         """
         chunk = min(prompt_chunk(), longest)
         capacity = -(-(longest + BURST + chunk) // 8) * 8
-        shapes = self.shapes(capacity)
+        shapes = shapes or self.shapes(capacity)
         cache = cache_bytes(self.config, batch=batch, capacity=capacity, dtype=np.dtype(self.dtype))
         # While one cache is read, the next is drawn.
         check_fits(weights=weight_bytes(shapes), cache=2 * cache, context=capacity, available=device_bytes())
@@ -180,7 +180,7 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
     for i, count in enumerate(BATCHES):
         progress(f"{count} sequences", 0.7 + 0.3 * i / len(BATCHES))
         try:
-            programs, _ = subject.compiled(longest=lengths[0], batch=count)
+            programs, _ = subject.compiled(longest=lengths[0], batch=count, shapes=shapes)
         except MemoryError as error:
             yield skipped(f"{count} sequences", str(error))
             continue

@@ -15,7 +15,7 @@ class Column(NamedTuple):
     heading: str
     key: str
     form: str = ""  # as in format()
-    scale: float = 1.0  # that a number is multiplied by
+    scale: float = 1  # that a number is multiplied by
 
 
 def skipped(name: str, why: str = "no time was left") -> Row:
