@@ -129,7 +129,7 @@ def test_conditioning_is_told():
 def test_a_right_function_passes():
     report = run(right)
     assert report.outcome == "within bounds"
-    assert report.examples == 50
+    assert report.examples == 50 and not report.cut_short
     assert 0 < report.worst.hard < 1
 
 
@@ -195,6 +195,7 @@ def test_a_budget_ends_a_run():
     report = run(right, examples=100_000, seconds=0.2)
     assert report.outcome == "within bounds"
     assert 0 < report.examples < 100_000
+    assert f"({report.examples} examples until the time was up, seed 0" in counterexample(report, RMSNORM)[0]
     assert run(right, seconds=0.0).examples == 1
 
 

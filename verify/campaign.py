@@ -56,6 +56,7 @@ class Job:
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     shapes: int | None = None  # and this many different ones at most
     share: float = 1.0  # of the campaign's seconds
+    timeout: float = 0.0  # for a call, where that is more than the campaign's
 
     def within(self, campaign: Campaign) -> Campaign:
         """The campaign as this job takes part in it: in dtypes of its own where it takes none of the others."""
@@ -66,6 +67,7 @@ class Job:
             arrays=arrays,
             dtypes=dtypes or self.dtypes,
             seconds=self.share * campaign.seconds,
+            timeout=max(self.timeout, campaign.timeout),
             shapes=campaign.shapes or self.shapes or (SHAPES if arrays == "jax" else None),
             only={**self.only, **campaign.only},
         )

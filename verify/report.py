@@ -19,6 +19,8 @@ FEW = 16  # numbers that are shown themselves
 def headline(report: Report) -> str:
     """One line: the verdict, and what it rests on."""
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
+    if report.cut_short:
+        number += " until the time was up"
     rest = f"{number}, seed {report.seed}, {report.seconds:.1f} s"
     if report.outcome != "violated":
         rest += f", at most {report.worst.hard:.2g} of the bound"
@@ -83,6 +85,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "dtype": report.dtype,
                 "outcome": report.outcome,
                 "examples": report.examples,
+                "cut_short": report.cut_short,
                 "seconds": round(report.seconds, 3),
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),

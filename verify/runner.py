@@ -48,6 +48,7 @@ class Report:
     examples: int  # until the first that is wrong, or in all
     seconds: float
     worst: Examination  # the counterexample if there is one, or the suspicious draw, or the one nearest to its bound
+    cut_short: bool = False  # by the time that it had, with nothing wrong until then
 
     @property
     def outcome(self) -> str:
@@ -98,6 +99,7 @@ def verify(
         examples=search.examples,
         seconds=monotonic() - start,
         worst=search.settled(),
+        cut_short=search.cut_short,
     )
 
 
@@ -161,6 +163,7 @@ class _Search:
         self.examples = 0
         self.worst = Examination({})
         self.smallest: Examination | None = None  # that is wrong
+        self.cut_short = False
 
     def run(self, strategy: st.SearchStrategy[Draw], *, examples: int, seed: int) -> None:
         decorate = hypothesis.settings(
@@ -194,6 +197,7 @@ class _Search:
     def examine(self, draw: Draw) -> None:
         found = self.smallest is not None
         if self.examples and monotonic() > self.end:  # of no draw at all there would be nothing to say
+            self.cut_short = not found
             raise _Enough
         examination = examine(self.contract, self.candidate, self.precision, draw)
         if not found:
