@@ -29,11 +29,12 @@ def decode_cost(params: Params, config: Config, *, position: float, batch: int) 
     )
 
 
-def prefill_cost(params: Params, config: Config, *, tokens: int) -> Cost:
-    """A prompt of so many tokens into an empty cache, up to where decoding begins: the head has no part in it."""
+def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
+    """`batch` prompts of so many tokens into empty caches, up to where decoding begins: the head has no part in it."""
     pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
     attention = 4 * config.layers * config.heads * config.head_dim * pairs
-    return Cost(bytes=_layer_bytes(params, config), flops=2 * tokens * matrix_weights(config, head=False) + attention)
+    flops = batch * (2 * tokens * matrix_weights(config, head=False) + attention)
+    return Cost(bytes=_layer_bytes(params, config), flops=flops)
 
 
 def matrix_weights(config: Config, *, head: bool) -> int:

@@ -189,7 +189,7 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
 
 def prefill_row(subject: Subject, programs: Programs, params: Params, *, tokens: int) -> Row:
     seconds = prefill_seconds(programs, params, tokens=tokens, effort=subject.effort)
-    cost = prefill_cost(params, subject.config, tokens=tokens)
+    cost = prefill_cost(params, subject.config, tokens=tokens, batch=programs.batch)
     return _row("prefill", subject, programs, seconds, context=0, tokens=tokens, bytes=cost.bytes, flops=cost.flops)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -34,7 +35,6 @@ from model.quantised import Quantised
 from model.shapes import SHAPES
 from reference.attention import causal_mask
 from reference.config import Config
-from reference.quantizers.schemes import SCHEMES
 from tests.processes import REPOSITORY
 
 SMALL = Sizes(1 << 18, 32, Effort(2))
@@ -74,7 +74,7 @@ def test_attention_of_a_prompt_counts_the_pairs_that_a_mask_lets_through():
     pairs = np.isfinite(causal_mask(7, 7)).sum()
     products = 2 * 7 * matrix_weights(TINY, head=False)
     expected = products + 2 * (2 * TINY.head_dim) * pairs * TINY.heads * TINY.layers
-    assert prefill_cost(params, TINY, tokens=7).flops == expected
+    assert prefill_cost(params, TINY, tokens=7, batch=3).flops == 3 * expected
 
 
 def test_decoding_several_reads_the_weights_once():
@@ -105,7 +105,7 @@ def test_a_machine_is_measured():
     assert set(found.flops) == {"float32", "bfloat16"}
 
 
-@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+@pytest.mark.parametrize("scheme", [None, "q8", "q4", "fp8", "mxfp4"])
 def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
     shapes = random_shapes(TINY, dtype=np.dtype(np.float32), positions=8, quantize=scheme)
     params = random_params(shapes, TINY)
@@ -152,7 +152,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(machine.SIZES, "cpu", SMALL)
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
-    monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
+    monkeypatch.setattr(model_suite, "BATCHES", (3,))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -184,7 +184,7 @@ def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
     rows = json.loads(kept.read_text())["rows"]
     assert [row["tokens"] for row in rows if row["what"] == "prefill"] == [16, 32, 64]
     decoded = [(row["context"], row["batch"]) for row in rows if row["what"] != "prefill"]
-    assert decoded == [(16, 1), (32, 1), (64, 1), (16, 1), (16, 3)]
+    assert decoded == [(16, 1), (32, 1), (64, 1), (16, 3)]
     assert len(list(ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}polyline"))) == 3
 
 
@@ -271,7 +271,7 @@ def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: Part, seconds: 
 
 def test_kernels_are_checked_and_what_does_not_fit_is_named():
     scale = dry()
-    chosen = [case for case in scale.checked if case.op in ("norm_qkv", "attention_paged", "argmax")]
+    chosen = [case for case in scale.checked if case.op in ("attention_decode", "argmax") and case.dtype == "float32"]
     scale = replace(scale, checked=tuple(chosen))
     *rows, canaries = check(scale, Clock(600))
     assert [(row["case"], row["outcome"]) for row in rows] == [(case.name, "right") for case in chosen]
@@ -282,7 +282,7 @@ def test_kernels_are_checked_and_what_does_not_fit_is_named():
 
 
 def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
-    scale = dry()
+    scale = replace(dry(), running=nullcontext)
     case = next(case for case in scale.checked if case.op == "add")
     calls = count()
 
@@ -300,7 +300,7 @@ def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
 
 
 def test_what_a_kernel_refuses_is_told():
-    scale = dry()
+    scale = replace(dry(), running=nullcontext)
     case = next(case for case in scale.checked if case.op == "add")
 
     def refuse(x, y):

@@ -142,7 +142,7 @@ def dry() -> Scale:
         memory=Sizes(1 << 20, 64, Effort(2)),
         checked=once(tiny_cases()),
         repeats=1,
-        timed=tuple(norm_qkv_cases(TINY, BFLOAT16, TINY_WORK)),
+        timed=tuple(norm_qkv_cases(replace(TINY, heads=1, kv_heads=1), BFLOAT16, TINY_WORK)),
         rotated=0,
         effort=Effort(1, warm=0),
         model_effort=Effort(1, warm=0),

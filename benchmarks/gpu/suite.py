@@ -115,24 +115,23 @@ def run_part(part: Part, *, scale: str, seconds: float, cache: str) -> Iterator[
     environment = {**os.environ, **part.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {CACHE: cache, **KEEP_ALL} if part.starts else {}
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
+        late = threading.Event()
+        with subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.gpu", *arguments],
             env=environment | (ON_A_CPU if scale == "dry" else {}),
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-        )
-        late = threading.Event()
-        timer = threading.Timer(seconds + part.grace, lambda: (late.set(), process.kill()))
-        timer.start()
-        try:
-            assert process.stdout
-            yield from (Found(part.section, json.loads(line)) for line in process.stdout)
-            status = process.wait()
-        finally:
-            timer.cancel()
-            process.kill()  # where nobody waits for the rest
-            process.wait()
+        ) as process:
+            timer = threading.Timer(seconds + part.grace, lambda: (late.set(), process.kill()))
+            timer.start()
+            try:
+                assert process.stdout
+                yield from (Found(part.section, json.loads(line)) for line in process.stdout)
+                status = process.wait()
+            finally:
+                timer.cancel()
+                process.kill()  # where nobody waits for the rest
         said.seek(0)
         last = next((line for line in reversed(said.read().splitlines()) if line.strip()), "without a word")
     if status == CANNOT_RUN:
