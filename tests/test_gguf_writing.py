@@ -116,7 +116,7 @@ def test_experts_share_a_tensor_and_routers_stay_float32(tmp_path):
 
 
 def test_rows_are_encoded_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("model.checkpoints.gguf_writer.AT_ONCE", 100)
+    monkeypatch.setattr("model.checkpoints.gguf_writer.AT_ONCE", 1500)
     test_matrices_become_what_was_asked_for(tmp_path, "q4_0", "Q4_0", False)
 
 

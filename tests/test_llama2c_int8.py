@@ -45,7 +45,7 @@ def test_kuiperllamas_scales_that_are_not_finite(tmp_path):
     assert "model.layers.0.self_attn.q_proj.weight[15, 8] is nan" in refusal(tmp_path / "model.bin")
 
 
-@pytest.mark.parametrize("at_once", [1, 1 << 20])
+@pytest.mark.parametrize("at_once", [70, 1 << 20])
 @pytest.mark.parametrize("version", [2, KUIPER])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
     monkeypatch.setattr("model.checkpoints.llama2c.AT_ONCE", at_once)
