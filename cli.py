@@ -721,11 +721,11 @@ def _verify_jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[
     from model.candidates.table import CANDIDATES
     from verify.catalogue import IMPLEMENTATIONS
 
+    patient: dict[str, Any] = {"shapes": 4, "timeout": 600.0}  # what is interpreted takes seconds for a new shape
     jobs = []
     for op in ops:
         jobs += [
-            # What is interpreted takes seconds for a new shape.
-            Job(op, c.function, dtypes=c.dtypes, only=c.only, shapes=4 if c.kernel else None, share=1 / 4)
+            Job(op, c.function, dtypes=c.dtypes, only=c.only, share=1 / 4, **(patient if c.kernel else {}))
             for c in CANDIDATES
             if c.op == op
         ]
