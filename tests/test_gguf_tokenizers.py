@@ -204,3 +204,14 @@ def test_a_byte_level_tokenizer_that_cannot_be_used(tmp_path, changes, what):
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
     assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["abc"]), ("gpt-2", ["a", "b", "c"])])
+def test_only_llama_3_takes_a_word_that_is_a_token_whole(tmp_path, pre, pieces):
+    """As llama.cpp has it, though no merges make it."""
+    _, keys = byte_level(LLAMA3, pre)
+    keys["tokenizer.ggml.tokens"] = (ARRAY, (STRING, [*sorted(pre_tokenizers.ByteLevel.alphabet()), "abc"]))
+    keys["tokenizer.ggml.token_type"] = (ARRAY, (I32, [1] * 257))
+    keys["tokenizer.ggml.merges"] = (ARRAY, (STRING, []))
+    tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
+    assert [tokenizer.piece(token) for token in tokenizer.encode("abc")] == pieces
