@@ -401,10 +401,10 @@ def doctor(as_json: bool):
 
 @llamaspec.command()
 @click.option("--out", metavar="DIR", help="Where checkpoints go, and the model at the end, as DIR/model.")
-@click.option("--steps", type=int, default=4000, show_default=True)
+@click.option("--steps", type=int, default=3600, show_default=True)
 @click.option("--batch", type=int, default=16, show_default=True, help="Documents a step.")
-@click.option("--answers", type=float, default=6.0, show_default=True, help="Importance of answers about stories.")
-@click.option("--lr", type=float, default=0.004, show_default=True, help="The highest learning rate.")
+@click.option("--answers", type=float, default=10.0, show_default=True, help="Importance of answers about stories.")
+@click.option("--lr", type=float, default=0.005, show_default=True, help="The highest learning rate.")
 @click.option("--dim", type=int, default=128, show_default=True, help="Width of the residual stream.")
 @click.option("--layers", type=int, default=10, show_default=True)
 @click.option("--heads", type=int, default=4, show_default=True)

@@ -142,16 +142,16 @@ REQUESTS = (
 def conversation(rng: random.Random) -> list[Message]:
     """Some turns: mostly a story that was asked for, and questions about it.
 
-    >>> for role, content, _ in conversation(random.Random(44)):
+    >>> for role, content, _ in conversation(random.Random(164)):
     ...     print(f"{role}: {content[:40]}")
-    user: Tell me a story about a red ball.
-    assistant: Long ago, a cheerful girl lived in a pre
-    user: What colour was the ball?
-    assistant: It was red.
-    user: who found the ball
-    assistant: Rosa.
-    user: where was the ball
-    assistant: It was under a bush.
+    user: Can you tell me a story, please
+    assistant: Long ago, a kind girl lived in a small h
+    user: How did Ben feel when the drum was gone?
+    assistant: He felt upset.
+    user: What did Anna find?
+    assistant: She found a blue drum.
+    user: what was the name of the girl
+    assistant: Anna.
     """
     choices = Choices(rng)
     messages: list[Message] = []
@@ -161,22 +161,22 @@ def conversation(rng: random.Random) -> list[Message]:
         return messages
     if choices.pick(("story", "hello"), (3, 1)) == "hello":
         messages += social(choices, choices.pick(SOCIAL))
-    messages += about_a_story(choices, "a story", most=3)
+    messages += about_a_story(choices, "a story", most=5)
     if choices.pick(("enough", "another"), (4, 1)) == "another":
-        messages += about_a_story(choices, "another story", most=2)
+        messages += about_a_story(choices, "another story", most=4)
     if choices.pick(("silence", "thanks"), (2, 1)) == "thanks":
         messages += social(choices, choices.pick(AFTERWARDS))
     return messages
 
 
 def about_a_story(choices: Choices, what: str, *, most: int) -> Iterable[Message]:
-    """A request, the story, and two questions or more about it, up to `most`."""
+    """A request, the story, and three questions or more about it, up to `most`."""
     plan, wanted = request(choices)
     asked = capital(choices.pick(REQUESTS).format(what + wanted))
     yield Message("user", casually(choices, asked), 0.0)
     tale = told(choices, plan)
     yield Message("assistant", tale.text, tale.nats)
-    for question in some(choices, tale.questions, least=2, most=most):
+    for question in some(choices, tale.questions, least=3, most=most):
         yield Message("user", casually(choices, choices.pick(question.asked)), 0.0)
         yield Message("assistant", question.answer, 0.0)
 
