@@ -175,7 +175,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 def _checked(path: Path, source: str, tokens: Mapping[str, str], tokenizer: Tokenizer) -> ChatTemplate:
     if len(source.encode(errors="surrogatepass")) > LARGEST:
         raise refused(path, f"its chat template has more than {LARGEST} bytes")
-    return ChatTemplate(str(path), source, _named_tokens(tokenizer) | tokens)
+    return ChatTemplate(str(path), source, _named_tokens(tokenizer) | dict(tokens))
 
 
 def _built_in(name: str, tokenizer: Tokenizer) -> ChatTemplate:
