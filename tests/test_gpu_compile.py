@@ -216,7 +216,10 @@ def test_a_program_launches_what_its_loops_and_branches_do():
     ]
 
 
-CASE = Case("gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)}, bits=16)
+CASE = Case(
+    "gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)},
+    plain=lambda: None, exact=lambda: (), bits=16,
+)  # fmt: skip
 SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
 PROGRAM = Program((Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1)
 
