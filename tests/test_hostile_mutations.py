@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
@@ -153,37 +154,42 @@ def use(kind: str, path: Path) -> None:
         b"".join(map(tokenizer.bytes_of, range(-1, tokenizer.vocab + 1)))
 
 
+def put(kind: str, raw: bytes, folder: Path) -> Path:
+    """Write a file under the name that its kind has."""
+    path = folder / ("model.safetensors" if kind == "safetensors" else "model.bin")
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "config.json").write_text(json.dumps(small("llama-3")))
+    return folder
+
+
 @seed(6)
 @settings(max_examples=2000, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
 @given(kind=st.sampled_from(KINDS), changes=st.lists(changes, min_size=1, max_size=3))
-def test_a_changed_file_loads_or_is_refused(kind, changes):
+def test_a_changed_file_loads_or_is_refused(folder, kind, changes):
     good, header = healthy(kind)
     raw = bytearray(good)
     for change in changes:
         change.apply(raw, header)
-    with tempfile.TemporaryDirectory() as folder:
-        name = "model.safetensors" if kind == "safetensors" else "model.bin"
-        (Path(folder) / name).write_bytes(raw)
-        if kind == "safetensors":
-            (Path(folder) / "config.json").write_text(json.dumps(small("llama-3")))
-        began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        try:
-            use(kind, Path(folder) / name)
-        except CheckpointError as error:
-            message = str(error)
-            assert message.isprintable() and len(message) < 1000
-            assert message.startswith(folder)
-        assert time.thread_time() - began < SECONDS
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < BYTES >> 10
+    path = put(kind, bytes(raw), folder)
+    began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        use(kind, path)
+    except CheckpointError as error:
+        message = str(error)
+        assert message.isprintable() and len(message) < 1000
+        assert message.startswith(str(folder))
+    assert time.thread_time() - began < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < BYTES >> 10
 
 
-def test_good_files_load():
-    for kind in KINDS:
-        raw, header = healthy(kind)
-        assert 0 < header < len(raw)
-        with tempfile.TemporaryDirectory() as folder:
-            name = "model.safetensors" if kind == "safetensors" else "model.bin"
-            (Path(folder) / name).write_bytes(raw)
-            if kind == "safetensors":
-                (Path(folder) / "config.json").write_text(json.dumps(small("llama-3")))
-            use(kind, Path(folder) / name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_good_files_load(folder, kind):
+    raw, header = healthy(kind)
+    assert 0 < header < len(raw)
+    use(kind, put(kind, raw, folder))
