@@ -1,5 +1,6 @@
 """`llamaspec bench`: the arithmetic of its figures, dry runs of the suites for a GPU, what it refuses."""
 
+import doctest
 import json
 import os
 import subprocess
@@ -15,15 +16,19 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from benchmarks import machine, model_suite, svg
+from benchmarks import cost, machine, model_suite, svg, timing
+from benchmarks import report as benchmarks_report
 from benchmarks.cost import decode_cost, matrix_weights, prefill_cost
 from benchmarks.gpu import report as gpu_report
-from benchmarks.gpu import suite
+from benchmarks.gpu import right, suite
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.models import time_models
 from benchmarks.gpu.right import check
 from benchmarks.gpu.scale import dry
 from benchmarks.gpu.suite import GRACE, SETTINGS, Found, Part, plan, run_part
+from benchmarks.gpu.tuning import product_of, tune
+from benchmarks.kernel_cases import case, kernel_cases
+from benchmarks.kernel_cases.case import BFLOAT16
 from benchmarks.machine import Ceilings, Sizes, measure_ceilings
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import skipped, timed, with_shares
@@ -33,6 +38,7 @@ from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.describe import describe
 from model.quantised import Quantised
 from model.shapes import SHAPES
+from pallas_kernels.tile import tile_for
 from reference.attention import causal_mask
 from reference.config import Config
 from tests.processes import REPOSITORY
@@ -283,17 +289,19 @@ def test_kernels_are_checked_and_what_does_not_fit_is_named():
 
 def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
     scale = replace(dry(), running=nullcontext)
-    case = next(case for case in scale.checked if case.op == "add")
+    adding = next(one for one in scale.checked if one.op == "add")
     calls = count()
 
     def unsteady(x, y):
         noise = io_callback(lambda: np.float32(next(calls)), jax.ShapeDtypeStruct((), np.float32))
-        return case.plain(x, y) + noise
+        return adding.plain(x, y) + noise
 
     def off(x, y):
-        return case.plain(x, y).at[0, 3].add(0.01)
+        return adding.plain(x, y).at[0, 3].add(0.01)
 
-    found = check(replace(scale, checked=(replace(case, function=off), replace(case, function=unsteady))), Clock(600))
+    found = check(
+        replace(scale, checked=(replace(adding, function=off), replace(adding, function=unsteady))), Clock(600)
+    )
     wrong, racing, _ = found
     assert (wrong["outcome"], wrong["differing"]) == ("wrong", 0) and wrong["share_of_bound"] > 1
     assert racing["outcome"] == "wrong" and racing["differing"] > 0
@@ -301,17 +309,53 @@ def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
 
 def test_what_a_kernel_refuses_is_told():
     scale = replace(dry(), running=nullcontext)
-    case = next(case for case in scale.checked if case.op == "add")
+    adding = next(one for one in scale.checked if one.op == "add")
 
     def refuse(x, y):
         raise ValueError("add takes no 256 elements")
 
-    row, _ = check(replace(scale, checked=(replace(case, function=refuse),)), Clock(600))
+    row, _ = check(replace(scale, checked=(replace(adding, function=refuse),)), Clock(600))
     assert (row["outcome"], row["words"]) == ("refused", "add takes no 256 elements")
 
 
 def test_models_that_do_not_fit_are_named():
     assert list(time_models(dry(), Clock(0))) == [skipped("tiny bfloat16 by kernels"), skipped("tiny bfloat16 by XLA")]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("gemv residual 2048x5632 bfloat16", ("gemv", 2048, 5632)),
+        ("gemv residual 4096x4096 x8 bfloat16", None),
+        ("gemv_quantised q4 norm 128256x4096 bfloat16", ("gemv_quantised int4", 128256, 4096)),
+        ("norm_qkv 32+2x8x128x4096 bfloat16", ("norm_qkv", 6144, 4096)),
+        ("argmax 32000 float32", None),
+    ],
+)
+def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, asked: tuple[str, int, int] | None):
+    found = product_of(kernel_cases()[name])
+    assert (found and found[:3]) == asked
+
+
+def test_tiles_are_timed():
+    scale = dry()
+    (row,) = tune(scale, Clock(600))
+    assert row["key"] == "norm_qkv 192x256 bfloat16"
+    assert (
+        row["tile"] == row["now"] == list(tile_for("norm_qkv", 192, 256, BFLOAT16))
+    )  # the only one that a dry run has
+    assert not row["faster"]
+    report = gpu_report.as_report([Found("memory", MACHINE), Found("tuning", row)], suite="kernels", dry=True)
+    assert "norm_qkv 192x256 bfloat16 | 16 x 4" in gpu_report.as_text(report)
+    assert gpu_report.tuned({"a": [8, 8]}, report) == {"a": [8, 8]}
+
+
+@pytest.mark.parametrize(
+    "module", [case, cost, gpu_report, machine, model_suite, right, benchmarks_report, svg, timing]
+)
+def test_examples(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 MACHINE = {
