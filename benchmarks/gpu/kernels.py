@@ -1,6 +1,7 @@
 """Each kernel beside what XLA makes of the same op, on arguments that no cache holds."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,26 +44,34 @@ def seconds(form: Callable[..., Any], case: Case, scale: Scale) -> Seconds:
     sets = [draw(case, seed) for seed in range(min(MOST_SETS, max(1, -(-scale.rotated // held))))]
     updated = [[arguments[i] for i in case.donated] for arguments in sets]
     fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
-    one = jax.jit(form)
-
-    def calls(updated, fixed):
-        results, last = [], None
-        for mine, others in zip(updated, fixed, strict=True):
-            # Independent calls XLA would run as one.
-            mine, others, _ = lax.optimization_barrier((mine, others, last))
-            last = jax.tree.leaves(one(*_merged(case, mine, others)))
-            results.append(last)
-        kept = len(case.donated)
-        return [result[-kept:] if kept else [] for result in results], results[-1][0]
-
-    program = jax.jit(calls, donate_argnums=0).lower(updated, fixed).compile()
+    program = jax.jit(partial(in_turn, case, jax.jit(form)), donate_argnums=0).lower(updated, fixed).compile()
 
     def call():
         nonlocal updated
-        updated, result = program(updated, fixed)
-        return result
+        updated, results = program(updated, fixed)
+        return results
 
     return measure(call, scale.effort).over(len(sets))
+
+
+def in_turn(case: Case, form: Callable[..., Any], updated: list[Any], fixed: list[Any]) -> tuple[list[Any], list[Any]]:
+    """For each set of arguments what is updated in place, and the other results.
+
+    A set waits for the results before it, and these, which all are returned, pass through the same barrier: calls that
+    nothing connects XLA would run as one, and those whose results nobody wants, not at all.
+    """
+    results, last = [], None
+    for mine, others in zip(updated, fixed, strict=True):
+        mine, others, before = lax.optimization_barrier((mine, others, last))
+        results.append(before)
+        last = jax.tree.leaves(form(*_merged(case, mine, others)))
+    results = [*results[1:], last]
+    kept = len(case.donated)
+    split = [len(result) - kept for result in results]
+    return (
+        [result[at:] for result, at in zip(results, split, strict=True)],
+        [result[:at] for result, at in zip(results, split, strict=True)],
+    )
 
 
 def _merged(case: Case, updated: list[Any], fixed: list[Any]) -> list[Any]:

@@ -78,9 +78,10 @@ def _repeated(case: Case, arguments: Any, repeats: int) -> tuple[Any, jax.Array]
     first = case.function(*arguments)
 
     def again(i: jax.Array, differing: jax.Array) -> jax.Array:
-        same_again, _ = lax.optimization_barrier((arguments, i))  # or XLA would run it once, before the loop
+        # Arguments that come with the step, or XLA would run the kernel once, before the loop.
+        same_again, step = lax.optimization_barrier((arguments, i))
         other = jax.tree.leaves(jax.tree.map(_differ, case.function(*same_again), first))
-        return differing + jnp.any(jnp.stack(other)).astype(jnp.int32)
+        return differing + (jnp.any(jnp.stack(other)) & (step >= 0)).astype(jnp.int32)
 
     return first, lax.fori_loop(0, repeats, again, jnp.int32(0))
 
