@@ -1,11 +1,14 @@
 """The kernel table's other two forms: XLA's is within the bounds that kernels are held to, and a wrong one is not."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.gpu.drawing import draw
+from benchmarks.gpu.kernels import in_turn
 from benchmarks.gpu.right import SPOILED, share_of_bound
 from benchmarks.gpu.scale import SHORT, TINY, TINY_WORK, once, tiny_cases
 from benchmarks.kernel_cases import OPS, kernel_cases
@@ -89,3 +92,13 @@ def test_arguments_are_random_codes_included():
     (words, *_), (others, *_) = draw(case, seed=0), draw(case, seed=1)
     assert words.dtype == jnp.int32 and len(np.unique(np.asarray(words))) > words.size / 2
     assert not np.array_equal(np.asarray(words), np.asarray(others))
+
+
+def test_all_calls_that_are_timed_are_made():
+    """Even where a compiler could see that they are independent, or that nobody wants their results."""
+    case = PLAIN["rmsnorm 256 float32"]
+    sets = [draw(case, seed) for seed in range(5)]
+    compiled = jax.jit(lambda fixed: in_turn(case, case.plain, [[]] * 5, fixed)).lower(sets).compile()
+    assert len(re.findall(r" rsqrt\(", str(compiled.as_text()))) == 5
+    _, results = compiled(sets)
+    assert all(worst(case, result, one) <= 1 for result, one in zip(results, sets, strict=True))
