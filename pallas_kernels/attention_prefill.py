@@ -7,8 +7,7 @@ after the other the online softmax keeps the largest score, the sum of the weigh
 
 A thread block has 128 queries of one head. Two warpgroups have 64 of them each, a third keeps a ring of keys and
 values filled. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608) the two take turns: while
-one has the tensor cores, for the scores of a tile and for the values of the one before, the other computes its
-exponentials.
+one has the tensor cores, the other computes its exponentials.
 """
 
 import math
@@ -25,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.compat import Target, current_target
-from pallas_kernels.wgmma import WGMMA, across, filled, matrices, product
+from pallas_kernels.wgmma import WGMMA, accumulate, across, filled, matrices
 
 WORKERS = 2  # warpgroups that compute
 ROWS = 64  # queries of each
@@ -118,7 +117,7 @@ def scratch(stages: int, head_dim: int, target: Target) -> dict[str, Any]:
         "v_filled": filled_by_copy,
         "v_read": read_by_all,
         "v_cleared": plgpu.Barrier(num_arrivals=WORKERS),
-        "turn": plgpu.Barrier(num_barriers=WORKERS),
+        "turn": plgpu.Barrier(num_arrivals=WORKERS),
         # The tensor cores take the weights from registers; the interpreter only from shared memory.
         "p": matrices(WORKERS, ROWS, TILE) if target.interpret else None,
     }
@@ -140,10 +139,10 @@ class Queries:
 
     @property
     def start(self) -> Any:
-        """First key that any of the block sees; one that there is, even if nobody sees any."""
-        if self.window is None:
-            return jnp.int32(0)
-        return jnp.clip(self.offset + self.first - self.window + 1, 0, jnp.maximum(self.stop - 1, 0))
+        """First key that any of the block sees."""
+        return (
+            jnp.int32(0) if self.window is None else jnp.clip(self.offset + self.first - self.window + 1, 0, self.stop)
+        )
 
     @property
     def first_tile(self) -> Any:
@@ -151,8 +150,7 @@ class Queries:
 
     @property
     def steps(self) -> Any:
-        """Tiles: at least one, even if nobody sees any of it."""
-        return jnp.maximum(pl.cdiv(self.stop, TILE) - self.first_tile, 1)
+        return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
         """First step, and last + 1, whose keys all 64 queries of a worker see."""
@@ -199,105 +197,72 @@ class Ring:
         lax.fori_loop(jnp.maximum(steps - self.stages, 0), steps, drain, None)
 
     def wait(self, name: str, step) -> Any:
-        """The tile of K or V of this step, in shared memory; once it is there."""
-        plgpu.barrier_wait(self.staged[f"{name}_filled"].at[lax.rem(step, self.stages)])
-        return self.tile(name, step)
-
-    def tile(self, name: str, step) -> Any:
-        return self.staged[name].at[lax.rem(step, self.stages)]
+        """The tile of K or V of this step, in shared memory."""
+        slot = lax.rem(step, self.stages)
+        plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
+        return self.staged[name].at[slot]
 
     def release(self, name: str, step) -> None:
         plgpu.barrier_arrive(self.staged[f"{name}_read"].at[lax.rem(step, self.stages)])
 
 
 def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str, Any], target: Target) -> None:
-    """A computing warpgroup's part: its 64 queries [64, head_dim], all tiles.
-
-    With the tensor cores it multiplies K of a tile and V of the one before in one go, so that they wait for nothing
-    while the turns change.
-    """
+    """A computing warpgroup's part: its 64 queries [64, head_dim], all tiles."""
     q_smem = staged["q"].at[worker]
     head_dim = q_smem.shape[1]
     scale = math.log2(math.e) / math.sqrt(head_dim)
 
-    def end_turn() -> None:
-        plgpu.barrier_arrive(staged["turn"].at[1 - worker])
+    def change_turns() -> None:
+        plgpu.barrier_arrive(staged["turn"])
+        plgpu.barrier_wait(staged["turn"])
 
-    def score(i, meanwhile) -> Any:
-        """Scores of tile i, and what `meanwhile` returns, which has the rest of the turn."""
+    def step(i, running, *, masked: bool):
+        o, m, total = running
         k_smem = ring.wait("k", i)
-        plgpu.barrier_wait(staged["turn"].at[worker])
 
         def multiply(accumulator):
             plgpu.wgmma(accumulator, q_smem, k_smem.T)
-            return meanwhile(), accumulator[...]
+            change_turns()
+            return accumulator[...]
 
-        other, scores = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32))
+        scores = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32))
         ring.release("k", i)
-        return scores, other
-
-    def add_values(o, p, v_smem, *, last: bool) -> Any:
-        """o + p v, and the end of the turn: of both workers', if it is the last."""
-
-        def finish():
-            pl.when(worker == 0)(end_turn) if last else end_turn()
-
-        if target.interpret:
-            staged["p"][worker] = p
-            plgpu.commit_smem()
-            o = o + product(staged["p"].at[worker], v_smem)
-            finish()
-            return o
-
-        def multiply(accumulator):
-            plgpu.wgmma(accumulator, p, v_smem)
-            finish()
-
-        return pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(o))
-
-    def weigh(i, scores, m, total, *, masked: bool):
-        """Weights of the keys of tile i; the new maximum and total, and what rescales the old."""
         if masked:
             scores = jnp.where(queries.seen(worker, i, scores.shape), scores, -jnp.inf)
         larger = jnp.maximum(m, jnp.max(scores, axis=1) * scale)
         rescale = jnp.exp2(m - larger)
         p = jnp.exp2(scores * scale - across(larger, TILE))
-        return p.astype(jnp.bfloat16), larger, total * rescale + jnp.sum(p, axis=1), rescale
+        total = total * rescale + jnp.sum(p, axis=1)
+        o = o * across(rescale, head_dim)
+        p = p.astype(jnp.bfloat16)
+        if staged["p"] is not None:
+            staged["p"][worker] = p
+            plgpu.commit_smem()
+            p = staged["p"].at[worker]
 
-    def step(i, running, *, masked: bool):
-        o, p, m, total = running
-        scores, o = score(i, lambda: add_values(o, p, ring.tile("v", i - 1), last=False))
-        ring.release("v", i - 1)
-        p, m, total, rescale = weigh(i, scores, m, total, masked=masked)
-        ring.wait("v", i)
-        return o * across(rescale, head_dim), p, m, total
+        plgpu.barrier_arrive(staged["turn"])
+        v_smem = ring.wait("v", i)
+        if masked:
+            _clear_invisible(v_smem, queries, i, worker, staged["v_cleared"])
+        plgpu.barrier_wait(staged["turn"])
+        o = accumulate(o, p, v_smem, target)
+        ring.release("v", i)
+        return o, larger, total
 
     def loop(start, stop, running, *, masked: bool):
         return lax.fori_loop(start, stop, partial(step, masked=masked), running)
 
     plgpu.copy_gmem_to_smem(q_ref, q_smem, staged["q_filled"].at[worker])
     plgpu.barrier_wait(staged["q_filled"].at[worker])
-    pl.when(worker == 1)(end_turn)
-    scores, _ = score(0, end_turn)
     rows = WGMMA.reduce(1)
-    nothing = filled(LOWEST, ROWS, layout=rows), filled(0, ROWS, layout=rows)
-    p, m, total, _ = weigh(0, scores, *nothing, masked=True)
-    v_smem = ring.wait("v", 0)
-    if queries.window is not None:
-        _clear_invisible(v_smem, queries, 0, worker, staged["v_cleared"])
-
+    running = filled(0, ROWS, head_dim), filled(LOWEST, ROWS, layout=rows), filled(0, ROWS, layout=rows)
     first, last = queries.unmasked(worker)
-    running = filled(0, ROWS, head_dim), p, m, total
+    pl.when(worker == 1)(change_turns)
     if queries.window is not None:
-        running = loop(1, first, running, masked=True)
-    running = loop(jnp.maximum(first, 1), last, running, masked=False)
-    o, p, _, total = loop(jnp.maximum(last, 1), queries.steps, running, masked=True)
-
-    v_smem = ring.tile("v", queries.steps - 1)
-    _clear_invisible(v_smem, queries, queries.steps - 1, worker, staged["v_cleared"])
-    plgpu.barrier_wait(staged["turn"].at[worker])
-    o = add_values(o, p, v_smem, last=True)
-    ring.release("v", queries.steps - 1)
+        running = loop(0, first, running, masked=True)
+    running = loop(first, last, running, masked=False)
+    o, _, total = loop(last, queries.steps, running, masked=True)
+    pl.when(worker == 0)(change_turns)
     o = o * across(jnp.where(total == 0, 0.0, 1 / total), head_dim)
     q_smem[...] = o.astype(jnp.bfloat16)
     plgpu.commit_smem()
