@@ -73,7 +73,8 @@ def interpreter() -> Iterator[None]:
     """Run kernels on a CPU, one simulated thread after another. Raises RuntimeError for a race, at the end at the
     latest (0.12 raises where it is).
 
-    Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts, or a larger program around a kernel may wait for ever.
+    Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 and NPROC=16, the number of XLA's threads, before jax starts, or a larger
+    program around a kernel may wait for ever.
     """
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as state
 

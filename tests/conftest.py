@@ -9,8 +9,10 @@ from hypothesis import Phase, settings
 # Before anything imports jax. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # An interpreted kernel is a program that calls back into Python, which runs programs itself: where the first holds the
-# threads that those need, as on two cores, it waits for ever.
+# threads that those need, as on two cores, it waits for ever. NPROC is how many threads XLA makes, for lack of it as
+# many as there are cores: with 1 the tests of whole models wait for ever each time, with 2 some times.
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
+os.environ["NPROC"] = "16"
 
 # The first call of every new shape compiles, so a deadline would only measure the compiler; explaining a failure
 # runs it many times more. CI draws the same examples every time: a push is judged by its change, not by luck,

@@ -33,7 +33,7 @@ DRY_SECONDS = 600.0  # for each part of a dry run, which is as slow as its machi
 # As the command does: every program is kept, however quickly it was compiled.
 KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 # A GPU is not looked for, and a program that calls back into Python, as interpreted kernels do, does not wait for it.
-ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
+ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "NPROC": "16"}
 
 
 @dataclass(frozen=True)
