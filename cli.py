@@ -73,6 +73,13 @@ tokenizer_option = click.option(
     "--tokenizer", help="Tokenizer file or directory.  [default: tokenizer.json, .model or .bin beside the model]"
 )
 SCHEMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
+kernels_option = click.option(
+    "--kernels",
+    type=click.Choice(["auto", "xla", "cpu", "pallas"]),
+    default="auto",
+    show_default=True,
+    help="Which implementation of the ops JAX runs.",
+)
 quantize_option = click.option(
     "--quantize", type=click.Choice(SCHEMES), help="Scheme for the matrices.  [default: as they are stored]"
 )
@@ -91,13 +98,7 @@ running_options = _options(
         show_default=True,
         help="Compiled JAX, or the NumPy definition in float64.",
     ),
-    click.option(
-        "--kernels",
-        type=click.Choice(["auto", "xla", "cpu", "pallas"]),
-        default="auto",
-        show_default=True,
-        help="Which implementation of the ops JAX runs.",
-    ),
+    kernels_option,
 )
 sampling_options = _options(
     click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Stop after so many tokens."),
@@ -507,13 +508,7 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
 @quantize_option
 @click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
-@click.option(
-    "--kernels",
-    type=click.Choice(["auto", "xla", "cpu", "pallas"]),
-    default="auto",
-    show_default=True,
-    help="Which implementation of the ops JAX runs.",
-)
+@kernels_option
 @click.option("--dry-run", is_flag=True, help="gpu, kernels: next to nothing on a CPU, to see that the suite works.")
 @click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")

@@ -1,10 +1,13 @@
 """Everything here runs on a laptop: JAX on the CPU, and outside data only from the folder that LLAMASPEC_DATA names."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
+
+import cli
 
 # Before anything imports jax. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -51,3 +54,19 @@ def pytest_terminal_summary(terminalreporter) -> None:
     skipped = [report for report in terminalreporter.getreports("skipped") if NEEDS_DATA in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} skipped for want of outside data: LLAMASPEC_DATA is unset")
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Run a command in this process; returns exit code, stdout and stderr."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["llamaspec", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run

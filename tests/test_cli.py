@@ -17,22 +17,6 @@ MEMORY = 600_000_000  # bytes that refusing a bad file may take
 
 
 @pytest.fixture
-def run(monkeypatch, capfd, tmp_path):
-    """Run a command in this process; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["llamaspec", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
-
-
-@pytest.fixture
 def stories(data) -> list[str]:
     folder = data / "stories260K"
     return ["--model", str(folder / "stories260K.bin"), "--tokenizer", str(folder / "tok512.model")]

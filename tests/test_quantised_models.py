@@ -1,7 +1,6 @@
 """Models whose matrices are quantised, against the reference on the weights that their codes stand for."""
 
 import json
-import sys
 
 import jax
 import numpy as np
@@ -85,22 +84,6 @@ def test_an_unknown_scheme_is_refused():
     with pytest.raises(ValueError, match="q5 is none of the schemes q8, "):
         load("stories", quantize="q5")
     assert cli.SCHEMES == tuple(SCHEMES)
-
-
-@pytest.fixture
-def run(monkeypatch, capfd, tmp_path):
-    """Run a command in this process; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["llamaspec", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def test_a_model_that_is_written_quantised_runs_as_one_that_is_quantised_at_load(run, tmp_path):
