@@ -8,7 +8,7 @@ import pytest
 
 from model.checkpoints import write_gguf
 from tests.random_models import SMALL, random_checkpoint
-from tests.test_cli import assert_refused, run  # noqa: F401  the fixture
+from tests.test_cli import assert_refused
 from tests.test_gguf_tokenizers import File, sentencepiece
 
 GREEDY = ["--temperature", "0", "--max-new-tokens", "12", "--backend", "reference"]
