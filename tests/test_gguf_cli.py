@@ -14,7 +14,7 @@ from tests.test_gguf_tokenizers import File, sentencepiece
 GREEDY = ["--temperature", "0", "--max-new-tokens", "12", "--backend", "reference"]
 
 
-def test_a_model_in_one_file_tells_the_same_story(run, tmp_path):  # noqa: F811
+def test_a_model_in_one_file_tells_the_same_story(run, tmp_path):
     path = str(tmp_path / "stories.gguf")
     code, out, err = run("convert", "stories", path, "--to", "gguf")
     assert (code, out) == (0, "") and "tensors" in err and "no tokenizer" not in err
@@ -24,7 +24,7 @@ def test_a_model_in_one_file_tells_the_same_story(run, tmp_path):  # noqa: F811
     assert run("tokens", "Once upon a time", "--model", path) == run("tokens", "Once upon a time", "--model", "stories")
 
 
-def test_quantised_files(run, tmp_path):  # noqa: F811
+def test_quantised_files(run, tmp_path):
     path, again, int8 = (str(tmp_path / name) for name in ("q8_0.gguf", "again", "int8.bin"))
     assert run("convert", "stories", path, "--to", "gguf", "--quantize", "q8_0")[0] == 0
     shown = json.loads(run("inspect", path, "--json")[1])
@@ -41,7 +41,7 @@ def test_quantised_files(run, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
-def test_both_backends_compute_the_same(run, tmp_path, type):  # noqa: F811
+def test_both_backends_compute_the_same(run, tmp_path, type):
     """From codes, which JAX runs as they are, and from floats."""
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)
@@ -54,7 +54,7 @@ def test_both_backends_compute_the_same(run, tmp_path, type):  # noqa: F811
     assert np.linalg.norm(rows[0] - rows[1]) < 1e-5 * np.linalg.norm(rows[1])
 
 
-def test_a_story_of_stories260k(run, data, tmp_path):  # noqa: F811
+def test_a_story_of_stories260k(run, data, tmp_path):
     """Rows of 172 are no whole blocks, and the tokenizer has another name."""
     folder, path = data / "stories260K", str(tmp_path / "x.gguf")
     arguments = [str(folder / "stories260K.bin"), path, "--to", "gguf", "--tokenizer", str(folder / "tok512.model")]
@@ -85,11 +85,11 @@ def test_a_story_of_stories260k(run, data, tmp_path):  # noqa: F811
         (["--to", "onnx"], "onnx"),
     ],
 )
-def test_what_a_format_does_not_have_is_wrong_usage(run, tmp_path, options, what):  # noqa: F811
+def test_what_a_format_does_not_have_is_wrong_usage(run, tmp_path, options, what):
     assert_refused(run("convert", "stories", str(tmp_path / "x"), *options), what, status=2)
 
 
-def test_a_file_that_is_a_vocabulary_alone_is_no_model(run, tmp_path):  # noqa: F811
+def test_a_file_that_is_a_vocabulary_alone_is_no_model(run, tmp_path):
     path = str(File(sentencepiece()[1], {}).write(tmp_path / "x.gguf"))
     assert_refused(run("inspect", path), path, "lacks general.architecture")
     assert run("tokens", "she", "--tokenizer", path)[0] == 0
