@@ -161,22 +161,22 @@ def conversation(rng: random.Random) -> list[Message]:
         return messages
     if choices.pick(("story", "hello"), (3, 1)) == "hello":
         messages += social(choices, choices.pick(SOCIAL))
-    messages += about_a_story(choices, "a story", most=5)
+    messages += about_a_story(choices, "a story", most=8)
     if choices.pick(("enough", "another"), (4, 1)) == "another":
-        messages += about_a_story(choices, "another story", most=4)
+        messages += about_a_story(choices, "another story", most=6)
     if choices.pick(("silence", "thanks"), (2, 1)) == "thanks":
         messages += social(choices, choices.pick(AFTERWARDS))
     return messages
 
 
 def about_a_story(choices: Choices, what: str, *, most: int) -> Iterable[Message]:
-    """A request, the story, and three questions or more about it, up to `most`."""
+    """A request, the story, and four questions or more about it, up to `most`."""
     plan, wanted = request(choices)
     asked = capital(choices.pick(REQUESTS).format(what + wanted))
     yield Message("user", casually(choices, asked), 0.0)
     tale = told(choices, plan)
     yield Message("assistant", tale.text, tale.nats)
-    for question in some(choices, tale.questions, least=3, most=most):
+    for question in some(choices, tale.questions, least=4, most=most):
         yield Message("user", casually(choices, choices.pick(question.asked)), 0.0)
         yield Message("assistant", question.answer, 0.0)
 

@@ -155,6 +155,11 @@ def end(w: World, *feelings: str) -> None:
         "{n} smiled. {They} was {happy}.",
         "That night, nobody was as {happy} as {n}.",
     )
+    w.say(
+        "{They} was still {happy} the next day.",
+        "Even in {their} dreams, {they} was {happy}.",
+        "And {they} was still {happy} when {they} fell asleep.",
+    )
     w.ask("How did {n} feel at the end?", "How did {n} feel?", answer="{they} felt {happy}")
 
 
@@ -214,6 +219,11 @@ def lost(w: World, topic: Topic) -> None:
     )
     w.choose("treat", TREATS)
     w.say("{They} shared {their} {treat} with the {helper}.", "Then they sat down and ate some {treat} together.")
+    w.say(
+        "When {n} came home, {their} {relative} hugged {them}.",
+        "At home, {n} told {their} {relative} all about it.",
+        "{n} ran home and showed the {noun} to {their} {relative}.",
+    )
     end(w, "happy", "glad", "thankful")
     w.say(
         "", "From that day on, {n} and the {helper} were friends.", "After that, {they} took good care of the {noun}."
@@ -286,7 +296,7 @@ def found(w: World, topic: Topic) -> None:
         w.say('"I am sorry," {they} said. "Here is your {noun}."', '"Wait!" cried {n}. "Here it is. I am sorry."')
     w.put(thing.noun, w.words["m"], taken_from=n)
     w.say(
-        "{m} was so happy that {m_they} jumped up and down.",
+        "{m} jumped up and down with joy.",
         '"My {noun}!" cried {m}. "Thank you, {n}!"',
         "{m} laughed and hugged {n}.",
     )
@@ -358,6 +368,7 @@ def bake(w: World, topic: Topic) -> None:
     w.go("home")
     w.say("{n} ran home, and soon the {noun} {were} ready.", "At home, {n} worked hard until the {noun} {were} ready.")
     w.say("", "The whole house smelled sweet.", "What a sweet smell there was!")
+    w.say("{Their} {relative} came to the table at once.", "{They} called {their} {relative} to the table.")
     w.say(
         '"{This_is} the best {noun} in the world!" said {n}.',
         "Everybody ate and ate and could not stop.",
@@ -465,6 +476,7 @@ def grow(w: World, topic: Topic) -> None:
     )
     w.say("It grew and grew, and at last there was {plant}.", "The sun was warm, and one day there was {plant}.")
     w.say('"What a {large}!" cried {n}.', '"We did it!" said {n}.', "Everybody came to see the {noun}.")
+    w.say("{Their} {relative} was the first to hear of it.", "{They} ran to tell {their} {relative}.")
     w.say(*("{n} " + use + "." for use in plant.uses))
     end(w, "happy", "glad", "proud")
     w.say("", "And {they} kept a seed for the next year.", "From that day on, {n} and the {helper} were friends.")
