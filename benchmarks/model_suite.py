@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.cost import decode_cost, prefill_cost
 from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings
 from benchmarks.model_speed import (
     GREEDY,
@@ -25,6 +24,7 @@ from benchmarks.timing import Effort, Seconds
 from model.cache import cache_bytes
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
+from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.memory import check_fits, device_bytes
 from model.ops import Ops

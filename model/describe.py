@@ -19,11 +19,6 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     read = {name: tensor.bytes * _share_read(name, config) for name, tensor in tensors.items()}
-    multiplied = {
-        name: prod(tensor.shape) * _share_read(name, config)
-        for name, tensor in tensors.items()
-        if len(tensor.shape) == 2 and (name != EMBEDDING or config.tied)
-    }
     return {
         "format": checkpoint.format,
         "config": asdict(config),
@@ -33,12 +28,31 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         ],
         "parameters": sum(prod(tensor.shape) for tensor in tensors.values()),
         "bytes": sum(tensor.bytes for tensor in tensors.values()),
-        "flops_per_token": round(2 * sum(multiplied.values())),
+        "flops_per_token": 2 * matrix_weights(config, head=True),
         "bytes_per_token": round(sum(read.values())),
-        "cache_bytes_per_token": (
-            2 * config.layers * config.kv_heads * config.head_dim * tensors[EMBEDDING].dtype.itemsize
-        ),
+        "cache_bytes_per_token": cached_numbers(config) * tensors[EMBEDDING].dtype.itemsize,
     }
+
+
+def matrix_weights(config: Config, *, head: bool) -> int:
+    """Weights that a token is multiplied by; of experts, those of the chosen ones.
+
+    >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
+    184
+    """
+    attention = config.dim * (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+    chosen = config.experts_per_token if config.experts else 1
+    ffn = 3 * config.dim * config.ffn * chosen + config.dim * config.experts
+    return config.layers * (attention + ffn) + head * config.vocab * config.dim
+
+
+def cached_numbers(config: Config) -> int:
+    """Of keys and values, for each position.
+
+    >>> cached_numbers(Config(4, 3, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4))
+    12
+    """
+    return 2 * config.layers * config.kv_heads * config.head_dim
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -6,12 +6,12 @@ from itertools import product
 
 import numpy as np
 
-from benchmarks.cost import decode_cost, prefill_cost
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.scale import Model, Scale
 from benchmarks.model_speed import GREEDY, Programs, compile_programs, decode_seconds, prefill_seconds
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
+from model.cost import decode_cost, prefill_cost
 from model.ops import XLA, Ops
 from model.options import SamplingOptions
 from model.pallas_ops import PALLAS

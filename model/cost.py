@@ -1,9 +1,14 @@
-"""What decoding a token and reading a prompt cost at least: bytes and floating-point operations."""
+"""What decoding a token and reading a prompt cost at least: bytes and floating-point operations.
 
+Weights may be arrays, or only their shapes (`model.params.abstract_params`).
+"""
+
+import math
 from typing import NamedTuple
 
 import jax
 
+from model.describe import cached_numbers, matrix_weights
 from model.params import Experts, Params
 from reference.config import Config
 
@@ -11,6 +16,11 @@ from reference.config import Config
 class Cost(NamedTuple):
     bytes: float
     flops: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte: what is below a machine's own ratio waits for its memory."""
+        return self.flops / self.bytes
 
 
 def decode_cost(params: Params, config: Config, *, position: float, batch: int) -> Cost:
@@ -20,13 +30,11 @@ def decode_cost(params: Params, config: Config, *, position: float, batch: int) 
     matrix is two operations a token. Keys and values are read once, and each is two operations a query head.
     """
     weights = _layer_bytes(params, config) + _bytes((params.norm, params.head))
-    row = 0 if config.tied else params.embedding.nbytes / len(params.embedding)
-    cached = 2 * config.layers * config.kv_heads * config.head_dim * (position + 1)
+    width = params.embedding.dtype.itemsize
+    row = 0 if config.tied else config.dim * width
+    cached = cached_numbers(config) * (position + 1)
     flops = 2 * matrix_weights(config, head=True) + 2 * cached * config.heads / config.kv_heads
-    return Cost(
-        bytes=weights + batch * (row + cached * params.embedding.dtype.itemsize),
-        flops=batch * flops,
-    )
+    return Cost(bytes=weights + batch * (row + cached * width), flops=batch * flops)
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
@@ -37,18 +45,6 @@ def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1)
     return Cost(bytes=_layer_bytes(params, config), flops=flops)
 
 
-def matrix_weights(config: Config, *, head: bool) -> int:
-    """Weights that a token is multiplied by; of experts, those of the chosen ones.
-
-    >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
-    184
-    """
-    attention = config.dim * (2 * config.heads + 2 * config.kv_heads) * config.head_dim
-    chosen = config.experts_per_token if config.experts else 1
-    ffn = 3 * config.dim * config.ffn * chosen + config.dim * config.experts
-    return config.layers * (attention + ffn) + head * config.vocab * config.dim
-
-
 def _layer_bytes(params: Params, config: Config) -> float:
     """Of all layers; of experts, as many as a token chooses."""
     experts = sum(_bytes(layer.ffn.experts) for layer in params.layers if isinstance(layer.ffn, Experts))
@@ -57,4 +53,4 @@ def _layer_bytes(params: Params, config: Config) -> float:
 
 
 def _bytes(tree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
