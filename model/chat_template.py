@@ -20,8 +20,8 @@ from threading import Timer
 from typing import Any
 
 from model.checkpoints.checkpoint import os_errors, refused
-from model.checkpoints.gguf_layout import MAGIC as GGUF
 from model.checkpoints.mapped import MappedFile
+from model.checkpoints.strangers import GGUF
 from model.checkpoints.strict_json import read_object, short
 from model.tokenizers.tokenizer import Tokenizer, check_text
 

@@ -4,13 +4,16 @@ Tokens are `[batch, seq]`. Rows may be of different lengths: `lengths` says how 
 row count, the rest is padding at the end that no later query sees.
 """
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from model.cache import Cache
+from model.cache import Cache, LayerCache
 from model.ops import Ops, Positions
-from model.params import Params, Rope
+from model.params import Layer, Params, Rope
 from model.sampling import Sampling, sample
 from reference.config import Config
 
@@ -32,15 +35,29 @@ def hidden_states(
     x = params.embedding[tokens]
     layers = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
-        q, layer_cache = ops.norm_qkv(x, layer, layer_cache, positions, config=config)
-        h = ops.attend(q, layer_cache, positions, window=config.window(i), config=config)
-        x = ops.project_add(h, layer, x)
-        if config.experts:
-            x = ops.moe_add(x, layer, config=config)
-        else:
-            x = ops.down_add(ops.norm_gate_up(x, layer, config=config), layer, x)
+        x, layer_cache = _block(x, layer, layer_cache, positions, window=config.window(i), config=config, ops=ops)
         layers.append(layer_cache)
     return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
+
+
+# Layers of equal shapes are traced and lowered once, which most of a second start would go into. XLA inlines the calls.
+@partial(jax.jit, static_argnames=("window", "config", "ops"))
+def _block(
+    x: Float[Array, "batch seq dim"],
+    layer: Layer,
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+    ops: Ops,
+) -> tuple[Float[Array, "batch seq dim"], LayerCache]:
+    q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
+    h = ops.attend(q, cache, positions, window=window, config=config)
+    x = ops.project_add(h, layer, x)
+    if config.experts:
+        return ops.moe_add(x, layer, config=config), cache
+    return ops.down_add(ops.norm_gate_up(x, layer, config=config), layer, x), cache
 
 
 def forward(

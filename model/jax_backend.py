@@ -1,19 +1,23 @@
 """The compiled model behind a generation: two programs serve every prompt, turn and length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
+from model.checkpoints.checkpoint import Checkpoint
 from model.forward import decode, forward, prefill
 from model.memory import return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
-from model.params import Params
+from model.params import Params, load_params
 from model.sampling import as_arrays, random_key
 from reference.config import Config
 
@@ -77,29 +81,32 @@ def compile_programs(params: Params, config: Config, *, ops: Ops, capacity: int,
     def shape(*dimensions: int, dtype: Any = np.int32):
         return jax.ShapeDtypeStruct(dimensions, dtype)
 
-    def compile(program: Callable, *arguments, **fixed):
+    def lower(program: Callable, *arguments, **fixed) -> Lowered:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
-        # XLA's CPU compiler halves its vectors by default, for fear of clocking down.
-        options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
-        compiled = jitted.lower(params, *arguments).compile(compiler_options=options)
-        return_freed_memory()
-        return compiled
+        return jitted.lower(params, *arguments)
 
+    # XLA's CPU compiler halves its vectors by default, for fear of clocking down.
+    options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
     scalars = jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions()))
-    return Programs(
-        prefill=compile(prefill, shape(1, chunk), cache, shape(1)),
-        decode=compile(
-            decode,
-            shape(1),
-            cache,
-            shape(1, config.vocab, dtype=np.bool_),
-            shape(1, 2, dtype=np.uint32),
-            scalars,
-            shape(STOPS),
-            shape(),
-            burst=BURST,
-        ),
-    )
+    with ThreadPoolExecutor(1) as pool:  # XLA compiles the larger, or reads it from disk, while Python traces the other
+        decoding = pool.submit(
+            lower(
+                decode,
+                shape(1),
+                cache,
+                shape(1, config.vocab, dtype=np.bool_),
+                shape(1, 2, dtype=np.uint32),
+                scalars,
+                shape(STOPS),
+                shape(),
+                burst=BURST,
+            ).compile,
+            options,
+        )
+        prefilling = lower(prefill, shape(1, chunk), cache, shape(1)).compile(options)
+        programs = Programs(prefilling, decoding.result())
+    return_freed_memory()
+    return programs
 
 
 class JaxBackend:
@@ -154,13 +161,25 @@ class JaxBackend:
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Logits for what follows each of `ids`, in float32."""
-        cache, rows = self.start(), []
-        for start in range(0, len(ids), self.chunk):
+        return np.concatenate(list(self.logits_in_parts(ids)))
+
+    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
+        """`logits` of a chunk at a time, without those of the first `after` ids, which are only read."""
+        cache = self.start()
+        for start in range(0, after, self.chunk):
+            cache = self.extend(cache, ids[start : min(start + self.chunk, after)])
+        for start in range(after, len(ids), self.chunk):
             part = ids[start : start + self.chunk]
             lengths = np.array([len(part)], np.int32)
             logits, cache = self._forward(self._params, self._padded(part), cache, lengths=lengths)
-            rows.append(np.asarray(logits)[0, : len(part)])
-        return np.concatenate(rows)
+            yield np.asarray(logits)[0, : len(part)]
+
+    def with_weights(self, checkpoint: Checkpoint) -> "JaxBackend":
+        """The same programs on the weights of another checkpoint, whose tensors are of the same shapes and forms."""
+        other = copy(self)
+        positions = len(self._params.rope.cos)
+        other._params = load_params(checkpoint, dtype=self._params.embedding.dtype, positions=positions)
+        return other
 
     def _padded(self, ids: Sequence[int]) -> np.ndarray:
         tokens = np.zeros((1, self.chunk), np.int32)

@@ -15,8 +15,10 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint, write_huggingface, write_llama2c
+from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
 from model.checkpoints.gguf_writer import write_gguf
+from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.llama2c_writer import write_llama2c
 from reference.rope import LinearScaling, frequencies
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes

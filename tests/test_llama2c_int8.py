@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from model.checkpoints import open_checkpoint, write_llama2c
+from model.checkpoints import open_checkpoint
 from model.checkpoints.codes import dequantised, exact_parts, is_matrix
+from model.checkpoints.llama2c_writer import write_llama2c
 from tests import llama2c_files
 from tests.llama2c_files import Sizes
 from tests.refusals import load, refusal

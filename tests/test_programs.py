@@ -129,7 +129,7 @@ def test_the_end_of_a_long_cache_takes_no_more_memory():
 
 WRITE = """
 import sys
-from model.checkpoints import write_llama2c
+from model.checkpoints.llama2c_writer import write_llama2c
 from reference.config import Config
 from tests.processes import run_python
 from tests.random_models import random_checkpoint

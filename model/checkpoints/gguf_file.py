@@ -13,6 +13,7 @@ import numpy as np
 from model.checkpoints import gguf_layout as layout
 from model.checkpoints.checkpoint import CheckpointError, refused
 from model.checkpoints.mapped import MappedFile
+from model.checkpoints.strangers import GGUF
 
 # A vocabulary of 200,000 tokens, with its merges, is 640,000 strings of 14 MB in all. A string may take four times its
 # bytes in memory, so that these bounds keep what a hostile file costs to a second and 200 MB.
@@ -189,7 +190,7 @@ class _Cursor:
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
     """The version, the number of tensors and that of keys."""
-    cursor.take(len(layout.MAGIC), "the header")
+    cursor.take(len(GGUF), "the header")
     version = cursor.unsigned(4, "the header")
     if version & 0xFFFF == 0 and version:
         raise cursor.refused("is a big-endian GGUF file, which is not read")

@@ -19,7 +19,6 @@ from model.checkpoints.checkpoint import tensor_shapes
 from reference.config import Config
 from reference.quantizers.ggml import TYPES
 
-MAGIC = b"GGUF"
 ALIGNMENT = 32
 LONGEST_NAME = 64  # bytes of a tensor's name
 MOST_AXES = 4

@@ -20,6 +20,7 @@ from model.checkpoints.checks import check_finite
 from model.checkpoints.gguf_file import Value
 from model.checkpoints.gguf_rope import to_factors
 from model.checkpoints.staging import new_file
+from model.checkpoints.strangers import GGUF
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, halves_to_interleaved
@@ -182,7 +183,7 @@ def _write_header(file: BinaryIO, keys: Mapping[str, Value], stored: list[Stored
     table = [(tensor.name, tensor.shape, tensor.type, tensor.bytes) for tensor in stored]
     if factors is not None:
         table.insert(0, (layout.ROPE_FACTORS, factors.shape, "F32", factors.nbytes))
-    parts = [layout.MAGIC, struct.pack("<IQQ", 3, len(table), len(keys))]
+    parts = [GGUF, struct.pack("<IQQ", 3, len(table), len(keys))]
     parts += [_text(key) + _value(value) for key, value in keys.items()]
     offset = 0
     for name, shape, kind, size in table:

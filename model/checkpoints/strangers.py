@@ -1,13 +1,14 @@
-"""What else is found under a checkpoint's name, told by its first bytes."""
+"""What is found under a checkpoint's name, told by its first bytes."""
 
 from pathlib import Path
 
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.mapped import MappedFile
 
+GGUF = b"GGUF"
 # Four bytes at least, or three that no header's length and no model's width can be: numbers begin our own formats.
 STRANGERS = {
-    b"GGUF": "is a GGUF file, where safetensors is due: name the file itself",
+    GGUF: "is a GGUF file, where safetensors is due: name the file itself",
     b"PK\x03\x04": "is a zip archive, as PyTorch's .pth and .bin files are: convert it to safetensors",
     b"\x80\x02\x8a": "is a Python pickle, which is never read: convert it to safetensors",
     b"\x80\x04\x95": "is a Python pickle, which is never read: convert it to safetensors",

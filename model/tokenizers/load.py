@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
-from model.checkpoints.gguf_layout import MAGIC as GGUF
 from model.checkpoints.mapped import MappedFile
+from model.checkpoints.strangers import GGUF
 from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
