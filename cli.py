@@ -311,14 +311,31 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
 
 
 @llamaspec.command()
-@click.argument("model", default=BUILT_IN)
+@click.argument("model", required=False)
+@click.option("--plan", is_flag=True, help="What running it takes, and how fast that can be; nothing is loaded.")
+@click.option("--shape", metavar="NAME", help="--plan: a published Llama in the place of MODEL.")
+@click.option("--context", type=int, help="--plan: length of a sequence.  [default: the model's, 4096 at most]")
+@click.option("--batch", type=click.IntRange(1), default=1, help="--plan: sequences at once.  [default: 1]")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: of the weights that run.")
+@click.option("--quantize", type=click.Choice(SCHEMES), help="--plan: scheme for the matrices.")
+@click.option("--device", metavar="NAME", help="--plan: h200, rtx-4090, …  [default: this machine, measured]")
 @json_option
-def inspect(model: str, as_json: bool):
-    """What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token."""
+@click.pass_context
+def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):
+    """What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token.
+
+    With --plan: memory by part, work for a token, and the tokens a second that a device allows.
+    """
+    if plan:
+        _plan(model, as_json=as_json, **planned)
+        return
+    for name in planned:
+        if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} goes with --plan")
     from model.checkpoints.open import open_checkpoint
     from model.describe import describe
 
-    description = describe(open_checkpoint(model))
+    description = describe(open_checkpoint(model or BUILT_IN))
     if as_json:
         _print_json(description)
         return
@@ -337,6 +354,22 @@ def inspect(model: str, as_json: bool):
         shape = " x ".join(map(str, tensor["shape"]))
         table.add_row(tensor["name"], shape, tensor["dtype"], f"{tensor['bytes']:,}")
     console.print(table)
+
+
+def _plan(
+    model: str | None, *, shape: str | None, device: str | None, context: int | None, batch: int, as_json: bool,
+    **chosen: Any,
+):  # fmt: skip
+    if shape and model:
+        raise click.UsageError("give either MODEL or --shape NAME")
+    from benchmarks.model_suite import planned
+    from model.plan import as_text
+
+    found = planned(model or BUILT_IN, shape=shape, device=device, context=context, batch=batch, **chosen)
+    if as_json:
+        _print_json(found.as_json())
+    else:
+        _print(as_text(found))
 
 
 @llamaspec.command()

@@ -15,6 +15,8 @@ import numpy as np
 
 from benchmarks.timing import Effort, measure
 from model import ops
+from model.memory import device_bytes
+from model.plan import Device
 
 SLICES = 16  # that a read is summed from: one number is written for 16 that are read
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
@@ -59,6 +61,14 @@ def about() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in VERSIONS if (found := _version(name))},
     }
+
+
+def this_machine(dtype: str) -> Device:
+    """The default device as `model.plan` takes it: measured, for products in `dtype`."""
+    told, free = about(), device_bytes()
+    found = measure_ceilings([dtype])
+    name = told["processor"] if jax.default_backend() == "cpu" else told["device"]
+    return Device(name, jax.default_backend(), free, found.read, found.flops)
 
 
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:

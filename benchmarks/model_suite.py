@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings
+from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings, this_machine
 from benchmarks.model_speed import (
     GREEDY,
     Programs,
@@ -28,8 +28,9 @@ from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.memory import check_fits, device_bytes
 from model.ops import Ops
-from model.options import SamplingOptions
+from model.options import SamplingOptions, choose_context
 from model.params import Params, abstract_params, check_weights, load_params, weight_bytes
+from model.plan import DEVICES, Plan, make_plan
 from model.shapes import SHAPES
 from reference.config import Config
 
@@ -71,14 +72,20 @@ class Subject:
         return programs, shapes
 
 
-def choose_subject(*, model: str, shape: str | None, dtype: str | None, kernels: str, quantize: str | None) -> Subject:
-    """A published shape with random weights, or else a model. Raises ValueError for names that are none."""
+def choose_subject(
+    *, model: str, shape: str | None, dtype: str | None, quantize: str | None, kernels: str = "auto", platform: str = ""
+) -> Subject:
+    """A published shape with random weights, or else a model. Raises ValueError for names that are none.
+
+    `platform` is "cpu" or "gpu" where it is not the default device's.
+    """
     ops = choose_ops(kernels)
+    on_cpu = (platform or jax.default_backend()) == "cpu"
     if shape is not None:
         if shape not in SHAPES:
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
-        chosen = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+        chosen = dtype or ("float32" if on_cpu else "bfloat16")
         return Subject(
             name=f"{shape}, random weights",
             config=config,
@@ -91,8 +98,7 @@ def choose_subject(*, model: str, shape: str | None, dtype: str | None, kernels:
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
     stored = {tensor.dtype.name for tensor in checkpoint.tensors.values()}
-    narrow = jax.default_backend() != "cpu" and stored == {"bfloat16"}
-    chosen = dtype or ("bfloat16" if narrow else "float32")
+    chosen = dtype or ("bfloat16" if not on_cpu and stored == {"bfloat16"} else "float32")
     run = quantised(checkpoint, quantize) if quantize else checkpoint
 
     def load(shapes: Params) -> Params:
@@ -107,6 +113,26 @@ def choose_subject(*, model: str, shape: str | None, dtype: str | None, kernels:
         ops=ops,
         dtype=chosen,
         quantize=quantize,
+    )
+
+
+def planned(
+    model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
+    quantize: str | None,
+) -> Plan:  # fmt: skip
+    """What `choose_subject` chooses, on a device of `model.plan.DEVICES`, or for None on this machine, measured.
+
+    Raises ValueError for names that are none, and a context that the model does not have.
+    """
+    if device is not None and device not in DEVICES:
+        raise ValueError(f"no device named {device}: there are {', '.join(DEVICES)}")
+    platform = DEVICES[device].platform if device else jax.default_backend()
+    subject = choose_subject(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
+    capacity = choose_context(context, subject.config.context)
+    shapes = subject.shapes(capacity)
+    where = DEVICES[device] if device else this_machine(subject.dtype)
+    return make_plan(
+        subject.name, shapes, subject.config, where, context=capacity, batch=batch, quantize=subject.quantize
     )
 
 

@@ -3,10 +3,72 @@
 import ctypes
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
+from model.cache import cache_bytes
+from model.ops import LONGEST_SPAN, MOST_DECODED
+from model.params import Params, weight_bytes
+from model.quantised import Quantised
+from reference.config import Config
+
 OVERHEAD = 400_000_000  # bytes beside weights and cache: the interpreter, JAX, compiled programs, activations
+
+# On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
+# of which some is never given back. As seen with jax 0.12 on Linux, for models of 2 to 22 layers.
+PROCESS = 180_000_000
+COMPILING = (170_000_000, 20_000_000)  # for a model, and for each of its layers
+PROGRAMS = (80_000_000, 6_000_000)
+
+
+class Memory(NamedTuple):
+    """Bytes that a generation takes, by part."""
+
+    weights: int
+    cache: int  # and the table of RoPE's angles
+    activations: int
+    logits: int
+    process: int  # what is beside them on a CPU; 0 on a GPU, whose memory only arrays are counted of
+    compiling: int  # what compiling takes at most, before any of the others but `process` is there
+
+    @property
+    def peak(self) -> int:
+        """The most that is in use at once."""
+        running = self.weights + self.cache + self.activations + self.logits
+        return max(self.process + running, self.compiling)
+
+
+def memory_of(params: Params, config: Config, *, batch: int, context: int, chunk: int, platform: str) -> Memory:
+    """For sequences of up to `context` tokens, which are read `chunk` at a time. `params` may be only shapes."""
+    chunk = min(chunk, context)
+    capacity = context + chunk  # the last chunk of a prompt is padded
+    layers = config.layers
+    on_cpu = platform == "cpu"
+    return Memory(
+        weights=weight_bytes(params),
+        cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=params.embedding.dtype),
+        activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity),
+        logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
+        process=PROCESS + PROGRAMS[0] + layers * PROGRAMS[1] if on_cpu else 0,
+        compiling=PROCESS + COMPILING[0] + layers * COMPILING[1] if on_cpu else 0,
+    )
+
+
+def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int) -> int:
+    """What is alive at once in the widest op of a prompt's chunk, in float32: attention, or the feed-forward layer."""
+    span = min(capacity, LONGEST_SPAN)
+    scores = 2 * tokens * config.heads * span  # and probabilities
+    rows = 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
+    hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
+    matrices = [leaf for leaf in jax.tree.leaves(params.layers, is_leaf=_quantised) if _quantised(leaf)]
+    decoded = max((min(len(m.codes) * m.cols, MOST_DECODED) for m in matrices), default=0)
+    stream = 4 * tokens * config.dim
+    return 4 * (stream + max(scores + rows, hidden + 2 * decoded))
+
+
+def _quantised(leaf: object) -> bool:
+    return isinstance(leaf, Quantised)
 
 
 def available_bytes() -> int:

@@ -1,0 +1,147 @@
+"""What running a model takes, said before anything of it is loaded: memory, work, and the speed that these allow.
+
+Memory is what a first run is expected to take at most; speeds are ceilings, which `llamaspec bench` says the share of
+that is reached.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from model.cost import Cost, decode_cost, prefill_cost
+from model.jax_backend import CHUNK
+from model.memory import Memory, gigabytes, memory_of
+from model.params import Params
+from reference.config import Config
+
+
+class Device(NamedTuple):
+    """What a plan is for."""
+
+    name: str
+    platform: str  # "cpu" or "gpu"
+    memory: float  # bytes
+    bandwidth: float  # bytes a second that are read
+    flops: Mapping[str, float]  # a second, of products of matrices, by dtype
+
+    def seconds(self, cost: Cost, dtype: str) -> float:
+        """What `cost` takes at least.
+
+        >>> Device("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
+        2.0
+        """
+        return max(cost.bytes / self.bandwidth, cost.flops / self.flops[dtype])
+
+    def waits_for(self, cost: Cost, dtype: str) -> str:
+        """Which of the two it is: `memory` or `arithmetic`."""
+        return "memory" if cost.bytes / self.bandwidth > cost.flops / self.flops[dtype] else "arithmetic"
+
+
+# From the makers' data sheets: dense products, bfloat16 on matrix units, float32 outside of them.
+DEVICES = {
+    "h200": Device("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
+    "h100": Device("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
+    "a100": Device("NVIDIA A100 SXM 80 GB", "gpu", 80e9, 2.039e12, {"bfloat16": 312e12, "float32": 19.5e12}),
+    "l4": Device("NVIDIA L4", "gpu", 24e9, 300e9, {"bfloat16": 121e12, "float32": 30.3e12}),
+    "rtx-4090": Device("NVIDIA GeForce RTX 4090", "gpu", 24e9, 1.008e12, {"bfloat16": 165.2e12, "float32": 82.6e12}),
+    "rtx-3090": Device("NVIDIA GeForce RTX 3090", "gpu", 24e9, 936e9, {"bfloat16": 71e12, "float32": 35.6e12}),
+}
+
+
+class Work(NamedTuple):
+    """A prompt, or a step of decoding: for all sequences what it costs, and how fast it can be."""
+
+    what: str
+    after: int  # tokens before it, in each sequence
+    tokens: int  # of all sequences
+    cost: Cost
+    seconds: float  # at least
+    waits_for: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "after": self.after,
+            "flops_per_token": self.cost.flops / self.tokens,
+            "bytes_per_token": self.cost.bytes / self.tokens,
+            "flops_per_byte": self.cost.intensity,
+            "tokens_per_second": self.tokens / self.seconds,
+            "waits_for": self.waits_for,
+        }
+
+
+class Plan(NamedTuple):
+    name: str
+    dtype: str
+    quantize: str | None
+    context: int
+    batch: int
+    device: Device
+    memory: Memory
+    work: list[Work]
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.device.memory
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize},
+            **{"context": self.context, "batch": self.batch},
+            "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
+            "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
+            "work": [work.as_json() for work in self.work],
+        }
+
+
+def make_plan(
+    name: str, params: Params, config: Config, device: Device, *, context: int, batch: int, quantize: str | None
+) -> Plan:
+    """For `batch` sequences of up to `context` tokens. `params` are shapes, as `model.params.abstract_params` has them.
+
+    Raises ValueError for a dtype that the device has no rate for.
+    """
+    dtype = params.embedding.dtype.name
+    if dtype not in device.flops:
+        raise ValueError(f"how fast {device.name} multiplies {dtype} is not known")
+
+    def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
+        return Work(what, after, tokens * batch, cost, device.seconds(cost, dtype), device.waits_for(cost, dtype))
+
+    return Plan(
+        *(name, dtype, quantize, context, batch, device),
+        memory=memory_of(
+            params, config, batch=batch, context=context, chunk=CHUNK[device.platform], platform=device.platform
+        ),
+        work=[
+            work("prefill", 0, context, prefill_cost(params, config, tokens=context, batch=batch)),
+            *(
+                work("decode", after, 1, decode_cost(params, config, position=after, batch=batch))
+                for after in sorted({0, context // 2, context - 1})
+            ),
+        ],
+    )
+
+
+def as_text(plan: Plan) -> str:
+    """For a person."""
+    device = plan.device
+    scheme = f", matrices in {plan.quantize}" if plan.quantize else ""
+    lines = [
+        f"{plan.name}, {plan.dtype}{scheme}: {plan.batch} x {plan.context:,} tokens",
+        f"{device.name}: {gigabytes(int(device.memory))} of memory that are free, {device.bandwidth / 1e9:,.0f} GB/s, "
+        f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}",
+        "",
+    ]
+    lines += [f"{name:12}{count / 1e6:12,.1f} MB" for name, count in plan.memory._asdict().items() if count]
+    lines += [
+        f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN IS FREE'}",
+        "",
+        f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>12}  at most, waiting for",
+    ]
+    for work in plan.work:
+        row = work.as_json()
+        lines.append(
+            f"{work.what:10}{work.after:8,}{row['flops_per_token'] / 1e6:14,.2f}{row['bytes_per_token'] / 1e6:14,.3f}"
+            f"{row['flops_per_byte']:12,.1f}{row['tokens_per_second']:12,.1f}  {work.waits_for}"
+        )
+    return "\n".join([*lines, "FLOP and bytes are those of a token."]) + "\n"

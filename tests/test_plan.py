@@ -1,0 +1,140 @@
+"""`llamaspec inspect --plan`: what it foretells of memory is what a process then takes."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from model.cost import decode_cost, prefill_cost
+from model.memory import memory_of
+from model.params import abstract_params, weight_bytes
+from model.plan import DEVICES, as_text, make_plan
+from model.shapes import SHAPES
+from reference.config import Config
+from tests.processes import run_python
+
+FLOAT32 = np.dtype(np.float32)
+WIDE = Config(512, 4, 8, 4, 64, 1376, vocab=16_000, context=2048, eps=1e-5, theta=1e4)
+HEAVY = Config(1024, 2, 16, 8, 64, 2816, vocab=48_000, context=256, eps=1e-5, theta=1e4)
+
+WRITE = """
+import sys
+from dataclasses import replace
+from model.checkpoints.llama2c_writer import write_llama2c
+from tests.random_models import random_checkpoint
+from tests.test_plan import HEAVY, WIDE
+write_llama2c(random_checkpoint({"wide": WIDE, "heavy": HEAVY}[sys.argv[1]], seed=0), sys.argv[2])
+"""
+RUN = """
+import json
+import sys
+from model.checkpoints.open import open_checkpoint
+from model.llama import load_backend
+from model.options import SamplingOptions
+from model.session import Session
+checkpoint = open_checkpoint(sys.argv[1])
+backend = load_backend(checkpoint, quantize=sys.argv[2] or None)
+session = Session(backend, vocab=checkpoint.config.vocab)
+prompt = [1] * (checkpoint.config.context - 4)
+for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "quantize"), [("wide", WIDE, ""), ("wide", WIDE, "q4"), ("heavy", HEAVY, "")]
+)
+def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config, quantize: str, tmp_path: Path, run):
+    model = tmp_path / "model.bin"
+    assert run_python(WRITE, name, str(model)).code == 0
+    code, out, err = run(
+        *("inspect", str(model), "--plan", "--json", "--context", str(config.context)),
+        *(("--quantize", quantize) if quantize else ()),
+    )
+    assert code == 0, err
+    planned = json.loads(out)["memory"]["peak"]
+    done = run_python(RUN, str(model), quantize)
+    assert done.code == 0, done.err
+    assert abs(done.peak - planned) <= 0.05 * done.peak + 50e6, (done.peak, json.loads(out)["memory"])
+
+
+def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
+    code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-8b", "--device", "h200", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["dtype"], plan["context"], plan["device"]["name"]) == ("bfloat16", 4096, "NVIDIA H200 SXM")
+    assert plan["memory"]["weights"] == 2 * 8_030_261_248
+    assert plan["memory"]["fits"]
+    prefill, empty, *_, full = plan["work"]
+    assert (prefill["waits_for"], empty["waits_for"]) == ("arithmetic", "memory")
+    assert empty["tokens_per_second"] == pytest.approx(4.8e12 / empty["bytes_per_token"])
+    assert prefill["tokens_per_second"] == pytest.approx(989e12 / prefill["flops_per_token"])
+    assert empty["flops_per_byte"] == empty["flops_per_token"] / empty["bytes_per_token"]
+    cached = full["bytes_per_token"] - empty["bytes_per_token"]
+    assert cached == full["after"] * 2 * 32 * 8 * 128 * 2  # keys and values, layers, their heads, their width, bytes
+
+
+def test_a_plan_over_the_memory_at_hand_says_so(run):
+    code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090")
+    assert code == 0, err
+    assert "MORE THAN IS FREE" in out
+    assert json.loads(run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090", "--json")[1])[
+        "memory"
+    ]["fits"] is False  # fmt: skip
+    code, out, _ = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--quantize", "q4")
+    assert code == 0 and "MORE THAN IS FREE" not in out
+
+
+def test_several_sequences_share_the_weights_and_nothing_else():
+    config = SHAPES["tinyllama-1.1b"]
+    shapes = abstract_params(config, dtype=FLOAT32, positions=1)
+    one, four = (
+        make_plan("m", shapes, config, DEVICES["h200"], context=128, batch=batch, quantize=None) for batch in (1, 4)
+    )
+    assert one.memory.weights == four.memory.weights == weight_bytes(shapes) == 4 * 1_100_048_384
+    assert four.memory.logits == 4 * one.memory.logits
+    assert four.memory.activations == 4 * one.memory.activations
+    for alone, together in zip(one.work, four.work, strict=True):
+        assert together.tokens == 4 * alone.tokens
+        assert together.as_json()["flops_per_token"] == alone.as_json()["flops_per_token"]
+        assert together.cost.intensity >= alone.cost.intensity
+
+
+def test_arrays_and_their_shapes_cost_the_same():
+    config = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4, tied=True)
+    shapes = abstract_params(config, dtype=FLOAT32, positions=128)
+    arrays = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+    assert decode_cost(shapes, config, position=7, batch=2) == decode_cost(arrays, config, position=7, batch=2)
+    assert prefill_cost(shapes, config, tokens=7) == prefill_cost(arrays, config, tokens=7)
+
+
+def test_on_a_gpu_only_arrays_count():
+    config = SHAPES["stories-110m"]
+    shapes = abstract_params(config, dtype=FLOAT32, positions=1)
+    on_cpu, on_gpu = (
+        memory_of(shapes, config, batch=1, context=64, chunk=64, platform=platform) for platform in ("cpu", "gpu")
+    )
+    assert on_gpu.process == on_gpu.compiling == 0 < on_cpu.process < on_cpu.compiling
+    assert on_gpu.peak == on_gpu.weights + on_gpu.cache + on_gpu.activations + on_gpu.logits
+    plan = make_plan("m", shapes, config, DEVICES["l4"], context=64, batch=1, quantize=None)
+    assert plan.memory._asdict().items() >= {"process": 0, "compiling": 0}.items()
+    assert "process" not in as_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--plan", "--device", "abacus"], 1, "no device named abacus: there are h200, "),
+        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "no shape named llama-9"),
+        (["--plan", "--context", "5000", "--device", "h200"], 1, "context must be between 1 and the model's "),
+        (["nowhere.bin", "--plan", "--device", "h200"], 1, "nowhere.bin"),
+        (["stories", "--plan", "--shape", "llama-2-7b"], 2, "either MODEL or --shape"),
+        (["--device", "h200"], 2, "--device goes with --plan"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(arguments: list[str], status: int, words: str, run):
+    code, out, err = run("inspect", *arguments)
+    assert (code, out) == (status, "")
+    assert err.startswith("error: ") and words in err and err.count("\n") == 1
