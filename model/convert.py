@@ -11,25 +11,34 @@ from model.checkpoints.gguf_writer import SCHEMES as GGUF_SCHEMES
 from model.checkpoints.huggingface_writer import write_huggingface
 from model.checkpoints.llama2c_writer import write_llama2c
 from model.tokenizers.gguf_writer import vocabulary_keys
-from model.tokenizers.of_model import tokenizer_if_any
+from model.tokenizers.of_model import tokenizer_if_any, tokenizer_of
 from reference.quantizers.schemes import SCHEMES
 
 Progress = Callable[[str, int], None]
 
-SCHEMES_OF = {"safetensors": tuple(SCHEMES), "llama2c": ("q8_0",), "gguf": tuple(GGUF_SCHEMES)}
+CALIBRATED = ("awq", "gptq", "smoothquant")
+SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(GGUF_SCHEMES)}
 
 
-def check_request(to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None) -> None:
+def check_request(
+    to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None, calibration: str | Path | None
+) -> None:
     """Raise ValueError for what the format `to` does not have.
 
-    >>> check_request("llama2c", quantize="q4", dtype=None, tokenizer=None)
+    >>> check_request("llama2c", quantize="q4", dtype=None, tokenizer=None, calibration=None)
     Traceback (most recent call last):
     ValueError: llama2c has no q4, only q8_0
     """
     if quantize and quantize not in SCHEMES_OF[to]:
         raise ValueError(f"{to} has no {quantize}, only {', '.join(SCHEMES_OF[to])}")
-    if to != "gguf" and (dtype or tokenizer):
-        raise ValueError(f"a {'dtype' if dtype else 'tokenizer'} can be chosen for gguf alone")
+    if quantize in CALIBRATED and not calibration:
+        raise ValueError(f"{quantize} needs a calibration: a file of text like what the model is for")
+    if calibration and quantize not in CALIBRATED:
+        raise ValueError(f"a calibration is for {', '.join(CALIBRATED)} alone")
+    if to != "gguf" and dtype:
+        raise ValueError("a dtype can be chosen for gguf alone")
+    if to != "gguf" and tokenizer and not calibration:
+        raise ValueError("a tokenizer can be chosen for gguf, or for a calibration, alone")
     if dtype and quantize:
         raise ValueError(f"matrices are either {dtype} or {quantize}")
     if dtype and dtype not in FLOATS:
@@ -44,25 +53,46 @@ def convert(
     quantize: str | None = None,
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
+    calibration: str | Path | None = None,
     progress: Progress | None = None,
+    calibrating: Callable[[str, float], object] = lambda stage, share: None,
 ) -> list[str]:
     """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
 
     Matrices are quantised by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
-    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template. Returns what a
-    person should know, a line each. Raises ValueError for a request that `check_request` refuses, CheckpointError for
-    files, or a model that the format cannot hold.
+    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template. The schemes that
+    are `CALIBRATED` quantise for a text, in the file `calibration`, and tell `calibrating` of each layer and what share
+    of it is done. Returns what a person should know, a line each. Raises ValueError for a request that `check_request`
+    refuses, CheckpointError for files, or a model that the format cannot hold.
     """
-    check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer)
+    check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
     if to == "gguf":
         return _to_gguf(checkpoint, destination, to=quantize or dtype, tokenizer=tokenizer, progress=progress)
     if to == "llama2c":
         write_llama2c(checkpoint, destination, int8=bool(quantize), progress=progress)
     else:
-        write_huggingface(quantised(checkpoint, quantize) if quantize else checkpoint, destination, progress=progress)
+        if calibration and quantize:
+            written = _calibrated(checkpoint, calibration, quantize, tokenizer=tokenizer, progress=calibrating)
+        else:
+            written = quantised(checkpoint, quantize) if quantize else checkpoint
+        write_huggingface(written, destination, int8_activations=quantize == "smoothquant", progress=progress)
     if checkpoint.format.startswith("gguf"):
         return [f"the tokenizer stays inside {checkpoint.path}: name it with --tokenizer"]
     return []
+
+
+def _calibrated(
+    checkpoint: Checkpoint,
+    calibration: str | Path,
+    method: str,
+    *,
+    tokenizer: str | Path | None,
+    progress: Callable[[str, float], object],
+) -> Checkpoint:
+    from model.calibration import calibrated, read_windows  # JAX, which other conversions do without
+
+    windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
+    return calibrated(checkpoint, windows, method=method, progress=progress)
 
 
 def _to_gguf(

@@ -34,12 +34,6 @@ from model.checkpoints.strict_json import short
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
-FORMATS: dict[Form, str] = {
-    "int8": "pack-quantized",  # int-quantized is for activations of int8, too, and vLLM takes it for nothing else
-    "int4": "pack-quantized",
-    "fp8": "float-quantized",
-    "mxfp4": "mxfp4-pack-quantized",
-}
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
@@ -49,6 +43,10 @@ class CompressedTensors(Rule):
     def __init__(self, form: Form, *, bits: int, group: int | None, zeros: bool, rows_alike: int = 1):
         self.form, self.bits, self.group, self.zeros = form, bits, group, zeros
         self.rows_alike = rows_alike  # rows that share a scale, too: 0 for all
+
+    @property
+    def format(self) -> str:
+        return "float-quantized" if self.form == "fp8" else "int-quantized"
 
     def group_of(self, cols: int) -> int:
         return self.group or cols
@@ -94,6 +92,8 @@ class CompressedTensors(Rule):
 class PackedIntegers(CompressedTensors):
     """compressed-tensors' pack-quantized."""
 
+    format = "pack-quantized"
+
     def _words(self, count: int) -> int:
         return -(-count * self.bits // 32)
 
@@ -135,6 +135,8 @@ class PackedIntegers(CompressedTensors):
 
 class PackedMX(CompressedTensors):
     """compressed-tensors' mxfp4-pack-quantized: of two columns in a byte the first is the low half."""
+
+    format = "mxfp4-pack-quantized"
 
     def stored(self, rows: int, cols: int) -> dict[str, Stored]:
         return {
@@ -206,14 +208,25 @@ def _block(weights: Fields) -> tuple[int, int]:
             raise refused(weights.path, f"quantization_config: block_structure {short(other)} is not a pair of sizes")
 
 
-def rule_for(codes: Codes, *, rows_grouped: bool) -> CompressedTensors:
-    """How to write matrices of such codes, a scale a row or a group. Raises ValueError where it cannot be done."""
-    if codes.form not in FORMATS:
+def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
+    """How to write matrices of such codes, a scale a row or a group. Raises ValueError where it cannot be done.
+
+    Readers take int-quantized for matrices that meet activations of int8, and pack-quantized for all others of int8.
+    """
+    kinds: dict[Form, type[CompressedTensors]] = {
+        "int8": CompressedTensors if int8_activations else PackedIntegers,
+        "int4": PackedIntegers,
+        "fp8": CompressedTensors,
+        "mxfp4": PackedMX,
+    }
+    if codes.form not in kinds:
         raise ValueError(f"compressed-tensors has no format for {codes.form}")
-    kinds: dict[Form, type[CompressedTensors]] = {"fp8": CompressedTensors, "mxfp4": PackedMX}
-    kind = kinds.get(codes.form, PackedIntegers)
     bits = 4 if codes.form in ("int4", "mxfp4") else 8
-    return kind(codes.form, bits=bits, group=codes.group if rows_grouped else None, zeros=codes.zeros)
+    return kinds[codes.form](codes.form, bits=bits, group=codes.group if rows_grouped else None, zeros=codes.zeros)
+
+
+# A scale for each token, found when it is there.
+INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 
 def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
@@ -226,10 +239,11 @@ def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> d
         "group_size": rule.group,
         "dynamic": False,
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    inputs = INT8_ACTIVATIONS if rule.format == "int-quantized" else None
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": FORMATS[rule.form],
+        "format": rule.format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": plain,

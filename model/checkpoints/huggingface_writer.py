@@ -25,17 +25,22 @@ COMPANIONS = (
 
 
 def write_huggingface(
-    checkpoint: Checkpoint, directory: str | Path, *, progress: Callable[[str, int], None] | None = None
+    checkpoint: Checkpoint,
+    directory: str | Path,
+    *,
+    int8_activations: bool = False,
+    progress: Callable[[str, int], None] | None = None,
 ) -> None:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
     Quantised matrices are written as compressed-tensors has them, their scales in float32 unless they are exponents.
+    `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
     Tokenizer files and chat template that lie in or beside the source, under their usual names, come along.
     `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
     directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
     or compressed-tensors cannot hold its codes.
     """
-    rule = _rule(checkpoint)
+    rule = _rule(checkpoint, int8_activations=int8_activations)
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(name, tensor, rule)]
     # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
     stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
@@ -71,7 +76,7 @@ def _dtype(checkpoint: Checkpoint, rule: CompressedTensors | None) -> str:
     return checkpoint.tensors["model.embed_tokens.weight"].dtype.name
 
 
-def _rule(checkpoint: Checkpoint) -> CompressedTensors | None:
+def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> CompressedTensors | None:
     """How the quantised matrices are written, all in the same way; None where there are none."""
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
     each = [tensor.codes for tensor in matrices.values() if tensor.codes]
@@ -88,7 +93,7 @@ def _rule(checkpoint: Checkpoint) -> CompressedTensors | None:
             what = f"{name} has rows of {tensor.shape[1]} weights, which are no whole groups of {codes.group}"
             raise refused(checkpoint.path, f"{what}: compressed-tensors cannot hold it (q8_row and fp8 have no groups)")
     try:
-        return rule_for(each[0], rows_grouped=grouped)
+        return rule_for(each[0], rows_grouped=grouped, int8_activations=int8_activations)
     except ValueError as error:
         raise refused(checkpoint.path, str(error)) from error
 

@@ -27,7 +27,7 @@ from reference.quantizers import affine, packing
 from reference.quantizers.affine import Affine
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-GRID = 20
+ALPHAS = tuple(k / 20 for k in range(20))
 
 
 class Packed(NamedTuple):
@@ -67,13 +67,22 @@ def search(
     means = np.mean(np.abs(x), axis=0)
     exact = x @ w.T
     least, best = np.inf, np.ones_like(means)
-    for alpha in np.arange(GRID) / GRID:
-        s = np.maximum(means**alpha, 1e-4)
-        s = s / np.sqrt(np.max(s) * np.min(s))
+    for alpha in ALPHAS:
+        s = scales(means, alpha=alpha)
         loss = np.sum((x / s @ rounded(w * s).T - exact) ** 2)
         if loss < least:
             least, best = loss, s
     return best
+
+
+def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.ndarray, " cols"]:
+    """s for one alpha, where `means` is mean |X_j|.
+
+    >>> scales(np.array([1.0, 4.0]), alpha=0.5), scales(np.array([1.0, 4.0]), alpha=0.0)
+    (array([0.70710678, 1.41421356]), array([1., 1.]))
+    """
+    s = np.maximum(means.astype(np.float64) ** alpha, 1e-4)
+    return s / np.sqrt(np.max(s) * np.min(s))
 
 
 def pack(q: Affine) -> Packed:
