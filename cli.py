@@ -378,9 +378,10 @@ def _plan(
 @click.option("--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="The format of DST.")
 @click.option(
     "--quantize",
-    type=click.Choice([*SCHEMES, "q8_0", "q4_0"]),
+    type=click.Choice([*SCHEMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
     help="Scheme for the matrices: gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: as they are stored]",
 )
+@click.option("--calibration", metavar="FILE", help="With awq, gptq or smoothquant: text like what the model is for.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
@@ -402,6 +403,8 @@ def convert(source: str, destination: str, **options: Any):
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     checkpoint = open_checkpoint(source)
+    if options["calibration"]:
+        _prepare_jax()
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     with _progress() as progress:
 
@@ -410,7 +413,7 @@ def convert(source: str, destination: str, **options: Any):
             done += count
             progress(f"writing {name}", done / total)
 
-        notes = write(checkpoint, destination, progress=written, **options)
+        notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
     for note in notes:
         click.echo(note, err=True)
     click.echo(f"{destination}: {len(checkpoint.tensors)} tensors", err=True)
