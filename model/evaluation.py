@@ -1,0 +1,225 @@
+r"""How well a model predicts a text, and how far its predictions are from another model's.
+
+    loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats a token
+    perplexity     exp(loss)
+    bits per byte  n loss / ln 2 / bytes of the n tokens                          does not depend on the tokenizer
+    divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
+
+A text longer than the context is read in windows of that length, each `stride` tokens after the one before, and a
+token is scored in the first window that holds it: so every token but the text's first is counted once, and all but
+those of the first window are predicted from at least context - stride tokens. This is Hugging Face's definition
+(https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of the
+context, is its example's. llama.cpp's windows do not overlap, it scores the second half of each, and puts BOS in
+front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity); the divergence is its
+`--kl-divergence`. Its perplexity is higher by what it predicts from fewer tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int
+
+from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from model.params import Progress, no_progress
+from model.tokenizers.of_model import tokenizer_of
+from model.tokenizers.tokenizer import encode_text
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A model that runs, on either backend."""
+
+    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]: ...
+    def with_weights(self, checkpoint: Checkpoint) -> Self: ...
+
+
+class Text(NamedTuple):
+    """A text as a model reads it."""
+
+    ids: list[int]
+    bytes: int  # of all tokens but the first, which nothing predicts
+
+    @property
+    def tokens(self) -> int:
+        """How many are predicted."""
+        return len(self.ids) - 1
+
+
+class Window(NamedTuple):
+    """Of the tokens from `begin` to `end`, those from `scored` on are counted."""
+
+    begin: int
+    scored: int
+    end: int
+
+
+class Evaluation(NamedTuple):
+    """What a model makes of a text."""
+
+    tokens: int
+    bytes: int
+    loss: float  # nats a token
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.tokens * self.loss / math.log(2) / self.bytes
+
+
+class Divergence(NamedTuple):
+    """Of a model's predictions from a base's: KL over the positions of a text, in nats, and agreement on the top."""
+
+    mean: float
+    median: float
+    p99: float
+    most: float
+    same_top: float  # share of positions where both find the same token the likeliest
+
+
+class Comparison(NamedTuple):
+    """A model and its base on the same text."""
+
+    model: Evaluation
+    base: Evaluation
+    divergence: Divergence
+
+
+def read_text(path: str | Path) -> str:
+    """A file's text, bit for bit. Raises CheckpointError unless it is UTF-8 and not empty."""
+    with os_errors(path):
+        raw = Path(path).read_bytes()
+    if not raw:
+        raise refused(path, "is empty")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise refused(path, f"is not UTF-8: its byte {error.start} is {raw[error.start]:#04x}") from None
+
+
+def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> Text:
+    """The text in a file, as all of `models` read it.
+
+    `tokenizer` is a path, for all of them; None is each model's own. Raises CheckpointError for a file of fewer than
+    two tokens, and ValueError where the models have different vocabularies.
+    """
+    text, first = read_text(path), models[0]
+    spelt = [tokenizer_of(model, tokenizer) for model in models]
+    each = [encode_text(vocabulary, text) for vocabulary in spelt]
+    for model, ids in zip(models, each, strict=True):
+        if model.config.vocab != first.config.vocab or ids != each[0]:
+            raise ValueError(
+                f"{first.path} and {model.path} have different vocabularies: what they predict cannot be compared"
+            )
+    ids, start = each[0], spelt[0].bytes_of(each[0][0]) if each[0] else b""
+    if spelt[0].dummy_prefix:
+        start = start.removeprefix(b" ")
+    if len(ids) < 2:
+        raise refused(path, "is a single token, and there is nothing to predict")
+    return Text(ids, len(text.encode()) - len(start))
+
+
+def choose_stride(stride: int | None, context: int) -> int:
+    """How far a window is from the one before: for None, half of its length. Raises ValueError.
+
+    >>> choose_stride(None, 1024)
+    512
+    """
+    if context < 2:
+        raise ValueError(f"the context must be at least 2 to predict anything, got {context}")
+    if stride is not None and not 1 <= stride < context:
+        raise ValueError(f"stride must be between 1 and {context - 1}, one less than the context, got {stride}")
+    return stride or context // 2
+
+
+def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
+    """Windows in which all tokens but the first are scored once.
+
+    >>> [tuple(window) for window in windows(9, context=4, stride=2)]
+    [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
+    """
+    scored, begin = 1, 0
+    while scored < tokens:
+        end = min(begin + context, tokens)
+        yield Window(begin, scored, end)
+        scored, begin = end, begin + stride
+
+
+def evaluate(
+    model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
+) -> Evaluation:
+    """Perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError out of range."""
+    losses = [
+        _losses(log_p, wanted)
+        for (log_p,), wanted in _predictions([model], text, context=context, stride=stride, progress=progress)
+    ]
+    return _evaluation(text, losses)
+
+
+def compare(
+    model: Predictor,
+    base: Predictor,
+    text: Text,
+    *,
+    context: int,
+    stride: int | None = None,
+    progress: Progress = no_progress,
+) -> Comparison:
+    """`evaluate` for both, and what the model's predictions lose of the base's."""
+    ours, theirs, kl, same = [], [], [], []
+    for (q, p), wanted in _predictions([model, base], text, context=context, stride=stride, progress=progress):
+        ours.append(_losses(q, wanted))
+        theirs.append(_losses(p, wanted))
+        kl.append(_divergences(p, q))
+        same.append(p.argmax(axis=-1) == q.argmax(axis=-1))
+    return Comparison(_evaluation(text, ours), _evaluation(text, theirs), _divergence(kl, same))
+
+
+def _predictions(
+    models: Sequence[Predictor], text: Text, *, context: int, stride: int | None, progress: Progress
+) -> Iterator[tuple[list[Float64[np.ndarray, "rows vocab"]], Int[np.ndarray, " rows"]]]:
+    """Log probabilities by each model, and the tokens that were to come, some positions at a time."""
+    stride = choose_stride(stride, context)
+    for window in windows(len(text.ids), context=context, stride=stride):
+        ids, at = text.ids[window.begin : window.end - 1], window.scored
+        after = window.scored - 1 - window.begin
+        for rows in zip(*(model.logits_in_parts(ids, after=after) for model in models), strict=True):
+            wanted = np.array(text.ids[at : at + len(rows[0])])
+            yield [_log_softmax(logits) for logits in rows], wanted
+            at += len(wanted)
+            progress("evaluating", (at - 1) / text.tokens)
+
+
+def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    if not np.isfinite(shifted).all():
+        raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Int[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
+    return -np.take_along_axis(log_p, wanted[:, None], axis=-1)[:, 0]
+
+
+def _divergences(
+    log_p: Float64[np.ndarray, "rows vocab"], log_q: Float64[np.ndarray, "rows vocab"]
+) -> Float64[np.ndarray, " rows"]:
+    """Never below 0, which roundings could make of equal predictions."""
+    return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
+
+
+def _evaluation(text: Text, losses: Sequence[Float64[np.ndarray, " rows"]]) -> Evaluation:
+    return Evaluation(text.tokens, text.bytes, float(np.concatenate(losses).mean()))
+
+
+def _divergence(kl: Sequence[Float64[np.ndarray, " rows"]], same: Sequence[Bool[np.ndarray, " rows"]]) -> Divergence:
+    each = np.concatenate(kl)
+    median, p99 = np.quantile(each, [0.5, 0.99])
+    return Divergence(
+        float(each.mean()), float(median), float(p99), float(each.max()), float(np.concatenate(same).mean())
+    )

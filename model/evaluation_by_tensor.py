@@ -1,0 +1,81 @@
+"""What each quantised tensor costs alone: the base with this one in the place of its own, beside the base.
+
+The divergence is the cost at the end, in what is predicted, and one tensor at a time says where it arises. A tensor's
+own error, or that of the op that it is in, does not say how much the layers after it amplify or forgive.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.evaluation import Divergence, Predictor, Text, compare
+from model.params import Progress, no_progress
+
+
+class Cost(NamedTuple):
+    """Of one tensor."""
+
+    name: str
+    relative_error: float  # of its weights: the root of the mean square of the differences over that of the weights
+    divergence: Divergence
+
+
+def decoded(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` whose quantised matrices run as the float32 that they stand for, as `with_weights` needs them."""
+    return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
+
+
+def relative_error(base: np.ndarray, other: np.ndarray) -> float:
+    """Root mean square of the difference, over that of `base`.
+
+    >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    0.1
+    """
+    exact = base.astype(np.float64)
+    size = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(other - exact)) / size if size else float(np.linalg.norm(other))
+
+
+def cost_by_tensor(
+    running: Predictor,
+    base: Checkpoint,
+    model: Checkpoint,
+    text: Text,
+    *,
+    context: int,
+    stride: int | None = None,
+    progress: Progress = no_progress,
+) -> Iterator[Cost]:
+    """Costs of all tensors of `model` whose weights differ from those of `base`, in the order of use.
+
+    `running` is `decoded(base)`. Raises ValueError where the two have tensors of different shapes.
+    """
+    base = decoded(base)
+    check_alike(base, model)
+    for i, (name, tensor) in enumerate(model.tensors.items()):
+        share = i / len(model.tensors)
+        weights = tensor.read()
+        if error := relative_error(base.tensors[name].read(), weights):
+            changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
+            one = running.with_weights(replace(base, tensors={**base.tensors, name: changed}))
+
+            def told(stage: str, part: float, name: str = name, share: float = share) -> None:
+                progress(name, share + part / len(model.tensors))
+
+            compared = compare(one, running, text, context=context, stride=stride, progress=told)
+            yield Cost(name, error, compared.divergence)
+
+
+def check_alike(base: Checkpoint, model: Checkpoint) -> None:
+    """Raise ValueError unless the two hold tensors of the same names and shapes."""
+    for name in base.tensors.keys() | model.tensors.keys():
+        if name not in base.tensors or name not in model.tensors:
+            raise ValueError(f"{base.path} and {model.path} are different models: only one of them has {name}")
+        shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (base, model)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{base.path} and {model.path} are different models: {name} is {shapes[0]} and {shapes[1]}"
+            )
