@@ -163,7 +163,7 @@ def load_backend(
     kernels: str = "auto",
     quantize: str | None = None,
     progress: Progress = no_progress,
-) -> Backend:
+) -> JaxBackend | ReferenceBackend:
     """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
     config = checkpoint.config
     capacity = choose_context(context, config.context)

@@ -1,6 +1,7 @@
 """The NumPy reference behind a generation: the interface of `model.jax_backend`, to compare with and to learn from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 
 import jax
 import numpy as np
@@ -27,6 +28,7 @@ from reference.llama import (
 from reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
+PART = 64  # the same where each gives logits, one a token of the vocabulary
 
 
 class ReferenceBackend:
@@ -79,7 +81,20 @@ class ReferenceBackend:
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Logits for what follows each of `ids`, in float64."""
-        return forward(self._params, np.array(ids), self.start(), config=self._config)[0]
+        return np.concatenate(list(self.logits_in_parts(ids)))
+
+    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
+        """`logits` of some ids at a time, without those of the first `after` ids, which are only read."""
+        cache = self.extend(self.start(), ids[:after]) if after else self.start()
+        for start in range(after, len(ids), PART):
+            logits, cache = forward(self._params, np.array(ids[start : start + PART]), cache, config=self._config)
+            yield logits
+
+    def with_weights(self, checkpoint: Checkpoint) -> "ReferenceBackend":
+        """A backend like this one with the weights of another checkpoint, whose tensors are of the same shapes."""
+        other = copy(self)
+        other._params = load_reference_params(checkpoint)
+        return other
 
 
 def load_reference_params(checkpoint: Checkpoint) -> Params:
