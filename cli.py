@@ -614,6 +614,13 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
 @click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
 @kernels_option
+@click.option(
+    "--backend",
+    type=click.Choice(["jax", "reference"]),
+    default="jax",
+    show_default=True,
+    help="decode: compiled JAX, or the NumPy definition in float64.",
+)
 @click.option("--dry-run", is_flag=True, help="gpu, kernels: next to nothing on a CPU, to see that the suite works.")
 @click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
@@ -676,6 +683,40 @@ def bench(
             tune_out.write_text(json.dumps(tuned(table, report), indent=1) + "\n")
     if wrong := view.wrong(report):
         _fail(f"not right on this device: {', '.join(wrong)}", 1)
+
+
+@llamaspec.command()
+@click.argument("model", required=False)
+@click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
+@quantize_option
+@click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
+@kernels_option
+@click.option("--trace", "trace_file", metavar="FILE", help="Keep all that ran, for ui.perfetto.dev; .gz packs it.")
+@json_option
+def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any):
+    """Where the time of a prompt and of a decoding step goes, by op.
+
+    Nothing is measured of the machine: `bench` says what it would allow.
+    """
+    if of["shape"] and model:
+        raise click.UsageError("give either MODEL or --shape NAME")
+    from model.checkpoints.staging import new_file
+
+    with new_file(trace_file, replace=True) if trace_file else nullcontext() as staged:
+        _prepare_jax()
+        from benchmarks.model_profile import as_text
+        from benchmarks.model_suite import profile_model
+        from model.profile import save
+
+        with _progress() as progress:
+            report, trace = profile_model(model=model or BUILT_IN, progress=progress, **of)
+        if trace_file and staged:
+            save(trace, staged, packed=trace_file.endswith(".gz"))
+    if as_json:
+        _print_json(report)
+    else:
+        _print(as_text(report))
 
 
 POSITIVE = click.FloatRange(0, min_open=True)

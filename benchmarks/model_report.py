@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import svg
-from benchmarks.report import Column, machine_lines, table
+from benchmarks.model_profile import tables
+from benchmarks.report import Column, machine_lines, model_line, table
 
 COLUMNS = (
     Column("what", "what"),
@@ -24,10 +25,8 @@ COLUMNS = (
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The machine, the model, and a table."""
-    model = report["model"]
-    scheme = f", matrices in {model['quantize']}" if model["quantize"] else ""
-    lines = [*machine_lines(report), f"{model['name']}, {model['dtype']}{scheme}", ""]
+    """The machine, the model, and tables."""
+    lines = [*machine_lines(report), model_line(report["model"]), ""]
     lines.append(table(COLUMNS, [row for row in report["rows"] if "median" in row]))
     for row in report["rows"]:
         if row["what"] == "first token":
@@ -36,7 +35,9 @@ def as_text(report: Mapping[str, Any]) -> str:
                 f"programs compiled, or found in the cache, in {row['compiling']:.2f} s; first token of a prompt of "
                 f"{row['prompt']} after {row['cold']:.3f} s, the second time {row['warm']:.3f} s",
             ]
-    lines += [f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use"]
+        if row["what"] == "breakdown":
+            lines += ["", tables(row["parts"], context=row["context"])]
+    lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use"]
     lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
 
@@ -47,7 +48,9 @@ def as_svg(report: Mapping[str, Any]) -> str:
     remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"
     if report["suite"] == "decode":
         shares = {
-            f"{row['what']}, {row['tokens']} after {row['context']}": {"reached": row["of_floor"]} for row in rows
+            f"{row['what']}, {row['tokens']} after {row['context']}": {"reached": row["of_floor"]}
+            for row in rows
+            if "of_floor" in row
         }
         return svg.bars("Share of the fastest that bandwidth and matrix rate would allow", remark, shares)
     lines: dict[str, list[tuple[float, float]]] = {}

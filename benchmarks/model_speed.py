@@ -65,10 +65,10 @@ def compile_programs(
     )
 
 
-def decode_seconds(
-    programs: Programs, params: Params, *, context: int, effort: Effort, options: SamplingOptions = GREEDY
-) -> Seconds:
-    """Of one step, over a burst of them that begins after `context` tokens. Raises ValueError for too many."""
+def decoding(
+    programs: Programs, params: Params, *, context: int, options: SamplingOptions = GREEDY
+) -> Callable[[], Any]:
+    """A call that draws a burst of tokens after `context` others. Raises ValueError for too many."""
     config, batch = programs.config, programs.batch
     if context + programs.burst > programs.capacity:
         raise ValueError(
@@ -84,11 +84,18 @@ def decode_seconds(
         drawn, taken, cache = programs.decode(params, *arguments)
         return drawn, taken
 
-    return measure(call, effort).over(programs.burst)
+    return call
 
 
-def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: Effort) -> Seconds:
-    """Of a prompt of so many tokens, a chunk after the other. Raises ValueError for too many."""
+def decode_seconds(
+    programs: Programs, params: Params, *, context: int, effort: Effort, options: SamplingOptions = GREEDY
+) -> Seconds:
+    """Of one step of `decoding`."""
+    return measure(decoding(programs, params, context=context, options=options), effort).over(programs.burst)
+
+
+def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
+    """A call that reads a prompt of so many tokens, a chunk after the other. Raises ValueError for too many."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
         raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")
@@ -108,7 +115,12 @@ def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: 
             cache = programs.prefill(params, part, cache, lengths)
         return cache.lengths
 
-    return measure(call, effort)
+    return call
+
+
+def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: Effort) -> Seconds:
+    """Of a call of `prefilling`."""
+    return measure(prefilling(programs, params, tokens=tokens), effort)
 
 
 def first_token_seconds(programs: Programs, params: Params) -> float:

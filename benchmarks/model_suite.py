@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings, this_machine
+from benchmarks.model_profile import profiled
 from benchmarks.model_speed import (
     GREEDY,
     Programs,
@@ -18,19 +19,23 @@ from benchmarks.model_speed import (
     first_token_seconds,
     prefill_seconds,
 )
-from benchmarks.random_model import random_params, random_shapes
+from benchmarks.random_model import random_checkpoint, random_params, random_shapes
 from benchmarks.report import Row, skipped, timed, with_shares
-from benchmarks.timing import Effort, Seconds
+from benchmarks.timing import Effort, Seconds, measure
 from model.cache import cache_bytes
+from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
+from model.llama import BackendName, load_backend
 from model.memory import check_fits, device_bytes
 from model.ops import Ops
 from model.options import SamplingOptions, choose_context
 from model.params import Params, abstract_params, check_weights, load_params, weight_bytes
 from model.plan import DEVICES, Plan, make_plan
+from model.profile import Trace, named
+from model.session import Session
 from model.shapes import SHAPES
 from reference.config import Config
 
@@ -38,6 +43,7 @@ PROMPT = 512  # tokens, unless the model's context is short
 GROWTH = (128, 8192)  # from so many tokens to so many, doubling
 BATCHES = (1, 2, 4, 8, 16, 32)
 EFFORT = Effort(5)
+PATIENT = Effort(3, warm=1)  # for what is slow
 
 Progress = Callable[[str, float], object]
 
@@ -50,10 +56,14 @@ class Subject:
     config: Config
     shapes: Callable[[int], Params]  # for so many positions
     load: Callable[[Params], Params]
+    checkpoint: Callable[[], Checkpoint]
     ops: Ops
     dtype: str
     quantize: str | None
     effort: Effort = EFFORT
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name, "dtype": self.dtype, "quantize": self.quantize}
 
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Programs for sequences of up to `longest` tokens, and the shapes that they take: those given, or the least.
@@ -67,7 +77,7 @@ class Subject:
         # While one cache is read, the next is drawn.
         check_fits(weights=weight_bytes(shapes), cache=2 * cache, context=capacity, available=device_bytes())
         programs = compile_programs(
-            shapes, self.config, ops=self.ops, capacity=capacity, chunk=chunk, burst=BURST, batch=batch
+            shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=BURST, batch=batch
         )
         return programs, shapes
 
@@ -91,6 +101,7 @@ def choose_subject(
             config=config,
             shapes=lambda rows: random_shapes(config, dtype=np.dtype(chosen), positions=rows, quantize=quantize),
             load=lambda shapes: random_params(shapes, config),
+            checkpoint=lambda: random_checkpoint(config),
             ops=ops,
             dtype=chosen,
             quantize=quantize,
@@ -110,6 +121,7 @@ def choose_subject(
         config=config,
         shapes=lambda rows: abstract_params(config, dtype=np.dtype(chosen), positions=rows, tensors=run.tensors),
         load=load,
+        checkpoint=lambda: checkpoint,
         ops=ops,
         dtype=chosen,
         quantize=quantize,
@@ -141,6 +153,7 @@ def run_suite(
     *,
     context: int | None,
     batch: int,
+    backend: BackendName = "jax",
     progress: Progress = lambda stage, share: None,
     sizes: Sizes | None = None,
     **chosen: Any,
@@ -150,23 +163,25 @@ def run_suite(
     `context` is how many tokens a prompt has, and how many come before those that are decoded; None is 512, or half of
     what the model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
     """
+    if backend == "reference" and (suite != "decode" or batch != 1):
+        raise ValueError("the reference is timed by the suite decode, one sequence at a time")
     subject = choose_subject(**chosen)
-    most = subject.config.context - BURST
-    if context is not None and not 1 <= context <= most:
-        raise ValueError(f"{context} tokens and {BURST} to decode: this model holds {subject.config.context}")
-    tokens = context or min(PROMPT, max(1, most // 2))
+    tokens, most = _tokens(subject, context), subject.config.context - BURST
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
-    rows = list(
-        decode_rows(subject, tokens=tokens, batch=batch, progress=progress)
-        if suite == "decode"
-        else growth_rows(subject, batch=batch, longest=min(context or GROWTH[1], most), progress=progress)
-    )
+    match suite, backend:
+        case "decode", "reference":
+            rows = list(reference_rows(subject, tokens=tokens, progress=progress))
+        case "decode", _:
+            rows = list(decode_rows(subject, tokens=tokens, batch=batch, progress=progress))
+        case _:
+            longest = min(context or GROWTH[1], most)
+            rows = list(growth_rows(subject, batch=batch, longest=longest, progress=progress))
     return {
         "suite": suite,
         "about": about(),
         "ceilings": ceilings._asdict(),
-        "model": {"name": subject.name, "dtype": subject.dtype, "quantize": subject.quantize},
+        "model": subject.about(),
         "rows": [_completed(row, ceilings) for row in rows if "skipped" not in row],
         "skipped": [row for row in rows if "skipped" in row],
         "peak_bytes": peak_bytes(),
@@ -190,6 +205,31 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, progress: Progress
     for name, options in (("greedy", GREEDY), ("top-p", SamplingOptions())):
         progress(f"decoding, {name}", 0.8)
         yield decode_row(subject, programs, params, context=tokens, name=name, options=options)
+    progress("where the time goes", 0.9)
+    found, _ = profiled(programs, params, context=tokens)
+    yield {"what": "breakdown", "context": tokens, "parts": found}
+
+
+def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iterator[Row]:
+    """A prompt and decoding by the definition, in float64; no floor, which this machine is not measured for."""
+    progress("weights", 0.3)
+    checkpoint, vocab = subject.checkpoint(), subject.config.vocab
+    backend = load_backend(checkpoint, backend="reference", context=tokens + BURST, quantize=subject.quantize)
+    ids = [i % vocab for i in range(tokens + 1)]  # the last is fed as the first of those that are decoded
+    decoding = Session(backend, vocab=vocab)
+
+    def read():
+        Session(backend, vocab=vocab).prefill(ids)
+
+    def draw():
+        for _ in decoding.bursts(ids[:-1], max_new_tokens=BURST, options=GREEDY, seed=0, stops=frozenset()):
+            pass
+
+    progress("running", 0.5)
+    about = {"batch": 1}
+    yield {"what": "prefill, reference", **about, "context": 0, "tokens": tokens, **measure(read, PATIENT)._asdict()}
+    seconds = measure(draw, PATIENT).over(BURST)
+    yield {"what": "decode, reference", **about, "context": tokens, "tokens": 1, **seconds._asdict()}
 
 
 def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progress) -> Iterator[Row]:
@@ -247,7 +287,38 @@ def _row(
     }
 
 
+def profile_model(
+    *, context: int | None, progress: Progress = lambda stage, share: None, **chosen: Any
+) -> tuple[dict[str, Any], Trace]:
+    """`benchmarks.model_profile` of what `choose_subject` chooses, as a report, and the trace.
+
+    `context` is as in `run_suite`, and so are the errors.
+    """
+    subject = choose_subject(**chosen)
+    tokens = _tokens(subject, context)
+    progress("compiling", 0.1)
+    programs, shapes = subject.compiled(longest=tokens, batch=1)
+    progress("weights", 0.4)
+    params = subject.load(shapes)
+    progress("running", 0.8)
+    rows, trace = profiled(programs, params, context=tokens)
+    return {"about": about(), "model": subject.about(), "context": tokens, "parts": rows}, trace
+
+
+def _tokens(subject: Subject, context: int | None) -> int:
+    """Of a prompt, and before those that are decoded."""
+    most = subject.config.context - BURST
+    if context is not None and not 1 <= context <= most:
+        raise ValueError(f"{context} tokens and {BURST} to decode: this model holds {subject.config.context}")
+    return context or min(PROMPT, max(1, most // 2))
+
+
 def _completed(row: Row, ceilings: Ceilings) -> Row:
+    if row["what"] == "breakdown":
+        for part in row["parts"]["decode"]:
+            if "bytes" in part:
+                part["floor"] = part["bytes"] / ceilings.read
+        return row
     row = with_shares(row, ceilings)
     return {**row, "tokens_a_second": row["tokens"] * row["batch"] / row["median"]} if "median" in row else row
 

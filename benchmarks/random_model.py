@@ -17,6 +17,19 @@ from reference.config import Config
 NO_NAN = 0x77  # the bits of a code that may be set: no pattern of them is NaN in any scheme
 
 
+def random_checkpoint(config: Config) -> Checkpoint:
+    """A model in main memory: normal weights, of a size that keeps activations near 1, and norms of 1."""
+    rng = np.random.default_rng(0)
+
+    def tensor(shape: tuple[int, ...]) -> Tensor:
+        scale = np.float32(shape[-1] ** -0.5)
+        values = rng.standard_normal(shape, np.float32) * scale if len(shape) == 2 else np.ones(shape, np.float32)
+        return Tensor(shape, values.dtype, lambda: values)
+
+    tensors = {name: tensor(shape) for name, shape in tensor_shapes(config).items()}
+    return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
+
+
 def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: str | None = None) -> Params:
     """The shapes and dtypes of a model's weights, in one of `reference.quantizers.schemes` where asked for."""
     nothing = np.empty(0, dtype)
@@ -56,4 +69,6 @@ def _weight(seed: int, shape: Any, *, scales: bool) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))
 def _codes(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8) & NO_NAN, dtype)
+    words = np.dtype(f"u{dtype.itemsize}")
+    mask = int.from_bytes([NO_NAN] * dtype.itemsize)
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, words) & np.array(mask, words), dtype)

@@ -56,6 +56,14 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
     return [", ".join(filter(None, words)), ", ".join([*bandwidths, *rates])]
 
 
+def model_line(model: Mapping[str, Any]) -> str:
+    """
+    >>> model_line({"name": "stories", "dtype": "float32", "quantize": "q8"})
+    'stories, float32, matrices in q8'
+    """
+    return f"{model['name']}, {model['dtype']}" + (f", matrices in {model['quantize']}" if model["quantize"] else "")
+
+
 def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
     """Rows as a Markdown table that is aligned for a terminal, too; a column that no row has is left out.
 

@@ -4,12 +4,13 @@ Weights may be arrays, or only their shapes (`model.params.abstract_params`).
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from model.describe import cached_numbers, matrix_weights
-from model.params import Experts, Params
+from model.params import Experts, FeedForward, Params
 from reference.config import Config
 
 
@@ -37,6 +38,23 @@ def decode_cost(params: Params, config: Config, *, position: float, batch: int) 
     return Cost(bytes=weights + batch * (row + cached * width), flops=batch * flops)
 
 
+def decode_bytes(params: Params, config: Config, *, position: float, batch: int) -> dict[str, float]:
+    """What a step reads by part of the model, as `model.profile` names the parts: all but norms and embedding rows."""
+    layers = params.layers
+    products = {
+        "norm_qkv": [layer.qkv for layer in layers],
+        "project_add": [layer.o for layer in layers],
+        "norm_gate_up": [layer.ffn.gate_up for layer in layers if isinstance(layer.ffn, FeedForward)],
+        "down_add": [layer.ffn.down for layer in layers if isinstance(layer.ffn, FeedForward)],
+        "moe_add": [layer.ffn.router for layer in layers if isinstance(layer.ffn, Experts)],
+        "norm_logits": params.head,
+    }
+    read = {f"{op} product": float(_bytes(tree)) for op, tree in products.items()}
+    read["moe_add product"] += _bytes(_experts(params)) * _share_chosen(config)
+    cached = cached_numbers(config) * (position + 1) * params.embedding.dtype.itemsize
+    return {part: count for part, count in {**read, "attend": batch * cached}.items() if count}
+
+
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
     """`batch` prompts of so many tokens into empty caches, up to where decoding begins: the head has no part in it."""
     pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
@@ -47,10 +65,16 @@ def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1)
 
 def _layer_bytes(params: Params, config: Config) -> float:
     """Of all layers; of experts, as many as a token chooses."""
-    experts = sum(_bytes(layer.ffn.experts) for layer in params.layers if isinstance(layer.ffn, Experts))
-    left_out = 1 - config.experts_per_token / config.experts if config.experts else 0
-    return _bytes(params.layers) - experts * left_out
+    return _bytes(params.layers) - _bytes(_experts(params)) * (1 - _share_chosen(config))
 
 
-def _bytes(tree) -> int:
+def _experts(params: Params) -> list[Sequence[FeedForward]]:
+    return [layer.ffn.experts for layer in params.layers if isinstance(layer.ffn, Experts)]
+
+
+def _share_chosen(config: Config) -> float:
+    return config.experts_per_token / config.experts if config.experts else 1.0
+
+
+def _bytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

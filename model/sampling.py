@@ -38,6 +38,7 @@ def as_arrays(options: SamplingOptions) -> Sampling:
     )
 
 
+@jax.named_scope("sample")
 def sample(
     logits: Float[Array, "batch vocab"],
     seen: Bool[Array, "batch vocab"],

@@ -177,12 +177,16 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
     text = run(capsys, "--shape", "tiny", "--quantize", "q8", "--batch", "2", "--json", kept, "--plot", chart)
     report = json.loads(kept.read_text())
     whats = [row["what"] for row in report["rows"]]
-    assert whats == ["first token", "prefill", "decode, greedy", "decode, top-p"]
-    for row in report["rows"][1:]:
+    assert whats == ["first token", "prefill", "decode, greedy", "decode, top-p", "breakdown"]
+    for row in report["rows"][1:4]:
         assert row["least"] <= row["median"] <= row["most"]
         assert row["batch"] == 2
         assert row["floor"] > 0
         assert row["tokens_a_second"] == pytest.approx(2 * row["tokens"] / row["median"])
+    parts = {part["part"]: part for part in report["rows"][4]["parts"]["decode"]}
+    assert {"norm_gate_up product", "attend", "sample", "between ops, and the host"} <= parts.keys()
+    assert sum(part["share"] for part in parts.values()) == pytest.approx(1)
+    assert parts["norm_logits product"]["floor"] > 0 and "where the time goes" in text
     assert report["rows"][1]["tokens"] == report["rows"][2]["context"] == (TINY.context - 16) // 2
     assert report["about"]["versions"]["jax"] == jax.__version__
     assert {"copy", "read", "flops"} == set(report["ceilings"])

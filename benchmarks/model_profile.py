@@ -1,0 +1,72 @@
+"""Where the time of a prompt and of a decoding step goes, by part of the model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from benchmarks.model_speed import Programs, decoding, prefilling
+from benchmarks.report import Column, Row, model_line, table
+from model.cost import decode_bytes
+from model.params import Params
+from model.profile import Trace, events_of, parts_of, record, seconds_by
+
+IDLE = "between ops, and the host"
+COLUMNS = (
+    Column("where the time goes", "part"),
+    Column("ms", "seconds", ",.3f", 1e3),
+    Column("%", "share", ".1f", 100),
+    Column("MB", "bytes", ",.2f", 1e-6),
+    Column("GB/s", "bytes_a_second", ",.1f", 1e-9),
+    Column("floor, ms", "floor", ",.3f", 1e3),
+)
+
+
+def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[str, list[Row]], Trace]:
+    """Rows for a prompt of `context` tokens and for a step of decoding after it, the longest first; and their trace.
+
+    A step is one of a burst, on average. The programs are of ops that `model.profile.named` gave their names.
+    """
+    calls = {
+        "prefill": prefilling(programs, params, tokens=context),
+        "decode": decoding(programs, params, context=context),
+    }
+    for call in calls.values():
+        jax.block_until_ready(call())  # what is traced is warm
+    trace = record(calls)
+    texts = {"prefill": programs.prefill, "decode": programs.decode}
+    middle = context + programs.burst / 2
+    read = {"prefill": {}, "decode": decode_bytes(params, programs.config, position=middle, batch=programs.batch)}
+    steps = {"prefill": 1, "decode": programs.burst}
+    return {span: _rows(trace, span, _text(texts[span]), read=read[span], steps=steps[span]) for span in calls}, trace
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The model, and what `tables` makes of its parts."""
+    return "\n".join([model_line(report["model"]), "", tables(report["parts"], context=report["context"])]) + "\n"
+
+
+def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
+    """One for the prompt, one for the step."""
+    titles = {"prefill": f"a prompt of {context} tokens", "decode": f"a step of decoding after {context}"}
+    texts = []
+    for span, rows in parts.items():
+        total = sum(row["seconds"] for row in rows)
+        texts.append(f"{titles[span]}: {total * 1e3:,.3f} ms\n\n{table(COLUMNS, rows)}")
+    return "\n\n".join(texts)
+
+
+def _text(compiled: Any) -> str:
+    return compiled.as_text() or ""
+
+
+def _rows(trace: Trace, span: str, hlo: str, *, read: dict[str, float], steps: int) -> list[Row]:
+    ran, start, end = events_of(trace, span)
+    spent = seconds_by(ran, parts_of(hlo), start=start, end=end)
+    rows = []
+    for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        row: Row = {"part": part or IDLE, "seconds": seconds / steps, "share": seconds * 1e6 / (end - start)}
+        if part in read:
+            row |= {"bytes": read[part], "bytes_a_second": read[part] / row["seconds"]}
+        rows.append(row)
+    return rows
