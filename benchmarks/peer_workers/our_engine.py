@@ -1,0 +1,71 @@
+"""llamaspec, as `generate` runs it: the same session, its bursts and what the host does between them.
+
+python -m benchmarks.peer_workers.our_engine DIRECTORY float32|bfloat16|SCHEME
+
+Answers on standard input (`benchmarks.peer_workers`), and to `{"read": tokens}` the bytes a second that this machine
+reads, and those that a step has to of decoding so many.
+"""
+
+import json
+import sys
+from importlib.metadata import version
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.machine import measure_ceilings
+from model.checkpoints.codes import quantised
+from model.checkpoints.open import open_checkpoint
+from model.cost import decode_cost
+from model.llama import load_backend
+from model.options import SamplingOptions
+from model.params import abstract_params
+from model.session import Session
+
+PROMPT = 8
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+class Engine:
+    def __init__(self, path: str, form: str):
+        checkpoint = open_checkpoint(path)
+        self.vocab, self.config = checkpoint.config.vocab, checkpoint.config
+        dtype = "bfloat16" if form == "bfloat16" else "float32"
+        scheme = None if form in ("float32", "bfloat16") else form
+        self.backend = load_backend(checkpoint, dtype=dtype, quantize=scheme)
+        run = quantised(checkpoint, scheme) if scheme else checkpoint
+        self.params = abstract_params(self.config, dtype=np.dtype(dtype), positions=1, tensors=run.tensors)
+
+    def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
+        """When each burst was there, and what was drawn."""
+        ids = [i % self.vocab for i in range(prompt)]
+        session = Session(self.backend, vocab=self.vocab)
+        times, drawn = [perf_counter()], []
+        for burst, _ in session.bursts(ids, max_new_tokens=count, options=GREEDY, seed=0, stops=frozenset()):
+            times.append(perf_counter())
+            drawn += burst
+        return times, drawn
+
+    def prefill(self, count: int) -> dict:
+        (began, ended), _ = self.drawn(count, 1)
+        return {"seconds": ended - began}
+
+    def decode(self, count: int) -> dict:
+        (_, first, *_, last), ids = self.drawn(PROMPT, count + 1)
+        return {"seconds": last - first, "ids": ids}
+
+    def read(self, count: int) -> dict:
+        cost = decode_cost(self.params, self.config, position=PROMPT + count / 2, batch=1)
+        return {"read": measure_ceilings(["float32"]).read, "bytes": cost.bytes}
+
+
+def main():
+    engine = Engine(*sys.argv[1:])
+    print(json.dumps({"versions": {name: version(name) for name in ("llamaspec", "jax", "jaxlib")}}), flush=True)
+    for line in sys.stdin:
+        ((request, count),) = json.loads(line).items()
+        print(json.dumps(getattr(engine, request)(count)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

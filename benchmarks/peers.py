@@ -1,0 +1,258 @@
+"""This implementation beside others: the same weights and prompts, on the same cores, in turn, in one run.
+
+python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
+
+Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random
+Llama of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantises its own
+files. Prints tables in Markdown, and keeps every figure in benchmarks/results/peers.json.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from benchmarks.random_model import random_checkpoint
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.gguf_writer import write_gguf
+from model.checkpoints.huggingface_writer import write_huggingface
+from model.tokenizers.gguf_writer import vocabulary_keys
+from reference.config import Config
+
+WORKERS = Path(__file__).parent / "peer_workers"
+KEPT = Path(__file__).parent / "results" / "peers.json"
+CONFIG = Config(768, 12, 12, 12, 64, 2048, vocab=32_000, context=1024, eps=1e-5, theta=1e4)
+TINY = replace(CONFIG, dim=256, layers=2, heads=4, kv_heads=4, ffn=512, vocab=512)
+CORES = 2
+PROMPT, DECODED = 512, 64  # tokens
+PAUSE = 0.3  # seconds, in which threads that spin for more work give up
+
+OURS = ("float32", "bfloat16", "q8", "q8_row", "q4")
+LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # by how llama.cpp's quantiser names them
+TRANSFORMERS = ("float32", "bfloat16")
+
+# What is divided by what, and what issue 7 wants of decoding and of a prompt.
+RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
+    ("ours float32", "llama.cpp F32"): (1.0, 1.0),
+    ("ours float32", "transformers float32"): (2.2, 1.0),
+    ("ours float32", "the floor"): (0.9, None),
+    ("ours bfloat16", "ours float32"): (1.5, 1.5),
+    ("ours bfloat16", "llama.cpp BF16"): (None, None),
+    ("ours bfloat16", "transformers bfloat16"): (None, None),
+    ("ours q8", "ours float32"): (2.0, None),
+    ("ours q8", "llama.cpp Q8_0"): (0.9, None),
+    ("ours q8_row", "ours float32"): (2.0, None),
+    ("ours q8_row", "llama.cpp Q8_0"): (0.9, None),
+    ("ours q4", "ours float32"): (2.8, None),
+    ("ours q4", "llama.cpp Q4_K_M"): (0.75, None),
+}
+
+Rates = dict[str, dict[str, list[float]]]  # tokens a second: of an engine, decoding or a prompt, a round each
+
+
+class Engine(NamedTuple):
+    """A process that answers, and what it said of itself."""
+
+    ask: Callable[[str, int], dict[str, Any]]
+    versions: dict[str, str]
+
+
+@contextmanager
+def engine(*command: str, cores: set[int]) -> Iterator[Engine]:
+    """Start one on these cores. Raises ValueError where it ends instead of answering."""
+    threads = {name: str(len(cores)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, **threads},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    assert process.stdin and process.stdout
+    requests, answers = process.stdin, process.stdout
+
+    def answer() -> dict[str, Any]:
+        if not (line := answers.readline()):
+            raise ValueError(f"{' '.join(command)} ended with {process.wait()}")
+        return json.loads(line)
+
+    def ask(request: str, count: int) -> dict[str, Any]:
+        requests.write(json.dumps({request: count}) + "\n")
+        requests.flush()
+        return answer()
+
+    try:
+        yield Engine(ask, answer()["versions"])
+    finally:
+        requests.close()
+        process.terminate()
+        process.wait()
+
+
+def commands(
+    folder: Path, checkpoint: Checkpoint, *, llama_cpp: str | None, transformers: str | None, cores: int
+) -> dict[str, list[str]]:
+    """Write the model for each engine, and say how each is started."""
+    ours = folder / "hf"
+    write_huggingface(checkpoint, ours)
+    found = {
+        f"ours {form}": [sys.executable, "-m", "benchmarks.peer_workers.our_engine", str(ours), form] for form in OURS
+    }
+    if llama_cpp:
+        script, first = str(WORKERS / "llama_cpp_engine.py"), str(folder / "F32.gguf")
+        write_gguf(checkpoint, first, vocabulary=vocabulary_keys(checkpoint, None))
+        for name, kind in LLAMA_CPP.items():
+            file = str(folder / f"{name}.gguf")
+            if kind:
+                subprocess.run([llama_cpp, script, first, str(cores), file, kind], check=True)
+            found[f"llama.cpp {name}"] = [llama_cpp, script, file, str(cores)]
+    if transformers:
+        script = str(WORKERS / "transformers_engine.py")
+        for dtype in TRANSFORMERS:
+            found[f"transformers {dtype}"] = [transformers, script, str(ours), str(cores), dtype]
+    return found
+
+
+def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
+    """Tokens a second in rounds, after one that only warms; and what each drew."""
+    rates: Rates = {name: {"prefill": [], "decode": []} for name in [*engines, "the floor"]}
+    drawn: dict[str, list[int]] = {}
+    for number in range(rounds + 1):
+        tell(f"round {number} of {rounds}" if number else "warming")
+        read = engines["ours float32"].ask("read", DECODED)
+        rates["the floor"]["decode"].append(read["read"] / read["bytes"])
+        for name, one in engines.items():
+            for request, count in (("prefill", PROMPT), ("decode", DECODED)):
+                time.sleep(PAUSE)
+                answer = one.ask(request, count)
+                rates[name][request].append(count / answer["seconds"])
+                drawn[name] = answer.get("ids", [])
+    for of in rates.values():
+        for request in of:
+            of[request] = of[request][1:]
+    return rates, drawn
+
+
+def ratios(rates: Rates) -> list[dict[str, Any]]:
+    """Of each pair that was measured, round by round: the median, the least and the most.
+
+    >>> rates = {"ours q4": {"decode": [6.0, 9.0]}, "ours float32": {"decode": [2.0, 3.0]}}
+    >>> [(row["ours"], row["to"], row["ratio"], row["least"]) for row in ratios(rates)]
+    [('ours q4', 'ours float32', 3.0, 3.0)]
+    """
+    found = []
+    for (ours, other), wanted in RATIOS.items():
+        for what, least in zip(("decode", "prefill"), wanted, strict=True):
+            pairs = zip(rates.get(ours, {}).get(what, []), rates.get(other, {}).get(what, []), strict=False)
+            if each := [a / b for a, b in pairs]:
+                row = {"ours": ours, "to": other, "what": what, "wanted": least}
+                found.append({**row, "ratio": statistics.median(each), "least": min(each), "most": max(each)})
+    return found
+
+
+def alike(drawn: Mapping[str, list[int]]) -> dict[str, int]:
+    """How many tokens each engine draws as ours does in float32, before they differ: rounding decides from there on.
+
+    >>> alike({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
+    {'ours float32': 3, 'llama.cpp Q8_0': 1}
+    """
+    ours = drawn["ours float32"]
+    return {
+        name: next((i for i, (a, b) in enumerate(zip(ours, ids, strict=True)) if a != b), len(ids))
+        for name, ids in drawn.items()
+    }
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The machine, the versions, what was reached, and the ratios with their spread."""
+    versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items())
+    lines = [
+        f"{report['cores']} cores of {report['processor']}; {versions}. Medians of {report['rounds']} rounds in turn "
+        "(least to most).",
+        "",
+        f"| tokens/s | prompt of {PROMPT} | decoding of {DECODED} | first tokens as ours in float32 |",
+        "|---|---|---|---|",
+    ]
+    for name, rates in report["rates"].items():
+        alike = report["alike"].get(name)
+        lines.append(
+            f"| {name} | {_spread(rates['prefill'], '.0f')} | {_spread(rates['decode'], '.1f')} | "
+            f"{'' if alike is None else alike} |"
+        )
+    lines += ["", "| ratio | to | prompt | wanted | decoding | wanted |", "|---|---|---|---|---|---|"]
+    for ours, other in RATIOS:
+        found = {row["what"]: row for row in report["ratios"] if (row["ours"], row["to"]) == (ours, other)}
+        if found:
+            cells = [_cells(found.get(what)) for what in ("prefill", "decode")]
+            lines.append(f"| {ours} | {other} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float], form: str) -> str:
+    if not values:
+        return ""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def _cells(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return " | "
+    wanted = "" if row["wanted"] is None else f"{row['wanted']:.2f}"
+    return f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f}) | {wanted}"
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--llama-cpp-python",
+    "llama_cpp",
+    metavar="PYTHON",
+    default=sys.executable if find_spec("llama_cpp") else None,
+    help="A Python that has llama-cpp-python.  [default: this one, where it has]",
+)
+@click.option("--transformers-python", "transformers", metavar="PYTHON", help="A Python that has transformers.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
+@click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
+    from benchmarks.machine import about
+
+    cores = set(sorted(os.sched_getaffinity(0))[:CORES])
+    checkpoint = random_checkpoint(TINY if tiny else CONFIG)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        click.echo("writing the models", err=True)
+        asked = {"llama_cpp": llama_cpp, "transformers": transformers, "cores": len(cores)}
+        engines = {}
+        for name, command in commands(Path(folder), checkpoint, **asked).items():
+            click.echo(f"starting {name}", err=True)
+            engines[name] = stack.enter_context(engine(*command, cores=cores))
+        rates, drawn = measure(engines, rounds=rounds, tell=lambda line: click.echo(line, err=True))
+        told = about()
+        report = {
+            **{"processor": told["processor"], "cores": len(cores), "date": told["date"], "rounds": rounds},
+            "versions": {key: found for one in engines.values() for key, found in one.versions.items()},
+            "model": {"parameters": sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values()), "tiny": tiny},
+            **{"prompt": PROMPT, "decoded": DECODED},
+            **{"rates": rates, "alike": alike(drawn), "ratios": ratios(rates)},
+        }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(report, indent=1) + "\n")
+    click.echo(markdown(report), nl=False)
+    click.echo(kept, err=True)
+
+
+if __name__ == "__main__":
+    main()
