@@ -92,6 +92,9 @@ running_options = _options(
     ),
     quantize_option,
     click.option(
+        "--cache", type=click.Choice(["int8"]), help="Of keys and values.  [default: as the weights that run]"
+    ),
+    click.option(
         "--backend",
         type=click.Choice(["jax", "reference"]),
         default="jax",
@@ -1096,7 +1099,7 @@ def _load(options: dict[str, Any], *, prompt: str | None = None) -> Llama:
     _prepare_jax()
     from model.llama import Llama, load_backend
 
-    running = {name: options[name] for name in ("context", "dtype", "quantize", "backend", "kernels")}
+    running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     with _progress() as progress:
         backend = load_backend(checkpoint, progress=progress, **running)
     return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)

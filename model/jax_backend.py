@@ -17,6 +17,7 @@ from model.forward import decode, forward, prefill
 from model.memory import return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
+from model.pallas_weights import has_kernels
 from model.params import Params, load_params
 from model.sampling import as_arrays, random_key
 from reference.config import Config
@@ -35,7 +36,7 @@ def prompt_chunk() -> int:
 def choose_ops(kernels: str) -> Ops:
     """The table of ops by name: `auto` takes the one made for the default device. Raises ValueError."""
     match kernels:
-        case "auto" if _is_hopper():
+        case "auto" if has_kernels():
             from model.pallas_ops import PALLAS
 
             return PALLAS
@@ -45,7 +46,7 @@ def choose_ops(kernels: str) -> Ops:
             return XLA
         case "cpu":
             return CPU
-        case "pallas" if _is_hopper():
+        case "pallas" if has_kernels():
             from model.pallas_ops import PALLAS_ONLY
 
             return PALLAS_ONLY
@@ -59,10 +60,6 @@ def choose_ops(kernels: str) -> Ops:
             raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
 
 
-def _is_hopper() -> bool:
-    return getattr(jax.devices()[0], "compute_capability", None) == "9.0"
-
-
 class Programs(NamedTuple):
     """What runs a generation, compiled for fixed shapes. A call takes arrays in the order of `_shapes`."""
 
@@ -70,13 +67,14 @@ class Programs(NamedTuple):
     decode: Callable[..., tuple[Array, Array, Cache]]
 
 
-def compile_programs(params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int) -> Programs:
+def compile_programs(
+    params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int, cache_dtype: np.dtype
+) -> Programs:
     """Compile for the default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are `model.params.abstract_params`.
     """
-    dtype = params.embedding.dtype
-    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=dtype))
+    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=cache_dtype))
 
     def shape(*dimensions: int, dtype: Any = np.int32):
         return jax.ShapeDtypeStruct(dimensions, dtype)
@@ -114,16 +112,26 @@ class JaxBackend:
 
     burst = BURST
 
-    def __init__(self, params: Params, programs: Programs, config: Config, *, ops: Ops, capacity: int, chunk: int):
+    def __init__(
+        self,
+        params: Params,
+        programs: Programs,
+        config: Config,
+        *,
+        ops: Ops,
+        capacity: int,
+        chunk: int,
+        cache_dtype: np.dtype,
+    ):
         self.capacity = capacity
         self.chunk = chunk
+        self._cache_dtype = cache_dtype
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=ops))
 
     def start(self) -> Cache:
         """An empty cache. It has room for a whole chunk past the capacity, since the last chunk is padded."""
-        dtype = self._params.embedding.dtype
-        return empty_cache(self._config, batch=1, capacity=self.capacity + self.chunk, dtype=dtype)
+        return empty_cache(self._config, batch=1, capacity=self.capacity + self.chunk, dtype=self._cache_dtype)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
         """Forget all but the first `length` positions."""

@@ -135,6 +135,7 @@ def load(
     backend: BackendName = "jax",
     kernels: str = "auto",
     quantize: str | None = None,
+    cache: Literal["int8"] | None = None,
     progress: Progress = no_progress,
 ) -> Llama:
     """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
@@ -143,14 +144,15 @@ def load(
     sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
     run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `quantize` is one of
     `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantised` says which);
-    None leaves those that are stored quantised as they are. `progress` is told what goes on and what
-    share of it is done. Raises CheckpointError for files that cannot be used, ValueError for
-    arguments out of range, MemoryError for a model that does not fit: each a single line.
+    None leaves those that are stored quantised as they are. `cache` is what keys and values are kept in
+    (`reference.quantizers.kv_cache`); None is the dtype of the weights that run. `progress` is told what
+    goes on and what share of it is done. Raises CheckpointError for files that cannot be used, ValueError
+    for arguments out of range, MemoryError for a model that does not fit: each a single line.
     """
     checkpoint = open_checkpoint(path)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
     options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize}
-    running = load_backend(checkpoint, **options, progress=progress)
+    running = load_backend(checkpoint, **options, cache=cache, progress=progress)
     return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
 
 
@@ -162,6 +164,7 @@ def load_backend(
     backend: BackendName = "jax",
     kernels: str = "auto",
     quantize: str | None = None,
+    cache: Literal["int8"] | None = None,
     progress: Progress = no_progress,
 ) -> JaxBackend | ReferenceBackend:
     """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
@@ -171,23 +174,26 @@ def load_backend(
         raise ValueError(f"no backend named {backend}: choose jax or reference")
     if dtype not in (None, "float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
+    if cache not in (None, "int8"):
+        raise ValueError(f"a cache is int8, or by default what the weights are, not {cache}")
     run = quantised(checkpoint, quantize) if quantize else checkpoint
     if backend == "reference":
         float64 = np.dtype(np.float64)
-        _check_memory(abstract_params(config, dtype=float64, positions=0), config, float64, capacity)
+        _check_memory(abstract_params(config, dtype=float64, positions=0), config, capacity, cache_dtype=float64)
         check_weights(checkpoint, progress=progress)
-        return ReferenceBackend(load_reference_params(run), config, capacity=capacity)
+        return ReferenceBackend(load_reference_params(run), config, capacity=capacity, int8_cache=cache == "int8")
     ops = choose_ops(kernels)
     weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
     params = abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors)
-    _check_memory(params, config, weights, rows)
+    cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
+    _check_memory(params, config, rows, cache_dtype=cache_dtype)
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
-    programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk)
+    programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
     params = load_params(run, dtype=weights, positions=rows, progress=progress)
-    return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk)
+    return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 
 
 def _default_dtype(checkpoint: Checkpoint) -> np.dtype:
@@ -196,10 +202,10 @@ def _default_dtype(checkpoint: Checkpoint) -> np.dtype:
     return narrow if jax.default_backend() != "cpu" and stored == {narrow} else np.dtype(np.float32)
 
 
-def _check_memory(params: Params, config: Config, dtype: np.dtype, rows: int) -> None:
+def _check_memory(params: Params, config: Config, rows: int, *, cache_dtype: np.dtype) -> None:
     check_fits(
         weights=weight_bytes(params),
-        cache=cache_bytes(config, batch=1, capacity=rows, dtype=dtype),
+        cache=cache_bytes(config, batch=1, capacity=rows, dtype=cache_dtype),
         context=rows,
         available=device_bytes(),
     )

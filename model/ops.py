@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from model.cache import LayerCache
+from model.cache import LayerCache, append, from_int8
 from model.params import Experts, FeedForward, Layer, Linear, Matrix, Params
 from model.quantised import LANES, ROW, Quantised
 from reference.config import Config
@@ -55,9 +55,7 @@ def norm_qkv(
         q = rmsnorm(q, layer.q_norm, eps=config.eps)
         k = rmsnorm(k, layer.k_norm, eps=config.eps)
     q, k = rope(q, positions), rope(k, positions)
-    append = jax.vmap(lambda rows, new, start: lax.dynamic_update_slice(rows, new, (0, start, 0)))
     start = positions.at[:, 0]
-    k, v = (a.astype(x.dtype).swapaxes(1, 2) for a in (k, v))  # [batch, kv_heads, seq, head_dim]
     return q.astype(x.dtype), LayerCache(append(cache.k, k, start), append(cache.v, v, start))
 
 
@@ -75,7 +73,7 @@ def attend(
     Up to `longest` rows are read at once, in spans of a few lengths; of a longer cache, so many at a time.
     """
     batch, seq = q.shape[:2]
-    capacity = cache.k.shape[2]
+    capacity, dtype = cache.k.shape[2], q.dtype
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.astype(jnp.float32) * config.head_dim**-0.5
 
@@ -94,7 +92,7 @@ def attend(
     used = jnp.max(positions.at) + 1
     smallest = jnp.sum(jnp.asarray(spans[: len(branches) - 1], jnp.int32) < used)  # of what covers the rows in use
     h = lax.switch(smallest, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
-    return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(cache.k.dtype)
+    return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)
 
 
 def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
@@ -121,12 +119,24 @@ def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, wi
 
 
 def _scores(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
-    scores = jnp.einsum("bskgd,bktd->bkgst", q, k.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    k, scales = _scaled(k)
+    scores = jnp.einsum("bskgd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
+    if scales is not None:
+        scores = scores * scales
     return jnp.where(visible, scores, -jnp.inf)
 
 
 def _weighted(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head_dim"]:
-    return jnp.einsum("bkgst,bktd->bkgsd", p, v.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    v, scales = _scaled(v)
+    return jnp.einsum("bkgst,bktd->bkgsd", p if scales is None else p * scales, v, precision=lax.Precision.HIGHEST)
+
+
+def _scaled(rows: Array) -> tuple[Float[Array, "batch kv_heads rows head_dim"], Array | None]:
+    """Keys or values of the cache in float32, and of int8 what each is still to be multiplied by."""
+    if rows.dtype != jnp.int8:
+        return rows.astype(jnp.float32), None
+    codes, scales = from_int8(rows)
+    return codes, scales[:, :, None, None]  # [batch, kv_heads, 1, 1, rows]
 
 
 def project_add(

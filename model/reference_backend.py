@@ -21,10 +21,12 @@ from reference.llama import (
     Linear,
     Params,
     empty_cache,
+    exactly,
     forward,
     hidden_states,
     unembed,
 )
+from reference.quantizers import kv_cache
 from reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
@@ -37,8 +39,9 @@ class ReferenceBackend:
     burst = 1
     chunk = CHUNK
 
-    def __init__(self, params: Params, config: Config, *, capacity: int):
+    def __init__(self, params: Params, config: Config, *, capacity: int, int8_cache: bool = False):
         self.capacity = capacity
+        self._keep = in_int8 if int8_cache else exactly
         self._params, self._config = params, config
         self._uniform = jax.jit(uniform)
 
@@ -52,7 +55,7 @@ class ReferenceBackend:
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
         """Append tokens to the cache."""
-        return hidden_states(self._params, np.array(ids), cache, config=self._config)[1]
+        return hidden_states(self._params, np.array(ids), cache, config=self._config, keep=self._keep)[1]
 
     def decode(
         self,
@@ -66,7 +69,7 @@ class ReferenceBackend:
         stops: Sequence[int],
     ) -> tuple[list[int], Cache]:
         """Feed `token` and draw one token; `steps` is at least 1, and nothing follows that `stops` could end."""
-        x, cache = hidden_states(self._params, np.array([token]), cache, config=self._config)
+        x, cache = hidden_states(self._params, np.array([token]), cache, config=self._config, keep=self._keep)
         p = distribution(
             unembed(self._params, x[-1], config=self._config),
             seen,
@@ -87,7 +90,9 @@ class ReferenceBackend:
         """`logits` of some ids at a time, without those of the first `after` ids, which are only read."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
-            logits, cache = forward(self._params, np.array(ids[start : start + PART]), cache, config=self._config)
+            logits, cache = forward(
+                self._params, np.array(ids[start : start + PART]), cache, config=self._config, keep=self._keep
+            )
             yield logits
 
     def with_weights(self, checkpoint: Checkpoint) -> "ReferenceBackend":
@@ -95,6 +100,11 @@ class ReferenceBackend:
         other = copy(self)
         other._params = load_reference_params(checkpoint)
         return other
+
+
+def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, "seq kv_heads head_dim"]:
+    """What a cache of int8 keeps of keys or values."""
+    return kv_cache.dequantize(kv_cache.quantize(x))
 
 
 def load_reference_params(checkpoint: Checkpoint) -> Params:

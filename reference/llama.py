@@ -10,7 +10,7 @@ never change once computed, since no position sees a later one: they are kept in
 forward pass is given only the tokens that are new.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,12 @@ class LayerCache(NamedTuple):
 
 
 Cache = Sequence[LayerCache]
+Keep = Callable[[np.ndarray], np.ndarray]  # what a cache makes of the keys or values that are put into it
+
+
+def exactly(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, "seq kv_heads head_dim"]:
+    """Keep them as they are. Others, as `quantizers.kv_cache`, are what attention reads even of the newest."""
+    return x
 
 
 def empty_cache(config: Config) -> Cache:
@@ -82,7 +88,13 @@ def empty_cache(config: Config) -> Cache:
 
 
 def attend(
-    x: Float[np.ndarray, "seq dim"], layer: Layer, cache: LayerCache, *, window: int | None, config: Config
+    x: Float[np.ndarray, "seq dim"],
+    layer: Layer,
+    cache: LayerCache,
+    *,
+    window: int | None,
+    config: Config,
+    keep: Keep = exactly,
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
     """The attention half of a block, and the cache with the new positions appended."""
     offset, seq = len(cache.k), len(x)
@@ -95,7 +107,7 @@ def attend(
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
     positions = offset + np.arange(seq)
     q, k = rope_halves(q, positions, turns), rope_halves(k, positions, turns)
-    cache = LayerCache(np.concatenate([cache.k, k]), np.concatenate([cache.v, v]))
+    cache = LayerCache(np.concatenate([cache.k, keep(k)]), np.concatenate([cache.v, keep(v)]))
     h = attention(q, cache.k, cache.v, causal_mask(seq, offset + seq, offset=offset, window=window))
     return add(x, linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)), cache
 
@@ -110,13 +122,13 @@ def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Confi
 
 
 def hidden_states(
-    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
+    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config, keep: Keep = exactly
 ) -> tuple[Float[np.ndarray, "seq dim"], Cache]:
     """What the blocks make of new `tokens` that follow those in `cache`, and the cache that now holds both."""
     x = embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
-        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config)
+        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, keep=keep)
         x = feed_forward(x, layer, config=config)
         extended.append(layer_cache)
     return x, extended
@@ -128,10 +140,10 @@ def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Confi
 
 
 def forward(
-    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
+    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config, keep: Keep = exactly
 ) -> tuple[Float[np.ndarray, "seq vocab"], Cache]:
     """Logits for what follows each of `tokens`, in float64, and the cache that now holds them too."""
-    x, cache = hidden_states(params, tokens, cache, config=config)
+    x, cache = hidden_states(params, tokens, cache, config=config, keep=keep)
     return unembed(params, x, config=config), cache
 
 
