@@ -34,6 +34,7 @@ def norm_qkv(
 ) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerCache]:
     if layer.q_norm is not None:
         raise ValueError("norm_qkv has no norms of q and k")
+    _check_float(cache)
     q, k, v = _norm_qkv(
         _plain(layer.qkv.weight),
         x[:, 0],
@@ -58,10 +59,16 @@ def attend(
     window: int | None,
     config: Config,
 ) -> Float[Array, "batch seq width"]:
+    _check_float(cache)
     start = positions.at[:, 0]
     if q.shape[1] > 1:
         return attention_prefill(q, cache.k, cache.v, start, window=window)
     return attention_decode(q[:, 0], cache.k, cache.v, start + 1, window=window)[:, None]
+
+
+def _check_float(cache: LayerCache) -> None:
+    if cache.k.dtype == jnp.int8:
+        raise ValueError("kernels read and write no cache of int8")
 
 
 def project_add(
