@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import svg
+from benchmarks.growth import SERIES, sentences
 from benchmarks.model_profile import tables
 from benchmarks.report import Column, machine_lines, model_line, table
 
@@ -21,6 +22,7 @@ COLUMNS = (
     Column("of copy, %", "share", ".0f", 100),
     Column("floor, ms", "floor", ",.3f", 1e3),
     Column("of floor, %", "of_floor", ".0f", 100),
+    Column("planned, MB", "planned_memory", ",.0f", 1e-6),
 )
 
 
@@ -37,6 +39,7 @@ def as_text(report: Mapping[str, Any]) -> str:
             ]
         if row["what"] == "breakdown":
             lines += ["", tables(row["parts"], context=row["context"])]
+    lines += ["", *sentences(report["slopes"])] if report["slopes"] else []
     lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use"]
     lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
@@ -54,16 +57,14 @@ def as_svg(report: Mapping[str, Any]) -> str:
         }
         return svg.bars("Share of the fastest that bandwidth and matrix rate would allow", remark, shares)
     lines: dict[str, list[tuple[float, float]]] = {}
-    first = rows[0]["batch"]
+    names = {"prefill": "prefill, by tokens", "context": "decode, by context", "batch": "decode, by sequences"}
     for row in rows:
-        if row["what"] == "prefill":
-            lines.setdefault("prefill, by tokens of the prompt", []).append((row["tokens"], row["tokens_a_second"]))
-        elif "decode, by context" not in lines or row["context"] > lines["decode, by context"][-1][0]:
-            lines.setdefault("decode, by context", []).append((row["context"], row["tokens_a_second"]))
-        else:
-            lines.setdefault("decode, by sequences", []).append((row["batch"], row["tokens_a_second"]))
-    title = f"Tokens a second as the work grows; {first} at once but for the last line"
-    return svg.lines(title, remark, lines, x="tokens, or sequences", y="tokens/s")
+        grows = SERIES[row["series"]].grows
+        lines.setdefault(names[row["series"]], []).append((row[grows], row["tokens_a_second"]))
+        if "planned_memory" in row:
+            lines.setdefault("MB of memory, by context", []).append((row[grows], row["planned_memory"] / 1e6))
+    title = f"Tokens a second as the work grows; {rows[0]['batch']} at once but where sequences do"
+    return svg.lines(title, remark, lines, x="tokens, or sequences", y="tokens/s, MB")
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.growth import slopes
 from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings, this_machine
 from benchmarks.model_profile import profiled
 from benchmarks.model_speed import (
@@ -29,7 +30,7 @@ from model.checkpoints.open import open_checkpoint
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.llama import BackendName, load_backend
-from model.memory import check_fits, device_bytes
+from model.memory import check_fits, device_bytes, memory_of
 from model.ops import Ops
 from model.options import SamplingOptions, choose_context
 from model.params import Params, abstract_params, check_weights, load_params, weight_bytes
@@ -175,14 +176,17 @@ def run_suite(
         case "decode", _:
             rows = list(decode_rows(subject, tokens=tokens, batch=batch, progress=progress))
         case _:
-            longest = min(context or GROWTH[1], most)
+            # Random weights mean as little beyond what a model was trained for as within it.
+            longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
             rows = list(growth_rows(subject, batch=batch, longest=longest, progress=progress))
+    completed = [_completed(row, ceilings) for row in rows if "skipped" not in row]
     return {
         "suite": suite,
         "about": about(),
         "ceilings": ceilings._asdict(),
         "model": subject.about(),
-        "rows": [_completed(row, ceilings) for row in rows if "skipped" not in row],
+        "rows": completed,
+        "slopes": slopes(completed, ceilings),
         "skipped": [row for row in rows if "skipped" in row],
         "peak_bytes": peak_bytes(),
     }
@@ -240,8 +244,12 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
     params = subject.load(shapes)
     for i, length in enumerate(lengths):
         progress(f"{length} tokens", 0.2 + 0.5 * i / len(lengths))
-        yield prefill_row(subject, programs, params, tokens=length)
-        yield decode_row(subject, programs, params, context=length)
+        yield {**prefill_row(subject, programs, params, tokens=length), "series": "prefill"}
+        needed = memory_of(
+            *(shapes, subject.config), batch=batch, context=length, chunk=programs.chunk, platform=jax.default_backend()
+        )
+        row = decode_row(subject, programs, params, context=length)
+        yield {**row, "series": "context", "planned_memory": needed.peak}
     del programs
     for i, count in enumerate(BATCHES):
         progress(f"{count} sequences", 0.7 + 0.3 * i / len(BATCHES))
@@ -250,7 +258,7 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
         except MemoryError as error:
             yield skipped(f"{count} sequences", str(error))
             continue
-        yield decode_row(subject, programs, params, context=lengths[0])
+        yield {**decode_row(subject, programs, params, context=lengths[0]), "series": "batch"}
 
 
 def prefill_row(subject: Subject, programs: Programs, params: Params, *, tokens: int) -> Row:

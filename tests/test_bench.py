@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from benchmarks import machine, model_suite, svg, timing
+from benchmarks import growth, machine, model_suite, svg, timing
 from benchmarks import report as benchmarks_report
 from benchmarks.gpu import report as gpu_report
 from benchmarks.gpu import right, suite
@@ -164,7 +164,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(machine.SIZES, "cpu", SMALL)
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
-    monkeypatch.setattr(model_suite, "BATCHES", (3,))
+    monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -194,14 +194,32 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
     assert len(rectangles(chart.read_text())) == 3
 
 
+def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):
+    kept = tmp_path / "kept.json"
+    run(capsys, "--shape", "tiny", "--backend", "reference", "--context", "20", "--json", kept)
+    prefill, decode = json.loads(kept.read_text())["rows"]
+    assert (prefill["what"], prefill["tokens"]) == ("prefill, reference", 20)
+    assert (decode["what"], decode["context"]) == ("decode, reference", 20)
+    assert decode["tokens_a_second"] == pytest.approx(1 / decode["median"])
+    with pytest.raises(ValueError, match="one sequence at a time"):
+        llamaspec.main(["bench", "--backend", "reference", "--batch", "2"], standalone_mode=False)
+
+
 def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
     kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
-    run(capsys, "--shape", "tiny", "--suite", "growth", "--json", kept, "--plot", chart)
-    rows = json.loads(kept.read_text())["rows"]
-    assert [row["tokens"] for row in rows if row["what"] == "prefill"] == [16, 32, 64]
-    decoded = [(row["context"], row["batch"]) for row in rows if row["what"] != "prefill"]
-    assert decoded == [(16, 1), (32, 1), (64, 1), (16, 3)]
-    assert len(list(ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}polyline"))) == 3
+    text = run(capsys, "--shape", "tiny", "--suite", "growth", "--json", kept, "--plot", chart)
+    report = json.loads(kept.read_text())
+    rows = report["rows"]
+    assert [row["tokens"] for row in rows if row["series"] == "prefill"] == [16, 32, 64]
+    decoded = [(row["context"], row["batch"]) for row in rows if row["series"] != "prefill"]
+    assert decoded == [(16, 1), (32, 1), (64, 1), (16, 1), (16, 3)]
+    assert len(list(ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}polyline"))) == 4
+    context, prefill, batch = report["slopes"]
+    assert [context["series"], prefill["series"], batch["series"]] == ["context", "prefill", "batch"]
+    read = report["ceilings"]["read"]
+    assert context["reading"] == pytest.approx(2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 4 / read)
+    assert prefill["reading"] < 0 < prefill["computing"]  # a long prompt shares the weights that are read
+    assert "a token more before it adds" in text
 
 
 @pytest.mark.parametrize(
@@ -360,7 +378,9 @@ def test_tiles_are_timed():
     assert gpu_report.tuned({"a": [8, 8]}, report) == {"a": [8, 8]}
 
 
-@pytest.mark.parametrize("module", [case, gpu_report, machine, model_suite, right, benchmarks_report, svg, timing])
+@pytest.mark.parametrize(
+    "module", [case, gpu_report, growth, machine, model_suite, right, benchmarks_report, svg, timing]
+)
 def test_examples(module):
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
