@@ -144,7 +144,8 @@ def story(prompt: str, as_json: bool, **options: Any):
 
 def _generate(prompt: str, *, as_json: bool, **options: Any):
     request = _request(options)
-    generation = _load(options, prompt=prompt).generate(prompt, **request)
+    llama = _load(options, prompt=prompt)
+    generation = llama.generate(prompt, **request)
     _tell_seed(options, generation.seed)
     if as_json:
         for _ in generation:
@@ -163,7 +164,7 @@ def _generate(prompt: str, *, as_json: bool, **options: Any):
     else:
         _print(prompt)
         _stream(generation)
-    click.echo(_summary(generation), err=True)
+    click.echo(_summary(generation, llama), err=True)
 
 
 @llamaspec.command()
@@ -671,9 +672,12 @@ def bench(
             else:
                 _prepare_jax()
                 from benchmarks import model_report as view
+                from benchmarks.machine import keep_read_rate
                 from benchmarks.model_suite import run_suite
 
                 report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or BUILT_IN})
+                if folder := _cache_folder():
+                    keep_read_rate(folder, report["ceilings"])
         _print(view.as_text(report))
         if json_out:
             json_out.write_text(json.dumps(report, indent=1) + "\n")
@@ -1163,12 +1167,27 @@ def _stream(generation: Generation, *, answer: bool = False):
         _print("\n")
 
 
-def _summary(generation: Generation) -> str:
+def _summary(generation: Generation, llama: Llama) -> str:
     first, total, rate = generation.timings
     return (
         f"{generation.prompt_tokens} + {len(generation.ids)} tokens, first after {first:.2f} s, "
-        f"then {rate:.1f} tokens/s, {total:.2f} s in all, ended by {generation.finish_reason}"
+        f"then {rate:.1f} tokens/s{_bandwidth(generation, llama)}, {total:.2f} s in all, "
+        f"ended by {generation.finish_reason}"
     )
+
+
+def _bandwidth(generation: Generation, llama: Llama) -> str:
+    """What decoding read a second, and its share of what `bench` has measured here."""
+    read = llama.bytes_read(generation.prompt_tokens + len(generation.ids) / 2)
+    if not read or not generation.timings.tokens_per_second:
+        return ""
+    reached = read * generation.timings.tokens_per_second
+    from benchmarks.machine import kept_read_rate
+
+    folder = _cache_folder()
+    possible = kept_read_rate(folder) if folder else None
+    share = f", {100 * reached / possible:.0f} % of what bench measured" if possible else ""
+    return f" ({reached / 1e9:.1f} GB/s{share})"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The machine that something is timed on: what it is, and how fast it reads, copies and multiplies."""
 
+import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,7 @@ from model.plan import Device
 
 SLICES = 16  # that a read is summed from: one number is written for 16 that are read
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
+KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -69,6 +71,22 @@ def this_machine(dtype: str) -> Device:
     found = measure_ceilings([dtype])
     name = told["processor"] if jax.default_backend() == "cpu" else told["device"]
     return Device(name, jax.default_backend(), free, found.read, found.flops)
+
+
+def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
+    """Write down what was measured, for programs that have no time to."""
+    named = {name: about()[name] for name in IDENTITY}
+    (folder / KEPT).write_text(json.dumps({**named, "read": ceilings["read"]}))
+
+
+def kept_read_rate(folder: Path) -> float | None:
+    """What `keep_read_rate` wrote down; None where it has not, or on another machine."""
+    try:
+        kept = json.loads((folder / KEPT).read_text())
+    except (OSError, ValueError):
+        return None
+    told = about()
+    return kept.get("read") if all(kept.get(name) == told[name] for name in IDENTITY) else None
 
 
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:

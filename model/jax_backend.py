@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
 from model.checkpoints.checkpoint import Checkpoint
+from model.cost import decode_cost
 from model.forward import decode, forward, prefill
 from model.memory import return_freed_memory
 from model.ops import CPU, XLA, Ops
@@ -128,6 +129,10 @@ class JaxBackend:
         self._cache_dtype = cache_dtype
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=ops))
+
+    def bytes_read(self, position: float) -> float:
+        """What a step of decoding reads at least, with so many tokens before it."""
+        return decode_cost(self._params, self._config, position=position, batch=1).bytes
 
     def start(self) -> Cache:
         """An empty cache. It has room for a whole chunk past the capacity, since the last chunk is padded."""

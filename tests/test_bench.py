@@ -3,6 +3,7 @@
 import doctest
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ from benchmarks.gpu.suite import GRACE, SETTINGS, Found, Part, plan, run_part
 from benchmarks.gpu.tuning import product_of, tune
 from benchmarks.kernel_cases import case, kernel_cases
 from benchmarks.kernel_cases.case import BFLOAT16
-from benchmarks.machine import Ceilings, Sizes, measure_ceilings
+from benchmarks.machine import Ceilings, Sizes, keep_read_rate, kept_read_rate, measure_ceilings
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import skipped, timed, with_shares
 from benchmarks.timing import Effort, Seconds, measure
@@ -126,6 +127,19 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
         assert isinstance(matrix, Quantised) == bool(scheme)
         weights = np.asarray(matrix.weights() if isinstance(matrix, Quantised) else matrix)
         assert np.isfinite(weights).all() and 1e-3 < weights.std() < 10
+
+
+def test_a_story_ends_with_what_it_read_a_second(run, tmp_path: Path):
+    folder = tmp_path / "cache" / "llamaspec"
+    folder.mkdir(parents=True)
+    keep_read_rate(folder, CEILINGS._asdict())
+    assert kept_read_rate(folder) == CEILINGS.read
+    code, _, err = run("story", "--seed", "1", "--max-new-tokens", "8")
+    assert code == 0, err
+    assert re.search(r"then [\d.]+ tokens/s \([\d.]+ GB/s, \d+ % of what bench measured\), ", err)
+    (folder / "machine.json").write_text('{"device": "another", "read": 1}')
+    assert kept_read_rate(folder) is None
+    assert kept_read_rate(tmp_path) is None
 
 
 # Charts
