@@ -13,7 +13,6 @@ from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
-from model.emulation import emulated_ops, roundings, with_roundings
 from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
 from model.memory import check_fits, device_bytes
@@ -170,13 +169,9 @@ def load_backend(
     kernels: str = "auto",
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
-    emulate_activations: str | None = None,
     progress: Progress = no_progress,
 ) -> JaxBackend | ReferenceBackend:
-    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read.
-
-    `emulate_activations` is what `model.emulation.roundings` takes: q8_0 or ggml.
-    """
+    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
     config = checkpoint.config
     capacity = choose_context(context, config.context)
     if backend not in get_args(BackendName):
@@ -186,23 +181,22 @@ def load_backend(
     if cache not in (None, "int8"):
         raise ValueError(f"a cache is int8, or by default what the weights are, not {cache}")
     run = quantised(checkpoint, quantize) if quantize else checkpoint
-    found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
         float64 = np.dtype(np.float64)
         _check_memory(abstract_params(config, dtype=float64, positions=0), config, capacity, cache_dtype=float64)
         check_weights(checkpoint, progress=progress)
-        return ReferenceBackend(load_reference_params(run, found), config, capacity=capacity, int8_cache=cache == "int8")
-    ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
+        return ReferenceBackend(load_reference_params(run), config, capacity=capacity, int8_cache=cache == "int8")
+    ops = choose_ops(kernels)
     weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
-    params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
+    params = abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
     _check_memory(params, config, rows, cache_dtype=cache_dtype)
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
-    params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found)
+    params = load_params(run, dtype=weights, positions=rows, progress=progress)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 
 
