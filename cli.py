@@ -322,6 +322,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
 @click.option("--batch", type=click.IntRange(1), default=1, help="--plan: sequences at once.  [default: 1]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: of the weights that run.")
 @click.option("--quantize", type=click.Choice(SCHEMES), help="--plan: scheme for the matrices.")
+@click.option("--cache", type=click.Choice(["int8"]), help="--plan: of keys and values.")
 @click.option("--device", metavar="NAME", help="--plan: h200, rtx-4090, …  [default: this machine, measured]")
 @json_option
 @click.pass_context

@@ -131,7 +131,7 @@ def choose_subject(
 
 def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
-    quantize: str | None,
+    quantize: str | None, cache: str | None,
 ) -> Plan:  # fmt: skip
     """What `choose_subject` chooses, on a device of `model.plan.DEVICES`, or for None on this machine, measured.
 
@@ -145,7 +145,9 @@ def planned(
     shapes = subject.shapes(capacity)
     where = DEVICES[device] if device else this_machine(subject.dtype)
     return make_plan(
-        subject.name, shapes, subject.config, where, context=capacity, batch=batch, quantize=subject.quantize
+        *(subject.name, shapes, subject.config, where),
+        **{"context": capacity, "batch": batch, "quantize": subject.quantize},
+        cache_dtype=np.dtype(cache) if cache else None,
     )
 
 
@@ -246,7 +248,10 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
         progress(f"{length} tokens", 0.2 + 0.5 * i / len(lengths))
         yield {**prefill_row(subject, programs, params, tokens=length), "series": "prefill"}
         needed = memory_of(
-            *(shapes, subject.config), batch=batch, context=length, chunk=programs.chunk, platform=jax.default_backend()
+            *(shapes, subject.config),
+            **{"batch": batch, "context": length, "chunk": programs.chunk},
+            platform=jax.default_backend(),
+            cache_dtype=np.dtype(subject.dtype),
         )
         row = decode_row(subject, programs, params, context=length)
         yield {**row, "series": "context", "planned_memory": needed.peak}

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from model.cache import position_bytes
 from model.describe import cached_numbers, matrix_weights
 from model.params import Experts, FeedForward, Params
 from reference.config import Config
@@ -24,18 +26,21 @@ class Cost(NamedTuple):
         return self.flops / self.bytes
 
 
-def decode_cost(params: Params, config: Config, *, position: float, batch: int) -> Cost:
+def decode_cost(
+    params: Params, config: Config, *, position: float, batch: int, cache_dtype: np.dtype | None = None
+) -> Cost:
     """One step of `batch` sequences, each with `position` tokens before it.
 
     Every weight is read once, of an embedding that is not the head as well only a row for each token; each weight of a
-    matrix is two operations a token. Keys and values are read once, and each is two operations a query head.
+    matrix is two operations a token. Keys and values are read once, and each is two operations a query head. The cache
+    is of the embedding's dtype, unless `cache_dtype` says otherwise.
     """
     weights = _layer_bytes(params, config) + _bytes((params.norm, params.head))
-    width = params.embedding.dtype.itemsize
-    row = 0 if config.tied else config.dim * width
-    cached = cached_numbers(config) * (position + 1)
-    flops = 2 * matrix_weights(config, head=True) + 2 * cached * config.heads / config.kv_heads
-    return Cost(bytes=weights + batch * (row + cached * width), flops=batch * flops)
+    row = 0 if config.tied else config.dim * params.embedding.dtype.itemsize
+    cached = position_bytes(config, dtype=cache_dtype or params.embedding.dtype) * (position + 1)
+    attention = 2 * cached_numbers(config) * (position + 1) * config.heads / config.kv_heads
+    flops = 2 * matrix_weights(config, head=True) + attention
+    return Cost(bytes=weights + batch * (row + cached), flops=batch * flops)
 
 
 def decode_bytes(params: Params, config: Config, *, position: float, batch: int) -> dict[str, float]:
@@ -51,7 +56,7 @@ def decode_bytes(params: Params, config: Config, *, position: float, batch: int)
     }
     read = {f"{op} product": float(_bytes(tree)) for op, tree in products.items()}
     read["moe_add product"] += _bytes(_experts(params)) * _share_chosen(config)
-    cached = cached_numbers(config) * (position + 1) * params.embedding.dtype.itemsize
+    cached = position_bytes(config, dtype=params.embedding.dtype) * (position + 1)
     return {part: count for part, count in {**read, "attend": batch * cached}.items() if count}
 
 

@@ -132,7 +132,7 @@ class JaxBackend:
 
     def bytes_read(self, position: float) -> float:
         """What a step of decoding reads at least, with so many tokens before it."""
-        return decode_cost(self._params, self._config, position=position, batch=1).bytes
+        return decode_cost(self._params, self._config, position=position, batch=1, cache_dtype=self._cache_dtype).bytes
 
     def start(self) -> Cache:
         """An empty cache. It has room for a whole chunk past the capacity, since the last chunk is padded."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from model.cache import cache_bytes
 from model.ops import LONGEST_SPAN, MOST_DECODED
@@ -39,7 +40,9 @@ class Memory(NamedTuple):
         return max(self.process + running, self.compiling)
 
 
-def memory_of(params: Params, config: Config, *, batch: int, context: int, chunk: int, platform: str) -> Memory:
+def memory_of(
+    params: Params, config: Config, *, batch: int, context: int, chunk: int, platform: str, cache_dtype: np.dtype
+) -> Memory:
     """For sequences of up to `context` tokens, which are read `chunk` at a time. `params` may be only shapes."""
     chunk = min(chunk, context)
     capacity = context + chunk  # the last chunk of a prompt is padded
@@ -47,7 +50,7 @@ def memory_of(params: Params, config: Config, *, batch: int, context: int, chunk
     on_cpu = platform == "cpu"
     return Memory(
         weights=weight_bytes(params),
-        cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=params.embedding.dtype),
+        cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
         activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity),
         logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
         process=PROCESS + PROGRAMS[0] + layers * PROGRAMS[1] if on_cpu else 0,

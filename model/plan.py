@@ -7,6 +7,8 @@ that is reached.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from model.cost import Cost, decode_cost, prefill_cost
 from model.jax_backend import CHUNK
 from model.memory import Memory, gigabytes, memory_of
@@ -73,6 +75,7 @@ class Plan(NamedTuple):
     name: str
     dtype: str
     quantize: str | None
+    cache: str  # dtype
     context: int
     batch: int
     device: Device
@@ -85,7 +88,7 @@ class Plan(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize},
+            **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
             **{"context": self.context, "batch": self.batch},
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
             "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
@@ -94,29 +97,33 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    name: str, params: Params, config: Config, device: Device, *, context: int, batch: int, quantize: str | None
-) -> Plan:
+    name: str, params: Params, config: Config, device: Device, *,
+    context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None,
+) -> Plan:  # fmt: skip
     """For `batch` sequences of up to `context` tokens. `params` are shapes, as `model.params.abstract_params` has them.
 
-    Raises ValueError for a dtype that the device has no rate for.
+    The cache is of the embedding's dtype, unless `cache_dtype` says otherwise. Raises ValueError for a dtype that the
+    device has no rate for.
     """
     dtype = params.embedding.dtype.name
+    cache = cache_dtype or params.embedding.dtype
     if dtype not in device.flops:
         raise ValueError(f"how fast {device.name} multiplies {dtype} is not known")
 
     def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
         return Work(what, after, tokens * batch, cost, device.seconds(cost, dtype), device.waits_for(cost, dtype))
 
+    chunk, platform = CHUNK[device.platform], device.platform
     return Plan(
-        *(name, dtype, quantize, context, batch, device),
+        *(name, dtype, quantize, cache.name, context, batch, device),
         memory=memory_of(
-            params, config, batch=batch, context=context, chunk=CHUNK[device.platform], platform=device.platform
+            params, config, batch=batch, context=context, chunk=chunk, platform=platform, cache_dtype=cache
         ),
         work=[
             work("prefill", 0, context, prefill_cost(params, config, tokens=context, batch=batch)),
             *(
-                work("decode", after, 1, decode_cost(params, config, position=after, batch=batch))
-                for after in sorted({0, context // 2, context - 1})
+                work("decode", at, 1, decode_cost(params, config, position=at, batch=batch, cache_dtype=cache))
+                for at in sorted({0, context // 2, context - 1})
             ),
         ],
     )
@@ -126,6 +133,7 @@ def as_text(plan: Plan) -> str:
     """For a person."""
     device = plan.device
     scheme = f", matrices in {plan.quantize}" if plan.quantize else ""
+    scheme += f", a cache of {plan.cache}" if plan.cache != plan.dtype else ""
     lines = [
         f"{plan.name}, {plan.dtype}{scheme}: {plan.batch} x {plan.context:,} tokens",
         f"{device.name}: {gigabytes(int(device.memory))} of memory that are free, {device.bandwidth / 1e9:,.0f} GB/s, "

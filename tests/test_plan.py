@@ -102,6 +102,18 @@ def test_several_sequences_share_the_weights_and_nothing_else():
         assert together.cost.intensity >= alone.cost.intensity
 
 
+def test_a_cache_of_int8_is_half_of_bfloat16_and_its_scales(run):
+    narrow, plain = (
+        json.loads(run("inspect", "--plan", "--shape", "llama-3.1-8b", "--device", "h200", "--json", *cache)[1])
+        for cache in (("--cache", "int8"), ())
+    )
+    assert (narrow["cache"], plain["cache"]) == ("int8", "bfloat16")
+    angles = (4096 + 256) * 128 * 4
+    ratio = (narrow["memory"]["cache"] - angles) / (plain["memory"]["cache"] - angles)
+    assert ratio == (128 + 4) / (2 * 128)  # codes and a scale, and bfloat16
+    assert narrow["work"][-1]["bytes_per_token"] < plain["work"][-1]["bytes_per_token"]
+
+
 def test_arrays_and_their_shapes_cost_the_same():
     config = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4, tied=True)
     shapes = abstract_params(config, dtype=FLOAT32, positions=128)
@@ -114,7 +126,8 @@ def test_on_a_gpu_only_arrays_count():
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
     on_cpu, on_gpu = (
-        memory_of(shapes, config, batch=1, context=64, chunk=64, platform=platform) for platform in ("cpu", "gpu")
+        memory_of(shapes, config, batch=1, context=64, chunk=64, platform=platform, cache_dtype=FLOAT32)
+        for platform in ("cpu", "gpu")
     )
     assert on_gpu.process == on_gpu.compiling == 0 < on_cpu.process < on_cpu.compiling
     assert on_gpu.peak == on_gpu.weights + on_gpu.cache + on_gpu.activations + on_gpu.logits
