@@ -14,6 +14,7 @@ dividing their scales, as their codes stay. SmoothQuant divides norms alone. Emb
 experts see all tokens, since one that the text seldom chooses would else be fitted to very few.
 """
 
+import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,7 +42,7 @@ from reference.quantizers.blocks import Quantized
 EMBEDDING = "model.embed_tokens.weight"
 WINDOW = 512  # tokens, or the context of a model that has less
 WINDOWS = 128  # at most: as many as AWQ and GPTQ are usually given
-CHARACTERS = 1 << 20  # of a file, which are more tokens than that
+BYTES = 1 << 20  # of a file: with 4 to a token, four times what these windows hold
 
 Part = Affine | Quantized
 
@@ -51,12 +52,12 @@ def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int
 
     Raises CheckpointError for a file that cannot be read, is not UTF-8, or holds fewer tokens than one window.
     """
-    with os_errors(path):
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read(CHARACTERS)
-        except UnicodeDecodeError as error:
-            raise refused(path, f"is not UTF-8: {error.reason} at byte {error.start}") from error
+    with os_errors(path), open(path, "rb") as file:
+        data = file.read(BYTES)
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < BYTES)
+    except UnicodeDecodeError as error:
+        raise refused(path, f"is not UTF-8: {error.reason} at byte {error.start}") from error
     if not text.strip():
         raise refused(path, "holds no text to calibrate with")
     begin = [] if tokenizer.bos is None else [tokenizer.bos]
@@ -121,10 +122,9 @@ class _Walk:
             self._current = -1
         while self._current < layer:
             self._results = {}
-            self._current += 1
-            work = _Layer(self._checkpoint, self._current, self._method, self._progress)
+            work = _Layer(self._checkpoint, self._current + 1, self._method, self._progress)
             self._streams = work.pass_through(self._streams)
-            self._results = work.results()
+            self._current, self._results = self._current + 1, work.results()
             self._checkpoint.release()
         return self._results[name]
 
