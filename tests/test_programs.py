@@ -1,15 +1,22 @@
 """Two compiled programs serve every prompt and turn, and what they are given is in memory once."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
+import numpy as np
 import pytest
 
+from model.cache import empty_cache
 from model.chat import Chat
 from model.chat_template import find_template
+from model.forward import forward
 from model.llama import BackendName, Llama, load_backend
+from model.ops import XLA
 from model.options import SamplingOptions
+from model.params import abstract_params
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
@@ -46,6 +53,19 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     for question in ("Hello?", "And then?", "Thank you!"):
         assert [token for token in chat.reply(question, max_new_tokens=30)]
     assert len(compiled) == 2, compiled
+
+
+def test_layers_alike_are_traced_once():
+    config = replace(CONFIG, layers=5)
+    shapes = abstract_params(config, dtype=np.dtype(np.float32), positions=64)
+    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=64, dtype=np.dtype(np.float32)))
+    text = jax.jit(partial(forward, config=config, ops=XLA)).lower(shapes, _ids(1, 8), cache).as_text()
+    assert len(re.findall(r"func\.func private @_block", text)) == 1
+    assert len(re.findall(r"call @_block", text)) == 5
+
+
+def _ids(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 ARGUMENTS = """
