@@ -11,7 +11,7 @@ from model.checkpoints.gguf_writer import SCHEMES as GGUF_SCHEMES
 from model.checkpoints.huggingface_writer import write_huggingface
 from model.checkpoints.llama2c_writer import write_llama2c
 from model.tokenizers.gguf_writer import vocabulary_keys
-from model.tokenizers.of_model import tokenizer_if_any, tokenizer_of
+from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from reference.quantizers.schemes import SCHEMES
 
 Progress = Callable[[str, int], None]
@@ -38,7 +38,7 @@ def check_request(
     if to != "gguf" and dtype:
         raise ValueError("a dtype can be chosen for gguf alone")
     if to != "gguf" and tokenizer and not calibration:
-        raise ValueError("a tokenizer can be chosen for gguf, or for a calibration, alone")
+        raise ValueError("a tokenizer can be chosen for gguf alone, or with a calibration")
     if dtype and quantize:
         raise ValueError(f"matrices are either {dtype} or {quantize}")
     if dtype and dtype not in FLOATS:
@@ -60,10 +60,11 @@ def convert(
     """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
 
     Matrices are quantised by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
-    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template. The schemes that
-    are `CALIBRATED` quantise for a text, in the file `calibration`, and tell `calibrating` of each layer and what share
-    of it is done. Returns what a person should know, a line each. Raises ValueError for a request that `check_request`
-    refuses, CheckpointError for files, or a model that the format cannot hold.
+    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template; what is inside one
+    becomes files of a directory. The schemes that are `CALIBRATED` quantise for a text, in the file `calibration`, and
+    tell `calibrating` of each layer and what share of it is done. Returns what a person should know, a line each.
+    Raises ValueError for a request that `check_request` refuses, CheckpointError for files, or a model that the format
+    cannot hold.
     """
     check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
     if to == "gguf":
@@ -75,10 +76,24 @@ def convert(
             written = _calibrated(checkpoint, calibration, quantize, tokenizer=tokenizer, progress=calibrating)
         else:
             written = quantised(checkpoint, quantize) if quantize else checkpoint
-        write_huggingface(written, destination, int8_activations=quantize == "smoothquant", progress=progress)
-    if checkpoint.format.startswith("gguf"):
+        files = _files_inside(checkpoint)
+        int8 = quantize == "smoothquant"
+        write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
+    if to == "llama2c" and checkpoint.format.startswith("gguf"):
         return [f"the tokenizer stays inside {checkpoint.path}: name it with --tokenizer"]
     return []
+
+
+def _files_inside(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """A GGUF file's own tokenizer and chat template, as files."""
+    found = tokenizer_inside(checkpoint)
+    if found is None:
+        return {}
+    from model.tokenizers.huggingface_writer import tokenizer_files
+
+    template = template_of(found, checkpoint.path)
+    eos = min(checkpoint.stops, default=None)
+    return tokenizer_files(found, eos=eos, template=template.source if template else None)
 
 
 def _calibrated(

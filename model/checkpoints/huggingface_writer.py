@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ def write_huggingface(
     checkpoint: Checkpoint,
     directory: str | Path,
     *,
+    files: Mapping[str, bytes] | None = None,
     int8_activations: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> None:
@@ -35,7 +36,8 @@ def write_huggingface(
 
     Quantised matrices are written as compressed-tensors has them, their scales in float32 unless they are exponents.
     `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
-    Tokenizer files and chat template that lie in or beside the source, under their usual names, come along.
+    Tokenizer files and chat template that lie in or beside the source, under their usual names, come along; `files` in
+    their place.
     `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
     directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
     or compressed-tensors cannot hold its codes.
@@ -56,7 +58,9 @@ def write_huggingface(
     with new_directory(directory) as staged:
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
-        for companion in _companions(Path(checkpoint.path)):
+        for name, data in (files or {}).items():
+            (staged / name).write_bytes(data)
+        for companion in [] if files else _companions(Path(checkpoint.path)):
             shutil.copyfile(companion, staged / companion.name)
         with open(staged / "model.safetensors", "wb") as file:
             file.write(header)

@@ -17,7 +17,7 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
     """
     beside = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else beside if beside.is_dir() else beside.parent
-    inside = _inside(checkpoint) if tokenizer is None else None
+    inside = tokenizer_inside(checkpoint) if tokenizer is None else None
     found = inside or load_tokenizer(path)
     vocab = checkpoint.config.vocab
     if not vocab - vocab // PADDING <= found.vocab <= vocab:
@@ -29,12 +29,13 @@ def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> To
     """`tokenizer_of`, but None where no path is given and there is no tokenizer in or beside the model."""
     beside = Path(checkpoint.path)
     folder = beside if beside.is_dir() else beside.parent
-    if tokenizer is None and not any((folder / name).exists() for name in NAMES) and not _inside(checkpoint):
+    if tokenizer is None and not any((folder / name).exists() for name in NAMES) and not tokenizer_inside(checkpoint):
         return None
     return tokenizer_of(checkpoint, tokenizer)
 
 
-def _inside(checkpoint: Checkpoint) -> Tokenizer | None:
+def tokenizer_inside(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer inside the model's file, a GGUF; None where there is none."""
     if not checkpoint.format.startswith("gguf"):
         return None
     from model.tokenizers.gguf import read_gguf

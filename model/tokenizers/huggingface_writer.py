@@ -1,0 +1,60 @@
+"""A tokenizer as Hugging Face's directories have it: the files that this package and transformers read."""
+
+import json
+from typing import Any
+
+from model.tokenizers.huggingface import HuggingFaceTokenizer
+from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
+from model.tokenizers.tokenizer import Tokenizer
+
+
+def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, template: str | None) -> dict[str, bytes]:
+    """By their names: tokenizer.model or tokenizer.json, tokenizer_config.json, chat_template.jinja for a template.
+
+    Both say whether texts begin with BOS. Raises TypeError for a tokenizer of another kind.
+    """
+    config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False}
+    for name, id in (("bos_token", tokenizer.bos), ("eos_token", eos)):
+        if id is not None:
+            config[name] = tokenizer.piece(id)
+    match tokenizer:
+        case SentencePieceTokenizer():
+            config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False}
+            files = {"tokenizer.model": _model(tokenizer)}
+        case HuggingFaceTokenizer(dummy_prefix=False):
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+            files = {"tokenizer.json": _as_json(_spec(tokenizer))}
+        case _:
+            raise TypeError(f"{type(tokenizer).__name__} is not written")
+    files["tokenizer_config.json"] = _as_json(config)
+    if template is not None:
+        files["chat_template.jinja"] = template.encode()
+    return files
+
+
+def _model(tokenizer: SentencePieceTokenizer) -> bytes:
+    """SentencePiece looks for BOS by its piece, which "" is not."""
+    proto = tokenizer.proto()
+    proto.trainer_spec.bos_piece = "" if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
+    return proto.SerializeToString()
+
+
+def _spec(tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
+    """What puts BOS in front is a template."""
+    if tokenizer.bos is None:
+        return tokenizer.spec() | {"post_processor": None}
+    name = tokenizer.piece(tokenizer.bos)
+    begin = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": part, "type_id": i}} for i, part in enumerate("AB"))
+    return tokenizer.spec() | {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, first],
+            "pair": [begin, first, {"SpecialToken": {"id": name, "type_id": 1}}, second],
+            "special_tokens": {name: {"id": name, "ids": [tokenizer.bos], "tokens": [name]}},
+        }
+    }
+
+
+def _as_json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode()
