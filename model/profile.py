@@ -11,7 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ SAMPLE = "sample"  # that of drawing a token, in `model.sampling`
 REST = "rest"
 CONTROL_FLOW = ("while", "conditional", "call")  # whose instructions are traced themselves
 
-CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?([^}\s]+(?:, %[^}\s,]+)*)")  # computations
+CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")  # computations
 
 Trace = dict[str, Any]  # in the format of Chrome's trace viewer, which Perfetto opens
 
@@ -92,10 +92,8 @@ def parts_of(hlo: str) -> dict[str, str]:
         elif found := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([\w\-]+)\(", line):
             name, kinds[name] = found[1], found[2]
             inside[name] = computation
-            for group in re.findall(
-                r"(?:calls|to_apply|body|condition|_computations?)=\{?([^}\s]+(?:, %[^}\s,]+)*)", line
-            ):
-                called.update((other.strip("%,"), name) for other in group.split(", "))
+            for listed in CALLS.findall(line):
+                called.update((other.strip("%"), name) for other in listed.split(", "))
             scopes = re.search(r'op_name="([^"]*)"', line)
             if scopes and (part := _part(scopes[1].split("/"))):
                 own[name] = held[computation] = part
@@ -143,7 +141,7 @@ def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, 
     known = [event for event in ran if event.instruction in kinds]
     edges = [(start, 0, ""), (end, 0, "")]
     latest = None
-    for event, after in zip(known, [*known[1:], None], strict=True):
+    for event, after in zip_longest(known, known[1:]):
         latest = event if latest is None or event.end > latest.end else latest
         stop = event.end
         if after and latest is event and after.start > stop and after.thread != event.thread:

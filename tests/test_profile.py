@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model.profile import Event, events_of, parts_of, seconds_by
@@ -64,6 +64,7 @@ events = st.builds(
 
 
 @given(ran=st.lists(events, max_size=12), last=st.floats(100, 300))
+@example(ran=[], last=100.0)
 def test_shares_are_the_whole_span(ran: list[Event], last: float):
     ran = sorted(ran, key=lambda event: event.start)
     spent = seconds_by(ran, {"a": "A", "b": "B", "c": "A"}, start=0.0, end=last)
