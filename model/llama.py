@@ -13,6 +13,7 @@ from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
+from model.emulation import emulated_ops, roundings, with_roundings
 from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
 from model.memory import check_fits, device_bytes
@@ -169,9 +170,13 @@ def load_backend(
     kernels: str = "auto",
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
+    emulate_activations: str | None = None,
     progress: Progress = no_progress,
 ) -> JaxBackend | ReferenceBackend:
-    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read."""
+    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read.
+
+    `emulate_activations` is what `model.emulation.roundings` takes: q8_0 or ggml.
+    """
     config = checkpoint.config
     capacity = choose_context(context, config.context)
     if backend not in get_args(BackendName):
@@ -181,22 +186,24 @@ def load_backend(
     if cache not in (None, "int8"):
         raise ValueError(f"a cache is int8, or by default what the weights are, not {cache}")
     run = quantised(checkpoint, quantize) if quantize else checkpoint
+    found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
         float64 = np.dtype(np.float64)
         _check_memory(abstract_params(config, dtype=float64, positions=0), config, capacity, cache_dtype=float64)
         check_weights(checkpoint, progress=progress)
-        return ReferenceBackend(load_reference_params(run), config, capacity=capacity, int8_cache=cache == "int8")
-    ops = choose_ops(kernels)
+        exact = load_reference_params(run, found)
+        return ReferenceBackend(exact, config, capacity=capacity, int8_cache=cache == "int8")
+    ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
     weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
-    params = abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors)
+    params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
     _check_memory(params, config, rows, cache_dtype=cache_dtype)
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
-    params = load_params(run, dtype=weights, positions=rows, progress=progress)
+    params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 
 

@@ -332,7 +332,8 @@ class Ops(NamedTuple):
     norm_logits: Callable[..., Array]
 
 
-def _plain(product: Product) -> Ops:
+def plain(product: Product) -> Ops:
+    """The table whose products are all `product`."""
     return Ops(
         norm_qkv=partial(norm_qkv, product=product),
         attend=attend,
@@ -344,5 +345,5 @@ def _plain(product: Product) -> Ops:
     )
 
 
-XLA = _plain(dot)
-CPU = _plain(cpu_product)
+XLA = plain(dot)
+CPU = plain(cpu_product)

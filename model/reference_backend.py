@@ -1,6 +1,6 @@
 """The NumPy reference behind a generation: the interface of `model.jax_backend`, to compare with and to learn from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 
 import jax
@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import exact_parts
+from model.emulation import RoundingArray
 from model.options import SamplingOptions
 from model.sampling import random_key, uniform
 from reference.config import Config
@@ -107,22 +108,32 @@ def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, 
     return kv_cache.dequantize(kv_cache.quantize(x))
 
 
-def load_reference_params(checkpoint: Checkpoint) -> Params:
-    """Every tensor of `checkpoint` in float64: of quantised ones, the weights that their codes stand for."""
-    config = checkpoint.config
+def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None) -> Params:
+    """Every tensor of `checkpoint` in float64: of quantised ones, the weights that their codes stand for.
+
+    `roundings` are those of `model.emulation`, for the matrices that they name.
+    """
+    config, rounded_to = checkpoint.config, roundings or {}
+
+    def rounding(matrix: np.ndarray, name: str) -> np.ndarray:
+        return RoundingArray.of(matrix, rounded_to[name]) if name in rounded_to else matrix
 
     def tensor(name: str) -> np.ndarray:
         stored = checkpoint.tensors[name]
         return np.concatenate(list(exact_parts(stored))) if stored.codes else stored.read().astype(np.float64)
 
     def linear(name: str, *, bias: bool = False) -> Linear:
-        return Linear(tensor(f"{name}.weight"), tensor(f"{name}.bias") if bias else None)
+        weight = rounding(tensor(f"{name}.weight"), f"{name}.weight")
+        return Linear(weight, tensor(f"{name}.bias") if bias else None)
 
     def feed_forward(prefix: str) -> FeedForward | Experts:
         if config.experts:
             moe = f"{prefix}.block_sparse_moe"
             gate, down, up = (
-                np.stack([tensor(f"{moe}.experts.{e}.{w}.weight") for e in range(config.experts)])
+                rounding(
+                    np.stack([tensor(f"{moe}.experts.{e}.{w}.weight") for e in range(config.experts)]),
+                    f"{moe}.experts.0.{w}.weight",
+                )
                 for w in ("w1", "w2", "w3")
             )
             return Experts(tensor(f"{moe}.gate.weight"), gate=gate, up=up, down=down)
@@ -142,10 +153,10 @@ def load_reference_params(checkpoint: Checkpoint) -> Params:
             ffn=feed_forward(prefix),
         )
 
-    embedding = tensor("model.embed_tokens.weight")
+    embedding, head = tensor("model.embed_tokens.weight"), "lm_head.weight"
     return Params(
         embedding=embedding,
         layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
         norm=tensor("model.norm.weight"),
-        head=embedding if config.tied else tensor("lm_head.weight"),
+        head=rounding(embedding, "model.embed_tokens.weight") if config.tied else rounding(tensor(head), head),
     )

@@ -57,6 +57,7 @@ class Tensor(NamedTuple):
     dtype: np.dtype  # as `read` returns it
     read: Callable[[], np.ndarray]  # may be a read-only view of the file; of quantised weights, rounded to float32
     codes: Codes | None = None  # of a quantised matrix
+    type: str | None = None  # ggml's name of how a GGUF file stores it
 
     @property
     def bytes(self) -> int:

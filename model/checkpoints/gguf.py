@@ -77,7 +77,7 @@ def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], entry: Entry, p
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)
     read = partial(_read, file, entry, heads=place.heads)
     codes = blocks.codes_of(file, entry, heads=place.heads) if is_matrix(name) else None
-    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes)
+    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes, entry.type)
 
 
 def _read(file: MappedFile, entry: Entry, *, heads: int) -> Shaped[np.ndarray, "..."]:

@@ -1,0 +1,170 @@
+"""Activations as llama.cpp rounds them before a product (`reference.quantizers.ggml_activations`), on both backends.
+
+A matrix carries what it rounds its vectors to, so that the model's text never forks: in JAX as a pytree around the
+matrix, which `emulating` tells a product of; in NumPy as an array that rounds what is multiplied by it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.ops import CPU, XLA, Ops, Product, cpu_product, dot, plain
+from model.params import Experts, Layer, Linear, Params
+
+BLOCK = 32
+SUPERBLOCK = 256
+
+
+def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
+    """What the activations of each matrix are rounded to, by the tensor's name: one of `ROUNDINGS`.
+
+    `emulate` is q8_0, for all that is quantised, or ggml, for what llama.cpp takes for the type of each tensor of a
+    GGUF file. Raises ValueError for another name, for a model that has nothing to emulate, and for matrices that are
+    multiplied together here and rounded apart there.
+    """
+    from reference.quantizers.ggml_activations import ROUNDING_OF  # here, since other runs need not wait for it
+
+    matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+    named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}
+    if emulate == "ggml":
+        found = named
+    elif emulate == "q8_0":
+        blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_k")}
+        found = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
+    else:
+        raise ValueError(f"activations can be rounded as q8_0 or ggml has them, not {emulate}")
+    if not found:
+        raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
+    for name in checkpoint.tensors:
+        for first, second in (("q_proj", "k_proj"), ("q_proj", "v_proj"), ("gate_proj", "up_proj"), (".w1.", ".w3.")):
+            if first in name and found.get(name) != found.get(other := name.replace(first, second)):
+                raise ValueError(f"{checkpoint.path}: {name} and {other} are of types whose activations differ")
+    return found
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rounding:
+    """A matrix, and what the vectors that it is multiplied by are rounded to."""
+
+    weight: Any  # a `model.params.Matrix`
+    to: str = field(metadata={"static": True})
+
+
+def emulating(product: Product) -> Product:
+    """`product`, for matrices that round and for those that do not."""
+
+    def rounded(x: Float[Array, "*batch cols"], weight: Any) -> Float[Array, "*batch rows"]:
+        if isinstance(weight, Rounding):
+            return product(ROUNDINGS[weight.to](x.astype(jnp.float32)), weight.weight)
+        return product(x, weight)
+
+    return rounded
+
+
+EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
+
+
+def emulated_ops(ops: Ops) -> Ops:
+    """The table with `emulating` products. Raises ValueError for one of kernels."""
+    if ops not in EMULATED:
+        raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
+    return EMULATED[ops]
+
+
+def with_roundings(params: Params, found: dict[str, str]) -> Params:
+    """`params`, or their shapes, whose matrices round what they are multiplied by as `roundings` says."""
+
+    def matrix(weight: Any, name: str) -> Any:
+        return Rounding(weight, found[name]) if name in found else weight
+
+    def linear(given: Linear, name: str) -> Linear:
+        return given._replace(weight=matrix(given.weight, f"{name}.weight"))
+
+    def layer(given: Layer, prefix: str) -> Layer:
+        ffn = given.ffn
+        if isinstance(ffn, Experts):
+            moe = f"{prefix}.block_sparse_moe"
+            experts = [
+                each._replace(
+                    gate_up=linear(each.gate_up, f"{moe}.experts.{e}.w1"),
+                    down=linear(each.down, f"{moe}.experts.{e}.w2"),
+                )
+                for e, each in enumerate(ffn.experts)
+            ]
+            ffn = Experts(matrix(ffn.router, f"{moe}.gate.weight"), experts)
+        else:
+            ffn = ffn._replace(
+                gate_up=linear(ffn.gate_up, f"{prefix}.mlp.gate_proj"), down=linear(ffn.down, f"{prefix}.mlp.down_proj")
+            )
+        attention = f"{prefix}.self_attn"
+        return given._replace(
+            qkv=linear(given.qkv, f"{attention}.q_proj"), o=linear(given.o, f"{attention}.o_proj"), ffn=ffn
+        )
+
+    tied = params.head is params.embedding
+    return params._replace(
+        layers=[layer(given, f"model.layers.{i}") for i, given in enumerate(params.layers)],
+        head=matrix(params.head, "model.embed_tokens.weight" if tied else "lm_head.weight"),
+    )
+
+
+class RoundingArray(np.ndarray):
+    """A matrix of NumPy that rounds the vectors which it is multiplied by; `x @ matrix.T` is all it is made for."""
+
+    rounding: Callable[[np.ndarray], np.ndarray] | None
+
+    @classmethod
+    def of(cls, matrix: np.ndarray, to: str) -> "RoundingArray":
+        from reference.quantizers.ggml_activations import ROUNDINGS
+
+        array = matrix.view(cls)
+        array.rounding = ROUNDINGS[to]
+        return array
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.rounding = getattr(source, "rounding", None)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(each) for each in inputs]
+        if ufunc is np.matmul and inputs[1] is self and self.rounding:
+            arrays[0] = self.rounding(arrays[0])
+        return getattr(ufunc, method)(*arrays, **options)
+
+
+def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
+    """`ggml_activations.q8_0` in float32, which holds its results exactly."""
+    cols = x.shape[-1]
+    blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]).reshape(*x.shape[:-1], -1, BLOCK)
+    most = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    factor = jnp.where(most == 0, 0, 127 / most)
+    d = (most / 127).astype(jnp.float16).astype(jnp.float32)
+    return (jnp.round(blocks * factor) * d).reshape(*x.shape[:-1], -1)[..., :cols]
+
+
+def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
+    """`ggml_activations.q8_k`, each number rounded once to float32."""
+    blocks = x.reshape(*x.shape[:-1], -1, SUPERBLOCK)
+    first = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
+    most = jnp.take_along_axis(blocks, first, axis=-1)
+    factor = jnp.where(most == 0, 0, -127 / most)
+    d = jnp.where(most == 0, 0, 1 / factor)
+    return (jnp.minimum(jnp.round(blocks * factor), 127) * d).reshape(x.shape)
+
+
+def _cast(dtype: Any) -> Callable[[Array], Array]:
+    return lambda x: x.astype(dtype).astype(jnp.float32)
+
+
+ROUNDINGS: dict[str, Callable[[Array], Array]] = {
+    "q8_0": q8_0,
+    "q8_k": q8_k,
+    "bfloat16": _cast(jnp.bfloat16),
+    "float16": _cast(jnp.float16),
+}

@@ -1,0 +1,82 @@
+r"""What llama.cpp multiplies a matrix by: not a vector x itself, but x rounded to a type that goes with the matrix's.
+
+(https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
+So a product of quantised numbers is one of integers. For some consecutive numbers of x, d in float32:
+
+    matrix of                            x^          numbers   d                 x^
+    Q8_0 Q4_0 Q5_0 IQ4_NL MXFP4          q8_0        32        max |x| / 127     fl16(d) rint(x fl(127 / max |x|))
+    Q4_1 Q5_1                            q8_1        32        the same; of its sum, see below
+    Q2_K to Q6_K, TQ1_0, TQ2_0           q8_k        256       1 / fl(-127 / x*) d min(127, rint(x fl(-127 / x*)))
+    F16, BF16                            float16, bfloat16     the nearest
+    F32                                  x
+
+x* is the number of largest magnitude, the first of them, with its sign. rint takes ties to the even neighbour, and d
+is not yet rounded to float16 when the codes are made: both differ from the Q8_0 of weights, which `ggml_blocks` has.
+
+The minimum m of a block of Q4_1 or Q5_1 is multiplied by what q8_1 keeps of the sum of x^: d sum(codes), in float16.
+That is no property of x^ alone, so here q8_1 is q8_0, and the product differs by m (fl16(d sum) - fl16(d) sum):
+up to 2^-10 of m sum(x^).
+
+Guaranteed: |x - x^| <= (1/2 + 2^-10) d for q8_0 with d >= 2^-14, (1/2 + 2^-15) |d| for q8_k.
+"""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Float64
+
+from reference.quantizers.ggml_blocks import BLOCK, in_blocks, in_rows, largest
+from reference.quantizers.ggml_superblocks import BLOCK as SUPERBLOCK
+
+Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*batch cols"]]
+
+
+def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
+    """Blocks of 32, the last filled up with zeros.
+
+    >>> q8_0(np.array([127.0, 2.5, -3.5, 0.2]))
+    array([127.,   2.,  -4.,   0.])
+    """
+    cols = x.shape[-1]
+    blocks = in_blocks(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]), BLOCK)
+    most = np.max(np.abs(blocks), axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = np.where(most == 0, 0, np.float32(127) / most)
+        d = (most / np.float32(127)).astype(np.float16)
+    return in_rows(np.rint(blocks * factor) * d.astype(np.float64))[..., :cols]
+
+
+def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
+    """Superblocks of 256. Raises ValueError for rows that are no whole ones.
+
+    >>> q8_k(np.array([[-127.0, 2.5, -3.5, 0.2] * 64]))[0, :4]
+    array([-127.,    2.,   -4.,    0.])
+    """
+    blocks = in_blocks(x, SUPERBLOCK)
+    most = largest(blocks)[..., None]
+    with np.errstate(divide="ignore"):
+        factor = np.where(most == 0, 0, np.float32(-127) / most)
+        d = np.where(most == 0, 0, 1 / factor)
+    return in_rows(np.minimum(np.rint(blocks * factor), 127) * d.astype(np.float64))
+
+
+def bfloat16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
+    """Each number by itself, through float32."""
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def float16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
+    """Each number by itself, through float32."""
+    return x.astype(np.float32).astype(np.float16).astype(np.float64)
+
+
+ROUNDINGS: dict[str, Rounding] = {"q8_0": q8_0, "q8_k": q8_k, "bfloat16": bfloat16, "float16": float16}
+
+_OF = {
+    "q8_0": ("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "MXFP4", "Q4_1", "Q5_1"),
+    "q8_k": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"),
+    "bfloat16": ("BF16",),
+    "float16": ("F16",),
+}
+ROUNDING_OF = {type: rounding for rounding, types in _OF.items() for type in types}  # by the matrix's type
