@@ -82,7 +82,8 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     scores = np.einsum("ihd,jhd->ihj", sizes[0], np.repeat(sizes[1], group, axis=1)) / np.sqrt(q.shape[-1])
     largest = np.max(np.where(np.isneginf(mask)[:, None], 0, scores), axis=-1, initial=0)[..., None]
     off = (64 + (8 + 4 * np.sqrt(q.shape[-1])) * largest) * U + unit
-    alarm = np.expm1(np.minimum(off, 700)) * added  # a score that is off by so much multiplies its weight by e^off
+    # A score that is off by so much multiplies its weight by e^off; 300 of it is past any hard bound, and no overflow.
+    alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = 4 * len(k) * TINY * (1 + float(np.max(sizes[2], initial=0)))
     return Expected(exact.value, exact.error, alarm + underflow, added)
 
