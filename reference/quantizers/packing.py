@@ -43,10 +43,12 @@ def unpack(
     """
     if packed.shape[-1] * 8 % bits:
         raise ValueError(f"{packed.shape[-1]} bytes are no whole number of codes of {bits} bits")
-    fields = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
-    codes = np.bitwise_or.reduce(fields << np.arange(bits, dtype=np.uint8), axis=-1)
-    if stride > 1:
-        codes = codes.reshape(*packed.shape[:-1], -1, stride, 8 // bits).swapaxes(-1, -2)
+    if 8 % bits == 0:  # whole codes in a byte are shifted down, many times faster than bit by bit
+        runs = packed.reshape(*packed.shape[:-1], -1, 1, stride)
+        codes = runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)
+    else:
+        fields = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
+        codes = np.bitwise_or.reduce(fields << np.arange(bits, dtype=np.uint8), axis=-1)
     return codes.reshape(*packed.shape[:-1], -1)
 
 
