@@ -115,6 +115,11 @@ sampling_options = _options(
     click.option("--seed", type=int, help="Same seed, same text.  [default: drawn, and printed]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be given several times."),
 )
+emulate_option = click.option(
+    "--emulate-activations",
+    type=click.Choice(["q8_0", "ggml"]),
+    help="Round what quantised matrices are multiplied by: as llama.cpp does for each type (ggml), or to Q8_0.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
@@ -279,7 +284,7 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
 @click.option("--tokens", "ids", metavar="IDS", help="Comma-separated ids, taken exactly.")
 @click.option("--prompt", metavar="TEXT", help="A text, with BOS where the model's convention has it.")
 @click.option("--out", required=True, metavar="FILE.npy", help="Where the array goes, replacing what is there.")
-@_options(model_option, tokenizer_option, running_options)
+@_options(model_option, tokenizer_option, running_options, emulate_option)
 def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
     """Write what the model predicts after each token.
 
@@ -430,7 +435,7 @@ def convert(source: str, destination: str, **options: Any):
 @click.option("--against", metavar="MODEL2", help="Another model of the same vocabulary: KL divergence from it.")
 @click.option("--by-tensor", is_flag=True, help="With --against: the same for each tensor that differs, alone.")
 @click.option("--stride", type=int, help="Tokens from one window to the next.  [default: half of the context]")
-@_options(tokenizer_option, running_options, json_option)
+@_options(tokenizer_option, running_options, emulate_option, json_option)
 def evaluate(
     model: str,
     text: str,
@@ -444,8 +449,8 @@ def evaluate(
     """Perplexity and bits per byte of a text; what a scheme costs.
 
     The text is read in windows of --context tokens, and each token is scored once. With --against
-    MODEL2, of which --quantize leaves the weights alone, also how far what MODEL predicts is from
-    what MODEL2 does.
+    MODEL2, which runs without --quantize, --cache and --emulate-activations, also how far what MODEL
+    predicts is from what MODEL2 does.
 
     \b
     llamaspec eval Llama-3.2-1B --text wiki.txt
@@ -477,8 +482,9 @@ def evaluate(
     with _progress() as progress:
         running = load_backend(checkpoint, progress=progress, **options)
         if base:
-            quantize = options.pop("quantize")
-            beside = load_backend(base, progress=progress, **options)
+            quantize = options["quantize"]
+            plain = {"quantize": None, "cache": None, "emulate_activations": None}
+            beside = load_backend(base, progress=progress, **options | plain)
             evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
             if by_tensor:
                 run = quantised(checkpoint, quantize) if quantize else checkpoint
