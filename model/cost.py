@@ -27,7 +27,7 @@ class Cost(NamedTuple):
 
 
 def decode_cost(
-    params: Params, config: Config, *, position: float, batch: int, cache_dtype: np.dtype | None = None
+    params: Params, config: Config, *, position: int | float, batch: int, cache_dtype: np.dtype | None = None
 ) -> Cost:
     """One step of `batch` sequences, each with `position` tokens before it.
 
@@ -43,7 +43,7 @@ def decode_cost(
     return Cost(bytes=weights + batch * (row + cached), flops=batch * flops)
 
 
-def decode_bytes(params: Params, config: Config, *, position: float, batch: int) -> dict[str, float]:
+def decode_bytes(params: Params, config: Config, *, position: int | float, batch: int) -> dict[str, float]:
     """What a step reads by part of the model, as `model.profile` names the parts: all but norms and embedding rows."""
     layers = params.layers
     products = {
@@ -57,7 +57,7 @@ def decode_bytes(params: Params, config: Config, *, position: float, batch: int)
     read = {f"{op} product": float(_bytes(tree)) for op, tree in products.items()}
     read["moe_add product"] += _bytes(_experts(params)) * _share_chosen(config)
     cached = position_bytes(config, dtype=params.embedding.dtype) * (position + 1)
-    return {part: count for part, count in {**read, "attend": batch * cached}.items() if count}
+    return {part: count for part, count in {**read, "attend": float(batch * cached)}.items() if count}
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:

@@ -130,7 +130,7 @@ class JaxBackend:
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=ops))
 
-    def bytes_read(self, position: float) -> float:
+    def bytes_read(self, position: int | float) -> float:
         """What a step of decoding reads at least, with so many tokens before it."""
         return decode_cost(self._params, self._config, position=position, batch=1, cache_dtype=self._cache_dtype).bytes
 

@@ -119,9 +119,9 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
     began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
     if began is None:
         raise ValueError(f"the trace has no span {span}")
-    start, end = began
+    start, end = map(float, began)
     ran = [
-        Event(event["tid"], event["ts"], event["ts"] + event["dur"], event["args"]["hlo_op"])
+        Event(event["tid"], float(event["ts"]), float(event["ts"] + event["dur"]), event["args"]["hlo_op"])
         for event in complete
         if "hlo_op" in event.get("args", {}) and start <= event["ts"] <= end
     ]
