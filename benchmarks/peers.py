@@ -31,6 +31,7 @@ from model.checkpoints.huggingface_writer import write_huggingface
 from model.tokenizers.gguf_writer import vocabulary_keys
 from reference.config import Config
 
+ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "peer_workers"
 KEPT = Path(__file__).parent / "results" / "peers.json"
 CONFIG = Config(768, 12, 12, 12, 64, 2048, vocab=32_000, context=1024, eps=1e-5, theta=1e4)
@@ -70,37 +71,29 @@ class Engine(NamedTuple):
 
 
 @contextmanager
-def engine(*command: str, cores: set[int]) -> Iterator[Engine]:
-    """Start one on these cores. Raises ValueError where it ends instead of answering."""
-    threads = {name: str(len(cores)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, **threads},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
-    assert process.stdin and process.stdout
-    requests, answers = process.stdin, process.stdout
+def engine(*command: str, threads: int) -> Iterator[Engine]:
+    """Start one, on this process's cores. Raises ValueError where it ends instead of answering."""
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = {**os.environ, **dict.fromkeys(variables, str(threads))}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes) as process:
+        requests, answers = process.stdin, process.stdout
+        assert requests and answers
 
-    def answer() -> dict[str, Any]:
-        if not (line := answers.readline()):
-            raise ValueError(f"{' '.join(command)} ended with {process.wait()}")
-        return json.loads(line)
+        def answer() -> dict[str, Any]:
+            if not (line := answers.readline()):
+                raise ValueError(f"{' '.join(command)} ended with {process.wait()}")
+            return json.loads(line)
 
-    def ask(request: str, count: int) -> dict[str, Any]:
-        requests.write(json.dumps({request: count}) + "\n")
-        requests.flush()
-        return answer()
+        def ask(request: str, count: int) -> dict[str, Any]:
+            requests.write(json.dumps({request: count}) + "\n")
+            requests.flush()
+            return answer()
 
-    try:
-        yield Engine(ask, answer()["versions"])
-    finally:
-        requests.close()
-        process.terminate()
-        process.wait()
+        try:
+            yield Engine(ask, answer()["versions"])
+        finally:
+            process.terminate()
 
 
 def commands(
@@ -230,7 +223,8 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
     from benchmarks.machine import about
 
-    cores = set(sorted(os.sched_getaffinity(0))[:CORES])
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
+    os.sched_setaffinity(0, cores)  # and with this process all that it starts
     checkpoint = random_checkpoint(TINY if tiny else CONFIG)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         click.echo("writing the models", err=True)
@@ -238,7 +232,7 @@ def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: boo
         engines = {}
         for name, command in commands(Path(folder), checkpoint, **asked).items():
             click.echo(f"starting {name}", err=True)
-            engines[name] = stack.enter_context(engine(*command, cores=cores))
+            engines[name] = stack.enter_context(engine(*command, threads=len(cores)))
         rates, drawn = measure(engines, rounds=rounds, tell=lambda line: click.echo(line, err=True))
         told = about()
         report = {
