@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.random_model import random_shapes
 from model.cache import empty_cache
 from model.forward import decode
 from model.jax_backend import BURST, CACHE, STOPS
 from model.options import SamplingOptions
 from model.pallas_ops import PALLAS, refusals
-from model.params import abstract_params
+from model.pallas_weights import arranged
 from model.sampling import as_arrays
 from model.shapes import SHAPES
 
@@ -22,11 +23,16 @@ CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
-# Models with heads of 64 or 128, for which attention has kernels; in float32 those that are run in it.
+# Models with heads of 64 or 128, for which attention has kernels; in float32 those that are run in it; of the schemes
+# that have kernels, each for one model, and the coarsest for the largest.
 STEPS = (
     *(f"{name} bfloat16" for name, config in SHAPES.items() if config.head_dim in (64, 128)),
     *(f"{name} float32" for name in ("stories-110m", "tinyllama-1.1b")),
-)
+    *(f"{name} bfloat16 {scheme}" for name, scheme in (
+        ("tinyllama-1.1b", "q8"), ("llama-3.1-8b", "q8"), ("llama-3.1-8b", "q8_row"), ("llama-3.1-8b", "q4"),
+        ("llama-3.1-70b", "q4"),
+    )),
+)  # fmt: skip
 
 
 class DecodeStep(NamedTuple):
@@ -42,10 +48,13 @@ class DecodeStep(NamedTuple):
 
 def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     """A step of `STEPS`, with the first so many of the model's layers or with all."""
-    model, dtype = name.split()
+    model, dtype, *schemes = name.split()
     config = replace(SHAPES[model], layers=layers or SHAPES[model].layers)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPES[dtype]))
-    refused = refusals(config, dtype=DTYPES[dtype], capacity=CAPACITY)
+    scheme = schemes[0] if schemes else None
+    params = random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme)
+    params = jax.eval_shape(arranged, params)
+    refused = refusals(config, params, capacity=CAPACITY)
 
     def shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dimensions, dtype)
@@ -53,7 +62,7 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     return DecodeStep(
         function=partial(decode, burst=BURST, config=config, ops=PALLAS),
         arguments=(
-            abstract_params(config, dtype=DTYPES[dtype], positions=CAPACITY),
+            params,
             shape(1),
             cache,
             shape(1, config.vocab, dtype=np.bool_),

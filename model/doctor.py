@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from model.checkpoints.codes import form_of
 from model.jax_backend import choose_ops, prompt_chunk
 from model.memory import device_bytes, gigabytes
 from model.ops import CPU, XLA, Ops
 from model.options import choose_context
-from model.pallas_ops import KERNELS, PALLAS, refusals
+from model.pallas_ops import KERNELS, PALLAS, QUANTISED, refusals
+from model.params import abstract_params
 from model.shapes import SHAPES
+from reference.quantizers.schemes import SCHEMES
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
@@ -31,6 +34,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "memory": {"free": gigabytes(device_bytes())},
         "ops": _table(tables[choose_ops("auto")]),
         "ops on an H200": _table("pallas"),
+        "weights there": {name: "pallas" if form_of(name) in QUANTISED else "xla" for name in SCHEMES},
         "plain there": _plain_shapes(),
         "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},
         "missing": _missing(versions),
@@ -50,7 +54,8 @@ def _plain_shapes() -> dict[str, str]:
     found = {}
     for name, config in SHAPES.items():
         rows = choose_context(None, config.context) + prompt_chunk()
-        reasons = refusals(config, dtype=np.dtype(jnp.bfloat16), capacity=rows)
+        params = abstract_params(config, dtype=np.dtype(jnp.bfloat16), positions=rows)
+        reasons = refusals(config, params, capacity=rows)
         if plain := [op for op, reason in reasons.items() if reason]:
             found[name] = ", ".join(plain)
     return found

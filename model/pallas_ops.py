@@ -2,8 +2,8 @@
 
 Kernels are for decoding: one new token for each of a few sequences, where all time is spent reading weights and cache.
 The products of a prompt's many tokens stay XLA's, whose matrix products reach the tensor cores' speed; its attention is
-ours. What a kernel cannot do (other dtypes, odd widths, heads that are not 64 or 128 wide) it says at trace time, and
-the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead. Quantised matrices are among it, as yet.
+ours. What a kernel cannot do (other dtypes, odd widths, heads that are not 64 or 128 wide, codes that are neither int8
+nor int4) it says at trace time, and the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead.
 
 A module of its own beside `ops`, because Pallas takes a second to import, and only a GPU needs it.
 """
@@ -19,24 +19,29 @@ from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
 from model.ops import XLA, Ops, Positions
-from model.params import FeedForward, Layer, Matrix, Params, abstract_params
-from model.quantised import Quantised
+from model.pallas_weights import Int4Words
+from model.params import FeedForward, Layer, Matrix, Params
+from model.quantised import Int8, Quantised
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_prefill import attention_prefill
 from pallas_kernels.gemv import gemv
+from pallas_kernels.matrix import Codes
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from reference.config import Config
+
+QUANTISED = ("int8", "int4")  # what codes may be that kernels multiply by
 
 
 def norm_qkv(
     x: Float[Array, "batch 1 dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config
 ) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerCache]:
+    _check_cache(cache, x)
     if layer.q_norm is not None:
         raise ValueError("norm_qkv has no norms of q and k")
     _check_float(cache)
     q, k, v = _norm_qkv(
-        _plain(layer.qkv.weight),
+        operand(layer.qkv.weight),
         x[:, 0],
         layer.attention_norm,
         cache.k,
@@ -60,6 +65,7 @@ def attend(
     config: Config,
 ) -> Float[Array, "batch seq width"]:
     _check_float(cache)
+    _check_cache(cache, q)
     start = positions.at[:, 0]
     if q.shape[1] > 1:
         return attention_prefill(q, cache.k, cache.v, start, window=window)
@@ -74,32 +80,47 @@ def _check_float(cache: LayerCache) -> None:
 def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
-    return gemv(_plain(layer.o.weight), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
+    return gemv(operand(layer.o.weight), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
 
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
     assert isinstance(layer.ffn, FeedForward)
     weight, bias = layer.ffn.gate_up
-    return _norm_gate_up(_plain(weight), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
+    return _norm_gate_up(operand(weight), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
 
 def down_add(
     g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
     assert isinstance(layer.ffn, FeedForward)
-    return gemv(_plain(layer.ffn.down.weight), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
+    return gemv(operand(layer.ffn.down.weight), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     rows = x.reshape(-1, config.dim)
-    logits = gemv(_plain(params.head), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
+    logits = gemv(operand(params.head), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
 
 
-def _plain(weight: Matrix) -> Array:
-    if isinstance(weight, Quantised):
-        raise ValueError(f"no kernel here multiplies by quantised weights ({weight.form})")
-    return weight
+def operand(weight: Matrix) -> Array | Codes:
+    """A matrix as kernels take it. Nothing is moved."""
+    if not isinstance(weight, Quantised):
+        return weight
+    if weight.zeros is not None:
+        raise ValueError(f"kernels multiply by no {weight.form} weights with zero points")
+    if isinstance(weight, Int8):
+        one_a_row = weight.scales.shape[1] == 1
+        return Codes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
+    if isinstance(weight, Int4Words):
+        return Codes(weight.codes, weight.scales)
+    if weight.form in QUANTISED:
+        raise ValueError(f"kernels read {weight.form} weights as model.pallas_weights arranges them")
+    raise ValueError(f"kernels multiply by weights in {' and '.join(QUANTISED)}, not in {weight.form}")
+
+
+def _check_cache(cache: LayerCache, x: Array) -> None:
+    if cache.k.dtype != x.dtype:
+        raise ValueError(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
 
 def _routed(name: str, kernel: Callable[..., Any], *, only: bool) -> Callable[..., Any]:
@@ -137,9 +158,12 @@ PALLAS = _table(only=False)
 PALLAS_ONLY = _table(only=True)
 
 
-def refusals(config: Config, *, dtype: np.dtype, capacity: int, batch: int = 1) -> dict[str, str | None]:
-    """For each op, why its kernel cannot do what decoding with this model asks of it; None where it can."""
-    params = abstract_params(config, dtype=dtype, positions=capacity)
+def refusals(config: Config, params: Params, *, capacity: int, batch: int = 1) -> dict[str, str | None]:
+    """For each op, why its kernel cannot do what decoding with this model asks of it; None where it can.
+
+    `params` may be `abstract_params`.
+    """
+    dtype = params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype)).layers[0]
     layer = params.layers[0]
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused, tensor_shapes
 from model.checkpoints.checks import check_finite
+from model.pallas_weights import as_read_here
 from model.quantised import KINDS, Quantised, runs
 from reference.config import Config
 from reference.rope import frequencies
@@ -106,7 +107,7 @@ def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, prog
                 checkpoint.release()
                 done += tensor.bytes * rows / tensor.shape[0]
                 progress("reading weights", done / total)
-        return jax.device_put(buffers, may_alias=True)
+        return as_read_here(jax.device_put(buffers, may_alias=True))
 
     return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
 
@@ -181,7 +182,7 @@ def abstract_params(
     table = jax.ShapeDtypeStruct((positions, config.head_dim // 2), np.float32)
 
     def place(*names: str) -> Any:
-        return _shapes([known[name] for name in names], dtype)
+        return as_read_here(_shapes([known[name] for name in names], dtype))
 
     return _assemble(config, place, Rope(table, table))  # type: ignore
 

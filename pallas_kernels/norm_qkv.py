@@ -4,7 +4,7 @@
 
 RoPE turns the numbers d and d + head_dim / 2 of a head together, so a thread block owns 8 rows of the first half and
 the 8 rows of the second that belong to them. The grid walks over all heads: q's results go to the output, those of k
-and v straight into row `position` of the cache, in pieces of 8 numbers. The loop is that of `gemv.py`.
+and v straight into row `position` of the cache, in pieces of 8 numbers. The loop is that of `gemv`.
 """
 
 from functools import partial
@@ -17,14 +17,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.compat import Target, current_target
-from pallas_kernels.gemv import RowProduct, check_operand, check_product
-from pallas_kernels.tile import Tile, tile_for
+from pallas_kernels.matrix import Matrix, check_operand, product_of
+from pallas_kernels.tile import Tile
 
 PIECE = 8  # rows of W of a run: numbers of a head that a thread block computes in each half
 
 
 def norm_qkv(
-    w: Float[Array, "rows cols"],
+    w: Matrix,
     x: Float[Array, "batch cols"],
     norm: Float[Array, " cols"],
     k: Float[Array, "batch kv_heads capacity head_dim"],
@@ -44,50 +44,52 @@ def norm_qkv(
 ]:
     """q of one new token for each of up to 8 sequences, and the cache with its k and v at `positions`.
 
-    w holds the rows of q, k and v. All in float32 or all in bfloat16, but cos and sin, always float32, of each
-    sequence's position. The caches are written in place where the caller donates them. A position past the capacity
-    is taken for the last one.
+    w holds the rows of q, k and v. All in float32 or all in bfloat16, but W where it is `Codes`, as `gemv` takes them,
+    and cos and sin, always float32, of each sequence's position. The caches are written in place where the caller
+    donates them. A position past the capacity is taken for the last one.
 
     Raises ValueError where `gemv` would, and where head_dim is no multiple of 16.
     """
-    tile = (tile or tile_for("norm_qkv", w.shape[0], w.shape[-1], w.dtype))._replace(rows=PIECE)
     batch, kv_heads, capacity, head_dim = k.shape
-    check_product("norm_qkv", w, x, tile=tile)
     if head_dim % (2 * PIECE):
         raise ValueError(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got {head_dim}")
-    if len(w) != (heads + 2 * kv_heads) * head_dim:
-        raise ValueError(f"norm_qkv takes W of {heads} + 2 x {kv_heads} heads of {head_dim} rows, got {len(w)} rows")
+    product = product_of("norm_qkv", w, x, normed=True, tile=tile, runs=2, rows=PIECE)
+    rows, cols = w.shape
+    if rows != (heads + 2 * kv_heads) * head_dim:
+        raise ValueError(f"norm_qkv takes W of {heads} + 2 x {kv_heads} heads of {head_dim} rows, got {rows} rows")
     if batch != len(x) or not capacity:
         raise ValueError(f"norm_qkv takes a cache for each of {len(x)} vectors, got k {k.shape}")
-    check_operand("norm_qkv", "norm", norm, (w.shape[1],), w.dtype)
-    check_operand("norm_qkv", "bias", bias, (len(w),), w.dtype)
-    check_operand("norm_qkv", "k", k, k.shape, w.dtype)
-    check_operand("norm_qkv", "v", v, k.shape, w.dtype)
-    check_operand("norm_qkv", "positions", positions, (batch,), jnp.dtype(jnp.int32))
+    check_operand("norm_qkv", "norm", norm, (cols,), x.dtype)
+    check_operand("norm_qkv", "bias", bias, (rows,), x.dtype)
+    check_operand("norm_qkv", "k", k, k.shape, x.dtype)
+    check_operand("norm_qkv", "v", v, k.shape, x.dtype)
+    check_operand("norm_qkv", "positions", positions, (batch,), jnp.int32)
     for name, array in (("cos", cos), ("sin", sin)):
-        check_operand("norm_qkv", name, array, (batch, head_dim // 2), jnp.dtype(jnp.float32))
+        check_operand("norm_qkv", name, array, (batch, head_dim // 2), jnp.float32)
     return _norm_qkv(
-        w, x, norm, bias, k, v, positions, cos, sin, heads=heads, eps=eps, tile=tile, target=current_target()
+        w, x, norm, bias, k, v, positions, cos, sin, product=product, heads=heads, eps=eps, target=current_target()
     )
 
 
-@partial(jax.jit, static_argnames=("heads", "eps", "tile", "target"))
-def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, tile: Tile, target: Target):
+@partial(jax.jit, static_argnames=("product", "heads", "eps", "target"))
+def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, product, heads: int, eps: float, target: Target):
     batch, kv_heads, capacity, head_dim = k.shape
-    product = RowProduct(rows=PIECE, runs=2, cols=w.shape[1], batch=batch, stages=tile.stages, dtype=w.dtype)
+    weight = product.operands(w)
+    optional = [] if bias is None else [bias]
     pieces = head_dim // (2 * PIECE)  # thread blocks for a head
     half = head_dim // 2
 
-    def norm_qkv(w_ref, x_ref, norm_ref, k_ref, v_ref, at_ref, cos_ref, sin_ref, *refs, staged, y_smem):
-        (bias_ref,), (q_ref,) = (refs[:1], refs[1:]) if bias is not None else ((None,), refs)
+    def norm_qkv(*refs, staged, y_smem):
+        weight_refs, refs = refs[: len(weight)], refs[len(weight) :]
+        x_ref, norm_ref, k_ref, v_ref, at_ref, cos_ref, sin_ref, *bias_refs, q_ref = refs
         block = lax.axis_index("rows")
         head, d = lax.div(block, pieces), lax.rem(block, pieces) * PIECE  # of all heads; where in its first half
         starts = [pl.multiple_of(head * head_dim + d + offset, PIECE) for offset in (0, half)]
-        dots = product.run(w_ref, starts, x_ref, norm_ref, staged, target, eps=eps)
+        dots = product.run(weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps)
         target.let_next_start()
         turned = (head < heads + kv_heads).astype(jnp.float32)  # v is not
         for b, (first, second) in enumerate(dots):
-            if bias_ref is not None:
+            for bias_ref in bias_refs:
                 first, second = (
                     y + product.load_rows(bias_ref.at[pl.ds(s, PIECE)])
                     for y, s in zip((first, second), starts, strict=True)
@@ -122,7 +124,7 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: f
     kernel = target.kernel(
         norm_qkv,
         out_type=jax.ShapeDtypeStruct((batch, heads, head_dim), x.dtype),
-        grid=(len(w) // (2 * PIECE),),
+        grid=(w.shape[0] // (2 * PIECE),),
         grid_names=("rows",),
         scratch_types={
             "staged": product.scratch(normed=True),
@@ -130,5 +132,6 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: f
         },
     )
     k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
-    q = kernel(w, x, norm, k_ref, v_ref, positions, cos, sin, *([] if bias is None else [bias]))
+    x, norm = product.view(x), product.view(norm)
+    q = kernel(*weight, x, norm, k_ref, v_ref, positions, cos, sin, *optional)
     return q, jax.freeze(k_ref), jax.freeze(v_ref)

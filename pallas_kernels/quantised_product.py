@@ -1,4 +1,4 @@
-r"""The loop of `gemv.RowProduct` for weights that are integer codes, with a scale a row, or a scale a group of columns.
+r"""The loop of `row_product.py` for weights that are integer codes, with a scale a row, or a scale a group of columns.
 
     y = sum_g s_g sum_(k in g) q_k x_k
 
@@ -118,8 +118,8 @@ class QuantisedProduct(ABC):
         return staged
 
     @abstractmethod
-    def operands(self, codes: Array, scales: Array) -> list[Array]:
-        """What the kernel is called with for W. Nothing is moved."""
+    def operands(self, w: Any) -> list[Array]:
+        """What the kernel is called with for W, codes and scales. Nothing is moved."""
 
     def view(self, x: Array) -> Array:
         """Vectors [..., cols], or the norm's one, as `run` takes them. Nothing is moved."""
@@ -324,7 +324,8 @@ class Int8Product(QuantisedProduct):
     share = 16
     offsets = (0.0,) * 4
 
-    def operands(self, codes: Array, scales: Array) -> list[Array]:
+    def operands(self, w: Any) -> list[Array]:
+        codes, scales = w
         codes = codes.reshape(len(codes), self.cols // 128, 128)  # 1024 were too many for one copy
         return [codes, scales]
 
@@ -355,10 +356,10 @@ class Int4Product(QuantisedProduct):
     share = int4.BLOCK
     offsets = tuple((16.0, 256.0)[piece % 2] + int4.ZERO for piece in range(int4.PIECES))
 
-    def operands(self, codes: Array, scales: Array) -> list[Array]:
+    def operands(self, w: Any) -> list[Array]:
         # 16 and 256 come at run time: `and` with a mask and `or` with a register are one instruction, with two
         # constants they are two.
-        return [codes, scales, jnp.asarray(np.array([16, 256], np.float32).view(np.int32))]
+        return [*w, jnp.asarray(np.array([16, 256], np.float32).view(np.int32))]
 
     def _ring(self) -> Any:
         return plgpu.SMEM((self.ring_stages, self.runs, self.rows, CHUNK // int4.PIECES), jnp.int32)

@@ -1,4 +1,9 @@
-"""Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule."""
+"""Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
+
+`tuning/h200.json` is empty as yet: of the tiles that were tried on an H200 none was faster beyond the noise than the
+rule's (benchmarks/LOG.md), and quantised weights have not been tuned. `llamaspec bench --suite kernels --tune FILE`
+fills it.
+"""
 
 import json
 from functools import cache

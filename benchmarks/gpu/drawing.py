@@ -13,11 +13,15 @@ from benchmarks.machine import random_numbers
 MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of eight int4 codes may be anything
 
 
-def draw(case: Case, seed: int) -> list[jax.Array]:
+def draw(case: Case, seed: int) -> list[Any]:
     """Normal numbers where floats are due, codes where integers are, and what the case gives itself."""
+    drawn = jax.tree.leaves(case.arrays)
+    seeds = iter(range(len(drawn) * seed, len(drawn) * (seed + 1)))
     return [
-        jnp.asarray(case.given[i]) if i in case.given else _drawn(len(case.arrays) * seed + i, shape)
-        for i, shape in enumerate(case.arrays)
+        jnp.asarray(case.given[i])
+        if i in case.given
+        else jax.tree.map(lambda shape: _drawn(next(seeds), shape), shapes)
+        for i, shapes in enumerate(case.arrays)
     ]
 
 

@@ -40,7 +40,7 @@ def seconds(form: Callable[..., Any], case: Case, scale: Scale) -> Seconds:
 
     What a case updates in place, which are the last of its results, goes back into the next program.
     """
-    held = sum(a.size * a.dtype.itemsize for a in case.arrays)
+    held = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(case.arrays))
     sets = [draw(case, seed) for seed in range(min(MOST_SETS, max(1, -(-scale.rotated // held))))]
     updated = [[arguments[i] for i in case.donated] for arguments in sets]
     fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
 
+import jax
 import numpy as np
 
 from benchmarks.gpu.clock import Clock
@@ -15,6 +16,7 @@ from model.cost import decode_cost, prefill_cost
 from model.ops import XLA, Ops
 from model.options import SamplingOptions
 from model.pallas_ops import PALLAS
+from model.pallas_weights import arranged
 from model.params import Params
 
 TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
@@ -24,7 +26,7 @@ DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
     """Rows for each model, table of ops and length."""
     for model in scale.models:
-        names = [f"{model.name} {model.dtype} by {table}" for table in TABLES]
+        names = [f"{model.title} by {table}" for table in TABLES]
         if clock.over:
             yield from map(skipped, names)
             continue
@@ -35,14 +37,17 @@ def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
                 continue
             with scale.running() if ops is PALLAS else nullcontext():  # the interpreter wants something to interpret
                 programs = programs_of(model, params, ops, scale)
-                about = {"case": f"{model.name} {model.dtype}", "by": table, "compiling": programs.seconds}
+                about = {"case": model.title, "by": table, "compiling": programs.seconds}
                 for row in _rows(model, params, programs, scale):
                     yield {**about, **row}
         del params
 
 
 def params_of(model: Model, scale: Scale) -> Params:
-    shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=capacity(scale))
+    """Arranged for kernels, which XLA's form of a product reads as well."""
+    rows = capacity(scale)
+    shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=rows, quantize=model.quantize)
+    shapes = jax.eval_shape(arranged, shapes)
     return random_params(shapes, model.config)
 
 

@@ -9,8 +9,13 @@ from typing import Any
 from benchmarks.kernel_cases import OPS, kernel_cases, refusal
 from benchmarks.kernel_cases.attention import attention_decode_cases, attention_paged_cases, attention_prefill_cases
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
-from benchmarks.kernel_cases.products import gemv_cases, norm_gate_up_cases, norm_qkv_cases
-from benchmarks.kernel_cases.quantised import gemv_quantised_cases
+from benchmarks.kernel_cases.products import (
+    gemm_cases,
+    gemv_cases,
+    norm_gate_up_cases,
+    norm_qkv_cases,
+    quantised_cases,
+)
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
 from benchmarks.machine import SIZES, Sizes
 from benchmarks.timing import Effort
@@ -26,6 +31,16 @@ class Model:
     name: str
     config: Config
     dtype: str
+    quantize: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What a report calls it.
+
+        >>> Model("llama-3.1-8b", TINY, "bfloat16", "q4").title
+        'llama-3.1-8b bfloat16 q4'
+        """
+        return " ".join(filter(None, (self.name, self.dtype, self.quantize)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,9 @@ NARROW_HEADS = replace(LONG, dim=1024, heads=32, head_dim=64, ffn=5632, vocab=50
 TINY = Config(
     dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=256, eps=1e-5, theta=1e4, tied=True
 )
-SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)  # of rows of 1024 a few, for codes
+# Of rows of 1024, the shortest that kernels take codes in, a few: before the residual, and after a norm.
+SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)
+WIDE = replace(TINY, dim=1024, heads=1, kv_heads=1, ffn=16, vocab=16)
 TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
 
 
@@ -93,13 +110,20 @@ def _run(case: Case) -> bool:
 
 def tiny_cases() -> Iterator[Case]:
     """A case or two of each kernel, of few thread blocks: the interpreter takes half a second for each."""
-    for op in (norm_qkv_cases, norm_gate_up_cases, gemv_cases, attention_paged_cases, attention_prefill_cases):
+    for op in (
+        norm_qkv_cases, norm_gate_up_cases, gemv_cases, gemm_cases, attention_paged_cases, attention_prefill_cases,
+    ):  # fmt: skip
         yield from op(TINY, BFLOAT16, TINY_WORK)
     for dtype in (FLOAT32, BFLOAT16):
         yield from attention_decode_cases(TINY, dtype, TINY_WORK)
     for op in (layer_row_cases, logit_cases):
         yield from op(TINY, FLOAT32, TINY_WORK)
-    yield from (case for case in gemv_quantised_cases(SHORT, BFLOAT16, TINY_WORK) if "x1024 " in f"{case.name} ")
+    yield from tiny_quantised_cases()
+
+
+def tiny_quantised_cases() -> Iterator[Case]:
+    for config in (SHORT, WIDE):
+        yield from (case for case in quantised_cases(config, BFLOAT16, TINY_WORK) if case.shape.endswith("x1024"))
 
 
 def full() -> Scale:
@@ -121,6 +145,9 @@ def full() -> Scale:
         models=(
             Model("tinyllama-1.1b", tinyllama, "bfloat16"),
             Model("llama-3.1-8b", large, "bfloat16"),
+            Model("llama-3.1-8b", large, "bfloat16", "q8"),
+            Model("llama-3.1-8b", large, "bfloat16", "q4"),
+            Model("tinyllama-1.1b", tinyllama, "bfloat16", "q8"),
             Model("tinyllama-1.1b", tinyllama, "float32"),
         ),
         contexts=(128, 8000),

@@ -13,10 +13,10 @@ from benchmarks.gpu.kernels import seconds
 from benchmarks.gpu.scale import Scale
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, skipped
+from pallas_kernels.matrix import key_of
 from pallas_kernels.tile import Tile, tile_for
 
 STAGES = (3, 4, 6, 8)
-CODES_IN_A_WORD = 8
 
 
 def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
@@ -53,11 +53,7 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
     """What `tile_for` is asked for a case; None without a tile, or for several vectors, which share that of one."""
     op = case.op.split()[0]
-    if op not in ("gemv", "gemv_quantised", "norm_gate_up", "norm_qkv"):
+    if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None
-    rows, cols = case.arrays[0].shape
-    vectors = case.arrays[2 if op == "gemv_quantised" else 1].shape[0]
-    if op == "gemv_quantised":
-        packed = case.arrays[0].dtype == np.int32
-        op, cols = f"{op} {'int4' if packed else 'int8'}", cols * CODES_IN_A_WORD if packed else cols
-    return (op, rows, cols, np.dtype(case.dtype)) if vectors == 1 else None
+    w, x, *_ = case.arrays
+    return (key_of(op, w), *w.shape, np.dtype(case.dtype)) if len(x.shape) == 2 and x.shape[0] == 1 else None

@@ -14,7 +14,8 @@ from benchmarks.gpu_compile.compiler import compile_case, compile_step
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
 from benchmarks.gpu_compile.workers import Failure, call_each
-from benchmarks.kernel_cases import kernel_cases, refusal
+from benchmarks.kernel_cases import SAMPLE, kernel_cases, refusal
+from model.shapes import SHAPES
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu-compile"
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
@@ -23,9 +24,10 @@ VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
-def kernel_table(only: str, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Name, rows and broken gates of every case whose name holds `only`."""
-    names = [name for name in kernel_cases() if only in name and refusal(name) is None]
+def kernel_table(only: str, models: set[str], compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+    """Name, rows and broken gates of every case of these models whose name holds `only`."""
+    wanted = {name: case for name, case in kernel_cases().items() if only in name and models & set(case.models)}
+    names = [name for name in wanted if refusal(name) is None]
     for name, compiled in compile(compile_case, names):
         case = kernel_cases()[name]
         if isinstance(compiled, Failure):
@@ -35,9 +37,10 @@ def kernel_table(only: str, compile: Compile) -> Iterator[tuple[str, list[Row], 
             yield name, [kernel_row(case, kernel) for kernel in kernels], list(broken_by(case, program, kernels))
 
 
-def step_table(only: str, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+def step_table(only: str, models: set[str], compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
     """The same of the decode steps; `only` may begin with "decode step"."""
-    for name, compiled in compile(compile_step, [name for name in STEPS if only in f"decode step {name}"]):
+    names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
+    for name, compiled in compile(compile_step, names):
         if isinstance(compiled, Failure):
             yield name, [], [compiled.reason]
         else:
@@ -49,10 +52,11 @@ def step_table(only: str, compile: Compile) -> Iterator[tuple[str, list[Row], li
 
 @click.command()
 @click.option("--only", default="", help="Cases and steps whose name holds this; nothing is kept then.")
+@click.option("--sample", is_flag=True, help="What two of the models have, and their steps; nothing is kept then.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
 @click.option("--keep/--no-keep", default=True, help="Write benchmarks/results/gpu-compile.json and .md.")
-def main(only: str, limit: float, at_once: int, keep: bool):
+def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
     """Compile, print what came out, fail where a gate does."""
 
     def compile(function: Callable[[str], Any], names: list[str]) -> Iterator[tuple[str, Any]]:
@@ -61,7 +65,8 @@ def main(only: str, limit: float, at_once: int, keep: bool):
 
     compiled, broken = 0, 0
     tables: list[list[Row]] = []
-    for entries in (kernel_table(only, compile), step_table(only, compile)):
+    models = SAMPLE if sample else set(SHAPES)
+    for entries in (kernel_table(only, models, compile), step_table(only, models, compile)):
         tables.append([])
         for name, rows, wrong in entries:
             tables[-1] += rows
@@ -74,7 +79,7 @@ def main(only: str, limit: float, at_once: int, keep: bool):
         table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
     )
     click.echo(text)
-    if keep and not only:
+    if keep and not only and not sample:
         about = {name: version(name) for name in VERSIONS}
         kept = {"about": about, "kernels": kernels, "steps": steps}
         RESULTS.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")

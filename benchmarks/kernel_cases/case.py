@@ -49,7 +49,7 @@ class Case:
     shape: str
     dtype: str
     function: Callable[..., Any]  # our kernels; where they are products, with a `tile` if wanted
-    arrays: tuple[jax.ShapeDtypeStruct, ...]
+    arrays: tuple[Any, ...]  # shapes and dtypes; of a quantised matrix, `Codes` of them
     kernels: Mapping[str, Limits]  # that it consists of
     plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
     exact: Callable[..., Approx | tuple[Approx, ...]] = field(kw_only=True)  # of NumPy arrays, with error bounds
@@ -69,7 +69,7 @@ class Case:
         """What has to be read and written, each once; what is updated in place changes by next to nothing."""
         results = jax.tree.leaves(jax.eval_shape(self.plain, *self.arrays))
         held = sum(_bytes(self.arrays[i]) for i in self.donated)
-        return sum(map(_bytes, self.arrays)) + sum(map(_bytes, results)) - 2 * held
+        return sum(map(_bytes, jax.tree.leaves(self.arrays))) + sum(map(_bytes, results)) - 2 * held
 
 
 def _bytes(a: jax.ShapeDtypeStruct) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_kernels import int4
+from pallas_kernels.matrix import Codes
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
 from verify.precision import TINY, U
@@ -25,26 +26,30 @@ def rounded(x: Approx, dtype: Any) -> Approx:
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None) -> Approx:
-    y = projected(_normed(x, norm, eps), exactly(w).value)
+    y = _product(_normed(x, norm, eps), w)
     return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
 
 
-def gemv_quantised(codes, scales, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None) -> Approx:
+def _product(x: Approx, w) -> Approx:
     """Codes of four bits meet x as floats that are too large, by 264 at most; what that adds to a sum is taken away."""
-    offset = 264.0 if codes.dtype == np.int32 else 0.0
-    codes = int4.unpack(codes) if codes.dtype == np.int32 else codes
-    scales = scales.astype(np.float64).reshape(len(codes), -1)
-    scales = np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
-    n = _normed(x, norm, eps)
-    y = projected(n, codes * scales)
+    if not isinstance(w, Codes):
+        return projected(x, exactly(w).value)
+    rows, cols = w.shape
+    codes, scales = np.asarray(w.codes), np.asarray(w.scales, np.float64).reshape(rows, -1)
+    codes, offset = (int4.unpack(codes), 264.0) if w.four_bits else (codes, 0.0)
+    scales = np.repeat(scales, cols // scales.shape[1], axis=1)
+    y = projected(x, codes * scales)
     # A product, its scale, the sum of a row and of what is taken away: 16 roundings beside those of the sum.
-    size = (np.abs(codes) + 2 * offset) * scales
-    y = Approx(y.value, y.error + gamma(codes.shape[1] + 16) * (n.size @ size.T))
-    return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
+    size = (np.abs(codes) + 2 * offset) * np.abs(scales)
+    return Approx(y.value, y.error + gamma(cols + 16) * (x.size @ size.T))
+
+
+def gemm(x, w) -> Approx:
+    return rounded(projected(exactly(x), exactly(w).value), x.dtype)
 
 
 def norm_gate_up(w, x, norm, *, eps: float) -> Approx:
-    both = projected(_normed(x, norm, eps), exactly(w).value)
+    both = _product(_normed(x, norm, eps), w)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     return rounded(gated(gate, up), x.dtype)
 
@@ -52,7 +57,7 @@ def norm_gate_up(w, x, norm, *, eps: float) -> Approx:
 def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float) -> tuple[Approx, Approx, Approx]:
     """q, and the caches with a row of k and of v that is new; the others are what they were, whatever that is."""
     batch, kv_heads, _, head_dim = k.shape
-    y = projected(_normed(x, norm, eps), exactly(w).value)
+    y = _product(_normed(x, norm, eps), w)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
     turned = rounded(_turned(y, cos, sin), x.dtype)
     y = rounded(y, x.dtype)

@@ -11,44 +11,39 @@ import jax.numpy as jnp
 from jax import lax
 
 from model import ops
-from pallas_kernels import int4
+from model.pallas_weights import unpacked
+from pallas_kernels.matrix import Codes
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None):
     n = x if norm is None else ops.rmsnorm(x, norm, eps=eps).astype(x.dtype)
-    y = ops.dot(n, w)
+    y = _product(n, w)
     y = y if residual is None else y + residual.astype(jnp.float32)
     return y.astype(out or x.dtype)
 
 
-def gemv_quantised(codes, scales, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None):
-    return gemv(_dequantised(codes, scales, x.dtype), x, norm=norm, eps=eps, residual=residual, out=out)
+def _product(x, w):
+    """Of codes, XLA multiplies by the scales where the product reads, if it can."""
+    if not isinstance(w, Codes):
+        return ops.dot(x, w)
+    rows, cols = w.shape
+    codes = unpacked(w.codes) if w.four_bits else w.codes
+    scales = w.scales.reshape(rows, -1, 1)
+    wide = codes.reshape(rows, scales.shape[1], -1).astype(jnp.float32) * scales
+    return ops.dot(x, wide.astype(x.dtype).reshape(rows, cols))
 
 
-def _dequantised(codes, scales, dtype):
-    """XLA multiplies where the product reads, if it can."""
-    if codes.dtype == jnp.int32:
-        codes = _unpacked(codes)
-    groups = codes.reshape(len(codes), -1, codes.shape[1] // scales.reshape(len(codes), -1).shape[1])
-    wide = groups.astype(jnp.float32) * scales.reshape(len(codes), -1, 1)
-    return wide.astype(dtype).reshape(codes.shape)
-
-
-def _unpacked(words):
-    """`int4.unpack`, on the device."""
-    rows, packed = words.shape
-    blocks = lax.bitcast_convert_type(words, jnp.uint32).reshape(rows, packed // 4, 4)
-    pieces = [((blocks >> shift) | (blocks << ((32 - shift) % 32))) & 15 for shift in int4.SHIFTS]
-    return jnp.stack(pieces, axis=2).reshape(rows, packed * int4.PIECES).astype(jnp.int32) - int4.ZERO
+def gemm(x, w):
+    return ops.dot(x, w).astype(x.dtype)
 
 
 def norm_gate_up(w, x, norm, *, eps: float):
-    return swiglu(ops.dot(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w)).astype(x.dtype)
+    return swiglu(_product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w)).astype(x.dtype)
 
 
 def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float):
     batch, kv_heads, _, head_dim = k.shape
-    y = ops.dot(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w).reshape(batch, -1, head_dim)
+    y = _product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w).reshape(batch, -1, head_dim)
     q, new_k, new_v = jnp.split(y, [heads, heads + kv_heads], axis=1)
     append = jax.vmap(lambda rows, new, at: lax.dynamic_update_slice(rows, new[:, None], (0, at, 0)))
     q, new_k = rope(q, cos, sin), rope(new_k, cos, sin)

@@ -20,7 +20,7 @@ from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
 from pallas_kernels.compat import interpreter
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
-from pallas_kernels.gemv_quantised import gemv_quantised
+from pallas_kernels.matrix import Codes
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
@@ -61,7 +61,7 @@ def gemv_quantized(
     x: Float[Array, " cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
 ) -> Float[Array, " rows"]:
     """Schemes q8 and q8_row."""
-    return run(gemv_quantised, codes, scales[:, 0] if scheme == "q8_row" else scales, x[None])[0]
+    return run(gemv_kernel, Codes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
 
 
 def rope_halves(

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.cache import empty_cache
+from model.cache import LayerCache, empty_cache
 from model.forward import decode, prefill
-from model.ops import XLA, Ops
+from model.ops import XLA, Ops, Positions
 from model.options import SamplingOptions
 from model.pallas_ops import PALLAS, PALLAS_ONLY, refusals
-from model.params import load_params
+from model.params import abstract_params, load_params
 from model.reference_backend import load_reference_params
 from model.sampling import as_arrays
 from model.shapes import SHAPES
@@ -69,15 +69,32 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
     assert len(set(ours)) > 1
 
 
+def refused(config: Config) -> dict[str, str | None]:
+    """In bfloat16, in a cache for the default context."""
+    params = abstract_params(config, dtype=DTYPES["bfloat16"], positions=4352)
+    return refusals(config, params, capacity=4352)
+
+
 def test_what_the_kernels_refuse():
     """Every published shape with heads of 64 or 128 decodes by kernels, but for widths that the list names."""
-    found = {name: refusals(config, dtype=DTYPES["bfloat16"], capacity=4352) for name, config in SHAPES.items()}
+    found = {name: refused(config) for name, config in SHAPES.items()}
     whole = {name for name, reasons in found.items() if not any(reasons.values())}
     assert whole == set(SHAPES) - {"stories-15m", "stories-42m"}
     assert found["stories-42m"]["down_add"] == "gemv takes columns of W in multiples of 256 in bfloat16, got 1376"
     assert found["stories-15m"]["attend"] == "attention_decode takes heads of 64 or 128, got 48"
     moe = replace(TINY, experts=4, experts_per_token=2)
-    assert refusals(moe, dtype=DTYPES["bfloat16"], capacity=64)["moe_add"] == "experts have no kernel"
+    assert refused(moe)["moe_add"] == "experts have no kernel"
+
+
+def test_a_cache_of_codes_is_refused_by_name():
+    params = abstract_params(TINY, dtype=DTYPES["float32"], positions=8)
+    codes = jnp.zeros((1, TINY.kv_heads, 8, TINY.head_dim + 4), jnp.int8)
+    at = Positions(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 32)), jnp.zeros((1, 1, 32)))
+    cache, x, q = LayerCache(codes, codes), jnp.ones((1, 1, TINY.dim)), jnp.ones((1, 1, TINY.heads, TINY.head_dim))
+    with pytest.raises(ValueError, match="a cache in the model's own float32, not in int8"):
+        PALLAS_ONLY.norm_qkv(x, params.layers[0], cache, at, config=TINY)
+    with pytest.raises(ValueError, match="a cache in the model's own float32, not in int8"):
+        PALLAS_ONLY.attend(q, cache, at, window=None, config=TINY)
 
 
 def test_only_kernels_means_it():

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels.compat import LANES, interpreter
-from pallas_kernels.gemv import MAX_BATCH, gemv
+from pallas_kernels.gemv import gemv
+from pallas_kernels.matrix import MAX_BATCH
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.tile import Tile
@@ -140,6 +141,19 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, seed):
         assert np.isnan(cache.swapaxes(1, 2)[others].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("at", [-(2**31), -1, 8, 2**31 - 1])
+def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(at):
+    """What stands in the other rows, and in the cache of the sequence beside, stays."""
+    canary = jnp.full((2, 1, 8, 16), jnp.nan, jnp.bfloat16)
+    rows, angles = jnp.array([at, 3], jnp.int32), jnp.zeros((2, 8), jnp.float32)
+    x, w = jnp.concatenate([X, 2 * X]), jnp.concatenate([W, W, W])
+    with interpreter():
+        _, *caches = norm_qkv(w, x, X[0], canary, canary, rows, angles + 1, angles, heads=1, eps=EPS)
+    for cache in caches:
+        written = ~np.isnan(np.asarray(cache, np.float32))[:, 0].any(axis=-1)
+        assert np.argwhere(written).tolist() == [[0, 0 if at < 0 else 7], [1, 3]]
+
+
 def _turned(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
     """RoPE by a given table: two products and a sum for each number."""
     a, b = np.split(x.value, 2, axis=-1)
@@ -173,7 +187,7 @@ AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
             lambda: gemv(jnp.ones((8, 2**16), jnp.float32), jnp.ones((1, 2**16), jnp.float32)),
             "bytes of shared memory for 1 vectors of 65536",
         ),
-        (lambda: norm_gate_up(W[:15], X, X[0], eps=EPS), "as many rows of gate as of up, got 15"),
+        (lambda: norm_gate_up(W[:15], X, X[0], eps=EPS), "norm_gate_up takes rows of W in multiples of 16, got 15"),
         (lambda: norm_qkv(W, X, X[0], K, K, AT, ANGLES, ANGLES, heads=1, eps=EPS), "1 .* heads of 16 rows, got 16"),
         (
             lambda: norm_qkv(W[:12], X, X[0], K[..., :12], K[..., :12], AT, ANGLES, ANGLES, heads=1, eps=EPS),

@@ -14,7 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import int4
 from pallas_kernels.compat import current_target, interpreter
-from pallas_kernels.gemv_quantised import gemv_quantised, product_of
+from pallas_kernels.gemv import gemv
+from pallas_kernels.matrix import Codes, product_of
 from pallas_kernels.tile import Tile
 from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
 from verify.running_error import ELEMENTARY, U, gamma
@@ -33,8 +34,9 @@ class Weight:
     bits: int
 
     @property
-    def stored(self) -> jax.Array:
-        return jnp.asarray(int4.pack(self.codes) if self.bits == 4 else self.codes)
+    def stored(self) -> Codes:
+        codes = int4.pack(self.codes) if self.bits == 4 else self.codes
+        return Codes(jnp.asarray(codes), jnp.asarray(self.scales))
 
     def times(self, codes) -> np.ndarray:
         """Scales, each times its group of some codes."""
@@ -50,7 +52,7 @@ def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None) ->
 
 def multiply(w: Weight, x, **options) -> np.ndarray:
     with interpreter():
-        return np.asarray(gemv_quantised(w.stored, jnp.asarray(w.scales), jnp.asarray(x), **options))
+        return np.asarray(gemv(w.stored, jnp.asarray(x), **options))
 
 
 def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
@@ -135,7 +137,6 @@ def test_two_runs_of_rows_in_a_block():
     """What the fused kernels do: rows of gate and rows of up share a thread block and its x."""
     w = draw(Noise(0), 16, 2048, bits=4, group=64)
     x = Noise(1)(1, 2048)
-    codes, scales = w.stored, jnp.asarray(w.scales)
 
     def pairs(*refs, staged, smem):
         *weight, x_ref, y_ref = refs
@@ -146,7 +147,7 @@ def test_two_runs_of_rows_in_a_block():
         plgpu.copy_smem_to_gmem(smem, y_ref)
         plgpu.wait_smem_to_gmem(0)
 
-    product = product_of("pairs", codes, scales, jnp.asarray(x), normed=False, tile=Tile(8, 1), runs=2)
+    product = product_of("pairs", w.stored, jnp.asarray(x), normed=False, tile=Tile(16, 1), runs=2)
     with interpreter():
         kernel = current_target().kernel(
             pairs,
@@ -155,14 +156,14 @@ def test_two_runs_of_rows_in_a_block():
             grid_names=("rows",),
             scratch_types={"staged": product.scratch(normed=False), "smem": plgpu.SMEM((8,), jnp.float32)},
         )
-        y = jax.jit(kernel)(*product.operands(codes, scales), product.view(jnp.asarray(x)))
+        y = jax.jit(kernel)(*product.operands(w.stored), product.view(jnp.asarray(x)))
     (a, b), (bound_a, bound_b) = (np.split(v[0], 2) for v in (x @ w.times(w.codes).T, product_bound(w, x)))
     assert_within(y, a - b, bound_a + bound_b + U * (np.abs(a - b) + bound_a + bound_b))
 
 
 def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
-    arrays = (np.zeros(codes, kind), np.zeros(scales, np.float32), np.zeros(x, dtype))
-    return lambda: gemv_quantised(*(jnp.asarray(a) for a in arrays), **options)
+    w = Codes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
+    return lambda: gemv(w, jnp.zeros(x, dtype), **options)
 
 
 @pytest.mark.parametrize(

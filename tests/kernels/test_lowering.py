@@ -6,15 +6,13 @@ import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from benchmarks.kernel_cases import kernel_cases, refusal
+from benchmarks.kernel_cases import SAMPLE, kernel_cases, refusal
 from benchmarks.kernel_cases.case import Case
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
 
-# Two models have most of what there is. All ten take two minutes: `make ci` lowers them on the oldest jax, and compiles
-# them by the newest.
+# Unless the whole table is asked for, which takes minutes, two models of it.
 WHOLE = os.environ.get("KERNEL_TABLE") == "whole"
-SAMPLE = {"tinyllama-1.1b", "llama-3.1-8b"}
 NAMES = [name for name, case in kernel_cases().items() if WHOLE or SAMPLE & set(case.models)]
 
 
