@@ -7,7 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import machine
+from benchmarks.machine import Sizes
+from benchmarks.model_suite import choose_subject
+from benchmarks.timing import Effort
 from model.cost import decode_cost, prefill_cost
+from model.jax_backend import CHUNK
 from model.memory import memory_of
 from model.params import abstract_params, weight_bytes
 from model.plan import DEVICES, as_text, make_plan
@@ -46,18 +51,34 @@ for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), see
 @pytest.mark.parametrize(
     ("name", "config", "quantize"), [("wide", WIDE, ""), ("wide", WIDE, "q4"), ("heavy", HEAVY, "")]
 )
-def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config, quantize: str, tmp_path: Path, run):
+def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config, quantize: str, tmp_path: Path):
     model = tmp_path / "model.bin"
     assert run_python(WRITE, name, str(model)).code == 0
-    code, out, err = run(
-        *("inspect", str(model), "--plan", "--json", "--context", str(config.context)),
-        *(("--quantize", quantize) if quantize else ()),
+    subject = choose_subject(model=str(model), shape=None, dtype=None, quantize=quantize or None)
+    planned = memory_of(
+        *(subject.shapes(config.context), config),
+        **{"batch": 1, "context": config.context, "chunk": CHUNK["cpu"]},
+        platform="cpu",
+        cache_dtype=FLOAT32,
     )
-    assert code == 0, err
-    planned = json.loads(out)["memory"]["peak"]
     done = run_python(RUN, str(model), quantize)
     assert done.code == 0, done.err
-    assert abs(done.peak - planned) <= 0.05 * done.peak + 50e6, (done.peak, json.loads(out)["memory"])
+    assert abs(done.peak - planned.peak) <= 0.05 * done.peak + 50e6, (done.peak, planned)
+
+
+def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(machine.SIZES, "cpu", Sizes(1 << 18, 32, Effort(2)))
+    code, out, err = run("inspect", "--plan", "--context", "100", "--batch", "2", "--quantize", "q8", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["model"], plan["dtype"], plan["quantize"], plan["batch"]) == ("stories", "float32", "q8", 2)
+    device, empty = plan["device"], plan["work"][1]
+    assert device["platform"] == "cpu" and device["memory"] > 0 and device["bandwidth"] > 0
+    floor = max(
+        2 * empty["bytes_per_token"] / device["bandwidth"], 2 * empty["flops_per_token"] / device["flops"]["float32"]
+    )
+    assert empty["tokens_per_second"] == pytest.approx(2 / floor)
+    assert "at most" in run("inspect", "stories", "--plan", "--context", "100")[1]
 
 
 def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):

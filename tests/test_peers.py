@@ -1,0 +1,72 @@
+"""`benchmarks/peers.py`: engines are asked in turn, and ratios are of the same round. What others say is not tested."""
+
+import doctest
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import peers
+from benchmarks.peer_workers.our_engine import Engine as OurEngine
+from benchmarks.peers import TINY, Engine, alike, commands, engine, markdown, measure, ratios
+from benchmarks.random_model import random_checkpoint
+
+ANSWERS = """
+import json, sys
+print(json.dumps({"versions": {"echo": "1"}}), flush=True)
+for line in sys.stdin:
+    ((request, count),) = json.loads(line).items()
+    if request == "die":
+        sys.exit(3)
+    print(json.dumps({"seconds": count, "ids": [count]}), flush=True)
+"""
+
+
+def test_an_engine_is_a_process_that_answers():
+    with engine(sys.executable, "-c", ANSWERS, threads=1) as one:
+        assert one.versions == {"echo": "1"}
+        assert one.ask("decode", 3) == {"seconds": 3, "ids": [3]}
+        with pytest.raises(ValueError, match="ended with 3"):
+            one.ask("die", 0)
+
+
+def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "PAUSE", 0)
+    asked = []
+
+    def stub(name: str, seconds: float) -> Engine:
+        def ask(request: str, count: int):
+            asked.append((name, request))
+            return {"read": 12.0, "bytes": 2.0} if request == "read" else {"seconds": seconds, "ids": [1, 2]}
+
+        return Engine(ask, {})
+
+    engines = {"ours float32": stub("ours float32", 1.0), "llama.cpp F32": stub("llama.cpp F32", 2.0)}
+    rates, drawn = measure(engines, rounds=2, tell=lambda line: None)
+    a_round = [("ours float32", "read")] + [(name, what) for name in engines for what in ("prefill", "decode")]
+    assert asked == 3 * a_round
+    assert rates["ours float32"] == {"prefill": [512.0] * 2, "decode": [64.0] * 2}
+    assert rates["the floor"] == {"prefill": [], "decode": [6.0] * 2}
+    found = {(row["to"], row["what"]): row["ratio"] for row in ratios(rates)}
+    assert found == {("llama.cpp F32", "decode"): 2, ("llama.cpp F32", "prefill"): 2, ("the floor", "decode"): 64 / 6}
+    about = {"processor": "p", "cores": 2, "rounds": 2, "versions": {"jax": "0"}}
+    text = markdown({**about, "rates": rates, "alike": alike(drawn), "ratios": ratios(rates)})
+    assert "| ours float32 | llama.cpp F32 | 2.00 (2.00 to 2.00) | 1.00 | 2.00 (2.00 to 2.00) | 1.00 |" in text
+    assert text.count("\n|---") == 2
+
+
+def test_ours_answers_as_generate_runs(tmp_path: Path):
+    config = replace(TINY, dim=64, heads=2, kv_heads=2, head_dim=32, layers=1, ffn=96, vocab=128, context=64)
+    found = commands(tmp_path, random_checkpoint(config), llama_cpp=None, transformers=None, cores=1)
+    assert list(found) == [f"ours {form}" for form in peers.OURS]
+    *_, directory, form = found["ours q8"]
+    one = OurEngine(directory, form)
+    assert one.prefill(40)["seconds"] > 0
+    told = one.decode(5)
+    assert len(told["ids"]) == 6 and told["seconds"] > 0
+    assert one.decode(5)["ids"] == told["ids"]
+
+
+def test_examples():
+    assert doctest.testmod(peers).failed == 0
