@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from model.checkpoints.checkpoint import Checkpoint
@@ -143,8 +144,9 @@ def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
     cols = x.shape[-1]
     blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]).reshape(*x.shape[:-1], -1, BLOCK)
     most = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-    factor = jnp.where(most == 0, 0, 127 / most)
-    d = (most / 127).astype(jnp.float16).astype(jnp.float32)
+    # Behind a barrier, or XLA multiplies by 1 / 127, which rounds otherwise.
+    d = (most / lax.optimization_barrier(jnp.float32(127))).astype(jnp.float16).astype(jnp.float32)
+    factor = jnp.where(d == 0, 0, 127 / most)
     return (jnp.round(blocks * factor) * d).reshape(*x.shape[:-1], -1)[..., :cols]
 
 
@@ -153,8 +155,10 @@ def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
     blocks = x.reshape(*x.shape[:-1], -1, SUPERBLOCK)
     first = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
     most = jnp.take_along_axis(blocks, first, axis=-1)
-    factor = jnp.where(most == 0, 0, -127 / most)
-    d = jnp.where(most == 0, 0, 1 / factor)
+    factor = -127 / most
+    usable = jnp.isfinite(factor)
+    factor = jnp.where(usable, factor, 0)
+    d = jnp.where(usable, 1 / factor, 0)
     return (jnp.minimum(jnp.round(blocks * factor), 127) * d).reshape(x.shape)
 
 

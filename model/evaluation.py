@@ -17,10 +17,10 @@ front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/pe
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64, Int
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from model.params import Progress, no_progress
@@ -33,7 +33,7 @@ class Predictor(Protocol):
     """A model that runs, on either backend."""
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]: ...
-    def with_weights(self, checkpoint: Checkpoint) -> Self: ...
+    def with_weights(self, checkpoint: Checkpoint) -> "Predictor": ...
 
 
 class Text(NamedTuple):
@@ -196,9 +196,9 @@ def _predictions(
 
 
 def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    if not np.isfinite(shifted).all():
+    if not np.isfinite(logits).all():
         raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
@@ -213,11 +213,11 @@ def _divergences(
     return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
 
 
-def _evaluation(text: Text, losses: Sequence[Float64[np.ndarray, " rows"]]) -> Evaluation:
+def _evaluation(text: Text, losses: Sequence[np.ndarray]) -> Evaluation:
     return Evaluation(text.tokens, text.bytes, float(np.concatenate(losses).mean()))
 
 
-def _divergence(kl: Sequence[Float64[np.ndarray, " rows"]], same: Sequence[Bool[np.ndarray, " rows"]]) -> Divergence:
+def _divergence(kl: Sequence[np.ndarray], same: Sequence[np.ndarray]) -> Divergence:
     each = np.concatenate(kl)
     median, p99 = np.quantile(each, [0.5, 0.99])
     return Divergence(

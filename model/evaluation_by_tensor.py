@@ -71,7 +71,7 @@ def cost_by_tensor(
 
 def check_alike(base: Checkpoint, model: Checkpoint) -> None:
     """Raise ValueError unless the two hold tensors of the same names and shapes."""
-    for name in base.tensors.keys() | model.tensors.keys():
+    for name in {**base.tensors, **model.tensors}:
         if name not in base.tensors or name not in model.tensors:
             raise ValueError(f"{base.path} and {model.path} are different models: only one of them has {name}")
         shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (base, model)]

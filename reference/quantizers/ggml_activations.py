@@ -26,14 +26,14 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float64
 
-from reference.quantizers.ggml_blocks import BLOCK, in_blocks, in_rows, largest
+from reference.quantizers.ggml_blocks import BLOCK, in_blocks, in_float16, in_rows, largest
 from reference.quantizers.ggml_superblocks import BLOCK as SUPERBLOCK
 
 Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*batch cols"]]
 
 
 def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Blocks of 32, the last filled up with zeros.
+    """Blocks of 32, the last filled up with zeros. Raises ValueError for numbers beyond 127 times float16's largest.
 
     >>> q8_0(np.array([127.0, 2.5, -3.5, 0.2]))
     array([127.,   2.,  -4.,   0.])
@@ -41,9 +41,9 @@ def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     cols = x.shape[-1]
     blocks = in_blocks(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]), BLOCK)
     most = np.max(np.abs(blocks), axis=-1, keepdims=True)
+    d = in_float16(most / np.float32(127))
     with np.errstate(divide="ignore", over="ignore"):
-        factor = np.where(most == 0, 0, np.float32(127) / most)
-        d = (most / np.float32(127)).astype(np.float16)
+        factor = np.where(d == 0, 0, np.float32(127) / most)
     return in_rows(np.rint(blocks * factor) * d.astype(np.float64))[..., :cols]
 
 
@@ -55,9 +55,11 @@ def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     """
     blocks = in_blocks(x, SUPERBLOCK)
     most = largest(blocks)[..., None]
-    with np.errstate(divide="ignore"):
-        factor = np.where(most == 0, 0, np.float32(-127) / most)
-        d = np.where(most == 0, 0, 1 / factor)
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = np.float32(-127) / most
+        usable = np.isfinite(factor)
+        factor = np.where(usable, factor, 0)
+        d = np.where(usable, 1 / factor, 0)
     return in_rows(np.minimum(np.rint(blocks * factor), 127) * d.astype(np.float64))
 
 
