@@ -103,8 +103,15 @@ running_options = _options(
     ),
     kernels_option,
 )
+
+
+def max_new_tokens(default: int) -> Callable:
+    """The longest of the built-in model's stories has 289 tokens: what tells stories must not stop before its end."""
+    text = "Stop after so many tokens."
+    return click.option("--max-new-tokens", type=int, default=default, show_default=True, help=text)
+
+
 sampling_options = _options(
-    click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Stop after so many tokens."),
     click.option("--temperature", type=float, default=0.8, show_default=True, help="0 always takes the likeliest."),
     click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: from all."),
     click.option("--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest that reach it."),
@@ -125,7 +132,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @llamaspec.command()
 @click.argument("prompt", default="")
-@_options(model_option, tokenizer_option, sampling_options, running_options, json_option)
+@_options(model_option, tokenizer_option, max_new_tokens(256), sampling_options, running_options, json_option)
 def generate(prompt: str, as_json: bool, **options: Any):
     """Continue PROMPT; - reads it from standard input.
 
@@ -138,7 +145,7 @@ def generate(prompt: str, as_json: bool, **options: Any):
 
 @llamaspec.command()
 @click.argument("prompt", default="")
-@_options(model_option, tokenizer_option, sampling_options, running_options, json_option)
+@_options(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, json_option)
 def story(prompt: str, as_json: bool, **options: Any):
     """Tell a story, from the beginning or on from PROMPT.
 
@@ -174,7 +181,7 @@ def _generate(prompt: str, *, as_json: bool, **options: Any):
 
 @llamaspec.command()
 @click.option("--system", help="What the model is told before the conversation.")
-@_options(model_option, tokenizer_option, sampling_options, running_options)
+@_options(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options)
 def chat(system: str | None, **options: Any):
     """Talk with a model. /reset forgets, /exit leaves; Ctrl-C stops an answer.
 
