@@ -17,10 +17,10 @@ from reference.config import Config
 OVERHEAD = 400_000_000  # bytes beside weights and cache: the interpreter, JAX, compiled programs, activations
 
 # On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
-# of which some is never given back. As seen with jax 0.12 on Linux, for models of 2 to 22 layers.
+# of which some is never given back. As seen with jax 0.12 on Linux, for models of 2 to 24 layers.
 PROCESS = 180_000_000
-COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
-PROGRAMS = (100_000_000, 7_000_000)
+COMPILING = (270_000_000, 1_000_000)  # for a model, and for each of its layers
+PROGRAMS = (105_000_000, 6_000_000)
 
 
 class Memory(NamedTuple):

@@ -48,9 +48,7 @@ for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), see
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "quantize"), [("wide", WIDE, ""), ("wide", WIDE, "q4"), ("heavy", HEAVY, "")]
-)
+@pytest.mark.parametrize(("name", "config", "quantize"), [("wide", WIDE, "q4"), ("heavy", HEAVY, "")])
 def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config, quantize: str, tmp_path: Path):
     model = tmp_path / "model.bin"
     assert run_python(WRITE, name, str(model)).code == 0
