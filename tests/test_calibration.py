@@ -1,0 +1,408 @@
+"""AWQ, GPTQ and SmoothQuant of whole models: what they guarantee, what they write, and what they refuse."""
+
+import json
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import calibration
+from model.cache import empty_cache
+from model.calibration import calibrated, read_windows
+from model.calibration_methods import (
+    METHODS,
+    Inputs,
+    Method,
+    awq_factors,
+    errors,
+    gptq_codes,
+    observe,
+    to_nearest,
+    weights_of,
+)
+from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
+from model.checkpoints.codes import exact_parts, is_matrix, quantised
+from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.open import open_checkpoint
+from model.convert import CALIBRATED
+from model.forward import forward
+from model.ops import XLA
+from model.params import load_params
+from model.reference_backend import load_reference_params
+from model.stories.corpus import story
+from model.tokenizers.load import load_tokenizer
+from model.tokenizers.tokenizer import Tokenizer
+from reference import llama as reference
+from reference.quantizers import affine, awq, gptq
+from reference.quantizers.blocks import Quantized
+from tests.random_models import CONFIGS, random_checkpoint
+from tests.strategies import Noise, U, noises, seeds
+
+FLOAT32 = np.dtype(np.float32)
+FOUR_BITS = ("awq", "gptq")
+
+
+def text(seed: int, stories: int) -> str:
+    rng = random.Random(seed)
+    return "\n\n".join(story(rng).text for _ in range(stories))
+
+
+def windows_of(text: str, tokenizer: Tokenizer, *, count: int, length: int) -> np.ndarray:
+    ids = tokenizer.encode(text)[: count * (length - 1)]
+    return np.array([[tokenizer.bos, *row] for row in np.reshape(ids, (count, length - 1))], np.int32)
+
+
+def random_windows(checkpoint: Checkpoint, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, checkpoint.config.vocab, (3, 8)).astype(np.int32)
+
+
+def correlated(seed: int, tokens: int, cols: int) -> np.ndarray:
+    """Inputs that GPTQ can make use of, some far larger than others, one that is never there."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(tokens, cols)) @ rng.normal(size=(cols, cols)) * np.exp(rng.normal(size=cols))
+    x[:, cols // 2] = 0
+    return x
+
+
+def sums(x: np.ndarray) -> Inputs:
+    return Inputs(x.T @ x, np.mean(np.abs(x), axis=0), np.max(np.abs(x), axis=0))
+
+
+@given(noise=noises, split=st.integers(1, 4))
+def test_sums_over_parts_are_those_over_all(noise, split):
+    """Each part's products are summed in float32."""
+    x = noise(5, 6)
+    found = observe(map(jnp.asarray, np.split(x, [split])), gram=True)
+    wide = x.astype(np.float64)
+    exact, magnitudes = sums(wide), np.abs(wide)
+    gamma = 5 * 2.0**-24 / (1 - 5 * 2.0**-24)
+    tiny = 5 * 2.0**-126  # products below which float32 counts as 0
+    assert found.gram is not None
+    assert (np.abs(found.gram - exact.gram) <= gamma * (magnitudes.T @ magnitudes) + tiny).all()
+    assert (np.abs(found.means - exact.means) <= gamma * exact.means + tiny).all()
+    np.testing.assert_array_equal(found.tops, exact.tops)
+
+
+@given(seed=seeds, rows=st.integers(1, 6), cols=st.sampled_from([5, 64, 130]))
+def test_the_error_from_sums_is_that_of_the_outputs(seed, rows, cols):
+    rng = np.random.default_rng(seed)
+    w, q, x = rng.normal(size=(rows, cols)), rng.normal(size=(rows, cols)), rng.normal(size=(9, cols))
+    wide = np.abs(q - w) @ np.abs(x).T
+    direct = np.sum(((q - w) @ x.T) ** 2, axis=1)
+    # Every product has at most cols + 9 + 2 roundings on either way.
+    assert (np.abs(errors(w, q, x.T @ x) - direct) <= 4 * (cols + 11) * U * np.sum(wide**2, axis=1)).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("rows", "cols"), [(3, 64), (5, 192), (2, 320)])
+def test_gptq_in_blocks_of_columns_is_gptq(seed, rows, cols):
+    """Codes differ only where a weight is within float64's rounding of a tie, which no seed here has."""
+    w, x = Noise(seed)(rows, cols, dtype=np.float64), correlated(seed, 2 * cols, cols)
+    plain = gptq.quantize(w, x, bits=4, group=64)
+    ours = gptq_codes(w, sums(x))
+    better = errors(w, affine.dequantize(plain), x.T @ x) <= errors(w, weights_of(to_nearest(w)), x.T @ x)
+    assert better.any()
+    np.testing.assert_array_equal(ours.codes[better], plain.codes[better])
+    np.testing.assert_array_equal(ours.scales, plain.scales)
+    np.testing.assert_array_equal(ours.zeros, plain.zeros)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_from_sums_is_that_over_inputs(seed):
+    w, x = Noise(seed)(7, 128, dtype=np.float64), correlated(seed, 40, 128)
+    plain = awq.search(w, x, rounded=lambda w: affine.dequantize(awq.quantize(w, group=64)))
+    np.testing.assert_array_equal(awq_factors(w, sums(x)), plain)
+
+
+@given(noise=noises, seed=seeds, cols=st.sampled_from([1, 33, 64, 100]))
+def test_no_row_is_worse_than_the_nearest_codes(noise, seed, cols):
+    w, inputs = noise(4, cols).astype(np.float64), sums(correlated(seed, 12, cols))
+    assert inputs.gram is not None
+    nearest = errors(w, weights_of(to_nearest(w)), inputs.gram)
+    assert (errors(w, weights_of(gptq_codes(w, inputs)), inputs.gram) <= nearest).all()
+
+
+@given(noise=noises, seed=seeds, cols=st.sampled_from([1, 33, 64, 100]))
+def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
+    w, inputs = noise(4, cols).astype(np.float64), sums(correlated(seed, 12, cols))
+    assert inputs.gram is not None
+    s = awq_factors(w, inputs)
+    scaled = np.sum(errors(w, weights_of(to_nearest(w * s)) / s, inputs.gram))
+    assert scaled <= np.sum(errors(w, weights_of(to_nearest(w)), inputs.gram))
+
+
+@pytest.mark.parametrize("name", FOUR_BITS)
+def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
+    """On the calibration's own inputs; and nearly every matrix gains."""
+    ratios, method = [], METHODS[name]
+
+    def compare(w: np.ndarray, q: np.ndarray, inputs: Inputs):
+        assert inputs.gram is not None
+        ratios.append(np.sum(errors(w, q, inputs.gram)) / np.sum(errors(w, weights_of(to_nearest(w)), inputs.gram)))
+
+    def quantize(w: np.ndarray, inputs: Inputs):
+        part = method.quantize(w, inputs)
+        compare(w, weights_of(part), inputs)
+        return part
+
+    def factors(w: np.ndarray, inputs: Inputs):
+        s = awq_factors(w, inputs)
+        compare(w, weights_of(to_nearest(w * s)) / s, inputs)
+        return s
+
+    spied = {"factors": factors} if name == "awq" else {"quantize": quantize}
+    monkeypatch.setitem(METHODS, name, method._replace(**spied))
+    checkpoint = open_checkpoint("stories")
+    windows = windows_of(text(1, 8), load_tokenizer(checkpoint.path), count=4, length=128)
+    read_all(calibrated(checkpoint, windows, method=name))
+    assert len(ratios) == checkpoint.config.layers * (4 if name == "awq" else 7)
+    assert max(ratios) <= 1
+    assert np.median(ratios) < 1
+
+
+def read_all(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
+
+
+# Losing nothing, so that all that a calibration does to a model cancels, bit for bit.
+
+
+def sevens(checkpoint: Checkpoint) -> Checkpoint:
+    """Its matrices with weights k / 128 for whole numbers |k| <= 127."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        w = (np.rint(tensor.read() * 128).clip(-127, 127) / 128).astype(np.float32)
+        return tensor._replace(read=lambda: w)
+
+    tensors = {name: rounded(t) if is_matrix(name) else t for name, t in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors)
+
+
+def exact_codes(w: np.ndarray, inputs: Inputs) -> Quantized:
+    """Codes of 64 to 127 times a power of 2 for each weight: exact for k times one."""
+    magnitudes = np.where(w == 0, 1, np.abs(w))
+    scales = 2.0 ** (np.floor(np.log2(magnitudes)) - 6)
+    codes = (w / scales).astype(np.int8)
+    np.testing.assert_array_equal(codes * scales, w)
+    return Quantized(codes, scales.astype(np.float32))
+
+
+def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
+    return 2.0 ** np.rint(np.log2(np.maximum(inputs.means, 2.0**-9)))
+
+
+@pytest.mark.parametrize("into_matrices", [False, True])
+@pytest.mark.parametrize("config", sorted(CONFIGS))
+def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
+    """By powers of 2 and without rounding the model stays what it is, though hardly a tensor does."""
+    lossless = Method("int8", 8, 1, False, False, powers, exact_codes, into_matrices=into_matrices)
+    monkeypatch.setitem(METHODS, "lossless", lossless)
+    checkpoint = sevens(random_checkpoint(CONFIGS[config], seed=5))
+    moved = calibrated(checkpoint, random_windows(checkpoint, 6), method="lossless")
+    before, after = (load_reference_params(model) for model in (checkpoint, moved))
+    changed = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True)]
+    assert sum(changed) > len(changed) / (2 if into_matrices else 4)
+    tokens = np.arange(9)
+    logits = [
+        reference.forward(params, tokens, reference.empty_cache(checkpoint.config), config=checkpoint.config)[0]
+        for params in (before, after)
+    ]
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_tensors_are_the_same_whenever_they_are_read(name):
+    checkpoint = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=1)
+    found = calibrated(checkpoint, random_windows(checkpoint, 2), method=name)
+    forwards = read_all(found)
+    for tensor in ("model.layers.1.mlp.down_proj.weight", "model.layers.0.input_layernorm.weight"):
+        np.testing.assert_array_equal(found.tensors[tensor].read(), forwards[tensor])
+    for name, tensor in found.tensors.items():
+        assert (tensor.codes is not None) == is_matrix(name)
+        assert forwards[name].shape == tensor.shape and forwards[name].dtype == tensor.dtype
+
+
+# How good they are, on text that they have not seen.
+
+
+def log_probabilities(checkpoint: Checkpoint, windows: np.ndarray) -> np.ndarray:
+    config, length = checkpoint.config, windows.shape[1]
+    params = load_params(checkpoint, dtype=FLOAT32, positions=length)
+    run = jax.jit(partial(forward, config=config, ops=XLA))
+    cache = empty_cache(config, batch=1, capacity=length, dtype=FLOAT32)
+    return np.concatenate([jax.nn.log_softmax(run(params, row[None], cache)[0][0]) for row in windows])
+
+
+def divergence(of: np.ndarray, base: np.ndarray) -> float:
+    return float(np.mean(np.sum(np.exp(base) * (base - of), axis=-1)))
+
+
+def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    seen, unseen = (windows_of(text(seed, 30), tokenizer, count=12, length=128) for seed in (1, 2))
+    base = log_probabilities(checkpoint, unseen)
+    nearest = divergence(log_probabilities(quantised(checkpoint, "q4"), unseen), base)
+    for name in FOUR_BITS:
+        assert divergence(log_probabilities(calibrated(checkpoint, seen, method=name), unseen), base) < nearest
+
+
+def test_four_bits_cost_the_built_in_model_less():
+    check_held_out(open_checkpoint("stories"), load_tokenizer(open_checkpoint("stories").path))
+
+
+def test_four_bits_cost_stories260k_less(data):
+    folder = data / "stories260K"
+    check_held_out(open_checkpoint(folder / "stories260K.bin"), load_tokenizer(folder / "tok512.model"))
+
+
+# What is written.
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_a_calibrated_model_is_written_and_read(name, tmp_path):
+    checkpoint = random_checkpoint(replace(CONFIGS["2 to 1, wide, tied"], tied=False), seed=3)
+    found = calibrated(checkpoint, random_windows(checkpoint, 4), method=name)
+    write_huggingface(found, tmp_path / "there", int8_activations=name == "smoothquant")
+    again = open_checkpoint(tmp_path / "there")
+    for tensor in found.tensors:
+        ours, theirs = (np.concatenate(list(exact_parts(one.tensors[tensor]))) for one in (found, again))
+        np.testing.assert_array_equal(ours, theirs)
+    settings = json.loads((tmp_path / "there" / "config.json").read_text())["quantization_config"]
+    group = settings["config_groups"]["group_0"]
+    assert settings["ignore"] == ["lm_head"]
+    if name == "smoothquant":
+        assert (settings["format"], group["input_activations"]["strategy"]) == ("int-quantized", "token")
+        assert (group["weights"]["num_bits"], group["weights"]["strategy"]) == (8, "channel")
+    else:
+        assert (settings["format"], group["input_activations"]) == ("pack-quantized", None)
+        assert (group["weights"]["num_bits"], group["weights"]["group_size"]) == (4, 64)
+        assert group["weights"]["symmetric"] is False
+
+
+@pytest.fixture
+def stories_text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(text(3, 10))
+    return path
+
+
+def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, tmp_path, stories_text):
+    there = str(tmp_path / "gptq")
+    request = ("--to", "safetensors", "--quantize", "gptq", "--calibration", str(stories_text))
+    code, out, err = run("convert", "stories", there, *request)
+    assert (code, out) == (0, ""), err
+    told = []
+    for backend in ("jax", "reference"):
+        options = ("--temperature", "0", "--max-new-tokens", "20", "--context", "64", "--backend", backend)
+        code, out, err = run("generate", "Once upon a time", "--model", there, *options)
+        assert code == 0, err
+        told.append(out)
+    assert told[0] == told[1]
+    code, out, err = run("convert", there, str(tmp_path / "twice"), *request)
+    assert (code, out) == (1, "") and "is quantised already, and gptq begins with weights that are not" in err
+    assert not (tmp_path / "twice").exists()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--quantize", "awq"), "awq needs a calibration"),
+        (("--quantize", "q4", "--calibration", "x"), "a calibration is for awq, gptq, smoothquant alone"),
+        (("--calibration", "x"), "a calibration is for awq, gptq, smoothquant alone"),
+        (("--quantize", "awq2", "--calibration", "x"), "'awq2' is not one of"),
+    ],
+)
+def test_requests_that_mean_nothing_are_refused(options, what, run, tmp_path):
+    code, out, err = run("convert", "stories", str(tmp_path / "there"), "--to", "safetensors", *options)
+    assert (code, out) == (2, "") and what in err
+    code, out, err = run("convert", "stories", "x", "--to", "gguf", "--quantize", "gptq", "--calibration", "x")
+    assert (code, out) == (2, "") and "gguf has no gptq" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "No such file"),
+        (b"", "holds no text to calibrate with"),
+        (b" \n\n", "holds no text to calibrate with"),
+        (b"Once upon a time", "tokens, fewer than the 511 of one window to calibrate with"),
+        (b"Once \xff upon", "is not UTF-8: invalid start byte at byte 5"),
+    ],
+)
+def test_a_text_that_does_not_serve_is_refused(content, what, run, tmp_path):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    request = ("--to", "safetensors", "--quantize", "awq", "--calibration", str(path))
+    code, out, err = run("convert", "stories", str(tmp_path / "there"), *request)
+    assert (code, out) == (1, "")
+    assert f"error: {path}: " in err and what in err and err.count("\n") == 1
+    assert not (tmp_path / "there").exists()
+
+
+def test_sizes_that_no_format_holds_are_refused_before_anything_is_computed(run, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration._Layer, "pass_through", None)
+    folder = data / "stories260K"
+    request = ("--to", "safetensors", "--quantize", "gptq", "--tokenizer", str(folder / "tok512.model"))
+    (tmp_path / "text.txt").write_text(text(1, 12))
+    there = tmp_path / "there"
+    source = (str(folder / "stories260K.bin"), str(there))
+    code, out, err = run("convert", *source, *request, "--calibration", str(tmp_path / "text.txt"))
+    assert (code, out) == (1, "")
+    assert "down_proj.weight has rows of 172 weights, which are no whole groups of 64" in err
+    assert not there.exists()
+
+
+def test_an_interrupted_conversion_leaves_nothing(run, tmp_path, stories_text, monkeypatch):
+    entered = []
+
+    def interrupted(layer: calibration._Layer, streams: list) -> list:
+        entered.append(layer)
+        if len(entered) > 1:
+            raise KeyboardInterrupt
+        return through(layer, streams)
+
+    through = calibration._Layer.pass_through
+    monkeypatch.setattr(calibration._Layer, "pass_through", interrupted)
+    request = ("--to", "safetensors", "--quantize", "smoothquant", "--calibration", str(stories_text))
+    code, out, _ = run("convert", "stories", str(tmp_path / "there"), *request)
+    assert (code, out) == (130, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.txt"]
+
+
+def test_inputs_beyond_float32_are_refused():
+    checkpoint = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=1)
+    name = "model.layers.0.mlp.up_proj.weight"
+    huge = checkpoint.tensors[name]._replace(read=lambda: np.full((320, 128), 1e38, np.float32))
+    broken = replace(checkpoint, tensors={**checkpoint.tensors, name: huge})
+    found = calibrated(broken, random_windows(checkpoint, 2), method="smoothquant")
+    with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.down_proj.weight meets inputs that overflow"):
+        read_all(found)
+
+
+def test_windows_begin_texts_and_are_whole(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer(open_checkpoint("stories").path)
+    path = tmp_path / "text.txt"
+    path.write_text(text(1, 3))
+    ids = tokenizer.encode(path.read_text())
+    windows = read_windows(path, tokenizer, context=40)
+    assert windows.shape == (len(ids) // 39, 40)
+    assert (windows[:, 0] == tokenizer.bos).all()
+    np.testing.assert_array_equal(windows[:, 1:].ravel(), ids[: len(ids) // 39 * 39])
+    monkeypatch.setattr(calibration, "WINDOWS", 2)
+    np.testing.assert_array_equal(read_windows(path, tokenizer, context=40), windows[:2])
+
+
+def test_methods_have_the_names_that_the_command_takes():
+    assert tuple(METHODS) == CALIBRATED
+    with pytest.raises(ValueError, match="hqq is none of the methods awq, gptq, smoothquant"):
+        calibrated(random_checkpoint(CONFIGS["experts"], seed=0), np.zeros((1, 4), np.int32), method="hqq")
