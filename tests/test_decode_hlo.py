@@ -1,0 +1,94 @@
+"""What XLA makes of a decoding step on a CPU: the shapes that `model.ops` gives its products are chosen for this."""
+
+import re
+from functools import partial
+from math import prod
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.model_speed import GREEDY, _decoding
+from benchmarks.random_model import random_cache, random_params, random_shapes
+from model.cache import LayerCache, empty_cache
+from model.forward import decode
+from model.ops import CPU
+from model.profile import named, parts_of
+from reference.config import Config
+
+CONFIG = Config(dim=512, layers=2, heads=8, kv_heads=8, head_dim=64, ffn=1408, vocab=4096, context=512,
+                eps=1e-5, theta=1e4)  # fmt: skip
+SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
+CAPACITY = 256  # with which keys of a layer are fewer numbers than that
+OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # as `model.jax_backend` compiles
+FORMATS = [("float32", None), ("bfloat16", None), ("float32", "q8"), ("float32", "q8_row"), ("float32", "q4")]
+# What gives a name to numbers that are somewhere already.
+PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
+
+
+def lowered(dtype: str, scheme: str | None, burst: int = 4):
+    shapes = random_shapes(CONFIG, dtype=np.dtype(dtype), positions=CAPACITY, quantize=scheme)
+    cache = jax.eval_shape(partial(empty_cache, CONFIG, batch=1, capacity=CAPACITY, dtype=np.dtype(dtype)))
+    program = jax.jit(partial(decode, config=CONFIG, ops=named(CPU), burst=burst), donate_argnums=2)
+    return program.lower(shapes, *_decoding(CONFIG, cache, 1, burst, GREEDY))
+
+
+def written(hlo: str) -> list[tuple[str, str, int]]:
+    """Name, kind and numbers of what each instruction writes to memory: those inside of a fusion write none."""
+    fused = set(re.findall(r"fusion\(.*?calls=%([\w.\-]+)", hlo))
+    found, inside = [], ""
+    for line in hlo.splitlines():
+        if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
+            inside = header[1]
+        elif inside not in fused and (
+            instruction := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(", line)
+        ):
+            name, type, kind = instruction.groups()
+            numbers = max((prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]", type)), default=1)
+            found.append((name, kind, numbers))
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "scheme"), FORMATS)
+def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | None):
+    hlo = lowered(dtype, scheme).compile(compiler_options=OPTIONS).as_text()
+    assert hlo
+    parts = parts_of(hlo)
+    loops = re.finditer(r"^ +(?:ROOT )?%(\S+) = f32\[\d+,\d+,16\]\S* fusion\(.*$", hlo, re.MULTILINE)
+    products = [loop[0] for loop in loops if parts[loop[1]].endswith("product")]
+    assert len(products) == 4 * CONFIG.layers + 1  # qkv, o, gate and up, down; the head
+    for line in products:
+        assert "kind=kLoop" in line  # one vectorised loop, not a kernel of YNNPACK
+        (cores,) = re.findall(r'"outer_dimension_partitions":\["(\d+)"\]', line)
+        assert int(cores) > 1
+    # A weight that is converted, decoded or copied, in the loop or before it, would be as large as a matrix.
+    copied = [(name, kind) for name, kind, numbers in written(hlo) if numbers >= SMALLEST and kind not in PASSED_ON]
+    assert copied == []
+
+
+def test_what_is_left_out_of_the_loop_is_seen():
+    """Without its barrier, XLA widens narrow weights before the loop: the state that the test above is to find."""
+    shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
+
+    def hoisted(w, x):
+        return jax.lax.fori_loop(0, 9, lambda _, x: w.astype(np.float32) @ x, x)
+
+    hlo = jax.jit(hoisted).lower(shape, jax.ShapeDtypeStruct((CONFIG.dim,), np.float32)).compile().as_text()
+    assert hlo
+    assert any(numbers >= SMALLEST and kind not in PASSED_ON for _, kind, numbers in written(hlo))
+
+
+def test_attention_reads_the_used_part_of_the_cache_alone():
+    """What lies past the span that holds all positions in use may be NaN: it is not even multiplied by 0."""
+    params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
+    program = lowered("float32", None).compile(compiler_options=OPTIONS)
+    drawn = []
+    for past in (0.0, np.nan):
+        cache = random_cache(CONFIG, dtype=np.dtype("float32"), capacity=CAPACITY)
+        layers = [LayerCache(*(rows.at[:, :, 64:].set(past) for rows in layer)) for layer in cache.layers]
+        cache = cache._replace(layers=layers, lengths=cache.lengths + 10)
+        ids, taken, _ = program(params, *_decoding(CONFIG, cache, 1, 4, GREEDY))
+        assert int(taken) == 4
+        drawn.append(np.asarray(ids).tolist())
+    assert drawn[0] == drawn[1]
+    assert max(map(max, drawn[1])) < CONFIG.vocab  # `vocab` is what logits that are NaN draw
