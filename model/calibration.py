@@ -36,15 +36,12 @@ from model.params import Experts, FeedForward, Layer, Linear, Progress, no_progr
 from model.tokenizers.tokenizer import Tokenizer
 from reference.config import Config
 from reference.quantizers import smoothquant
-from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
 EMBEDDING = "model.embed_tokens.weight"
 WINDOW = 512  # tokens, or the context of a model that has less
 WINDOWS = 128  # at most: as many as AWQ and GPTQ are usually given
 BYTES = 1 << 20  # of a file: with 4 to a token, four times what these windows hold
-
-Part = Affine | Quantized
 
 
 def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int[np.ndarray, "windows seq"]:
@@ -129,17 +126,17 @@ class _Walk:
         return self._results[name]
 
 
-def _codes(method: Method, shape: tuple[int, ...], parts: Callable[[], Iterator[Part]]) -> Codes:
+def _codes(method: Method, shape: tuple[int, ...], parts: Callable[[], Iterator[Quantized]]) -> Codes:
     rows, cols = shape
     group = method.group or cols
-    bits = cols * method.bits + -(-cols // group) * (32 + method.bits * method.zeros)
-    return Codes(method.form, group, method.zeros, -(-rows * bits // 8), parts)
+    bits = cols * method.bits + -(-cols // group) * 32
+    return Codes(method.form, group, zeros=False, bytes=-(-rows * bits // 8), parts=parts)
 
 
-def _in_parts(part: Part) -> Iterator[Part]:
+def _in_parts(part: Quantized) -> Iterator[Quantized]:
     rows = max(1, PART // part.codes.shape[1])
     for start in range(0, len(part.codes), rows):
-        yield type(part)(*(array[start : start + rows] for array in part))
+        yield Quantized(*(array[start : start + rows] for array in part))
 
 
 class _Layer:
@@ -149,7 +146,7 @@ class _Layer:
         self._config, self._index, self._method, self._progress = checkpoint.config, index, method, progress
         self._path, self._prefix = checkpoint.path, f"model.layers.{index}."
         self._now: dict[str, np.ndarray] = {}  # float32, by the names within the layer
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, Quantized] = {}
         for name, tensor in checkpoint.tensors.items():
             if name.startswith(self._prefix):
                 values = tensor.read()
@@ -237,7 +234,7 @@ class _Layer:
         if bias in self._now:
             self._now[bias] = (self._now[bias] / s).astype(np.float32)
 
-    def _take(self, name: str, part: Part) -> None:
+    def _take(self, name: str, part: Quantized) -> None:
         self._parts[name] = part
         shape = part.codes.shape
         self._now[name] = dequantised(_codes(self._method, shape, lambda: iter([part])), shape)

@@ -6,6 +6,9 @@ Here only sums over X are kept: of a matrix Q in the place of W the error of the
     || (Q - W) X^T ||^2  =  tr (Q - W) G (Q - W)^T        G = X^T X
 
 so that G and the means of |X| are all that AWQ's search needs, and G alone is what GPTQ begins with.
+
+The grid of both is that of the scheme q4, even around zero: readers and kernels everywhere take it, which they do not
+take zero points.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,12 +21,12 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from model.checkpoints.checkpoint import Form
-from reference.quantizers import affine, awq, gptq, smoothquant
-from reference.quantizers.affine import Affine
+from reference.quantizers import affine, awq, gptq, smoothquant, symmetric
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.schemes import SCHEMES
 
-GROUP = 64  # columns that share a scale, as in our own schemes
+Q4 = SCHEMES["q4"]
+GROUP = 64  # columns that share a scale of it
 COLUMNS = 128  # that GPTQ rounds before the others hear of it
 ALPHA = 0.5  # of SmoothQuant: largest inputs and largest weights meet in the middle
 
@@ -42,12 +45,11 @@ class Method(NamedTuple):
     form: Form
     bits: int
     group: int | None  # columns that share a scale; None: all
-    zeros: bool
     gram: bool  # whether `Inputs` are to have it
     # What the columns of all these matrices, one below the other, are multiplied by before they are rounded, and the
     # inputs divided by; None: nothing.
     factors: Callable[[np.ndarray, Inputs], np.ndarray] | None
-    quantize: Callable[[np.ndarray, Inputs], Affine | Quantized]
+    quantize: Callable[[np.ndarray, Inputs], Quantized]
     into_matrices: bool = False  # whether that division may be left to a matrix before, or to norms alone
 
 
@@ -86,47 +88,26 @@ def errors(
     return np.sum(moved @ gram * moved, axis=1)
 
 
-def to_nearest(w: Float64[np.ndarray, "rows cols"]) -> Affine:
-    """4 bits in groups of 64; the last group of a row may be shorter."""
-    cols = w.shape[1]
-    whole = np.pad(w, [(0, 0), (0, -cols % GROUP)])  # zeros change no grid, as each holds zero
-    q = affine.quantize(whole, bits=4, block=(1, GROUP))
-    return q._replace(codes=q.codes[:, :cols])
-
-
-def weights_of(q: Affine) -> Float64[np.ndarray, "rows cols"]:
-    """The weights that `to_nearest`'s codes stand for."""
-    scales, zeros = _spread(q)
-    return (q.codes - zeros) * scales
-
-
-def _spread(q: Affine) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and zero point of each weight, in float64."""
-    grids = (q.scales.astype(np.float64), q.zeros.astype(np.float64))
-    scales, zeros = (np.repeat(grid, GROUP, axis=1)[:, : q.codes.shape[1]] for grid in grids)
-    return scales, zeros
-
-
 def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[np.ndarray, " cols"]:
     """`reference.quantizers.awq.search`, from sums over the inputs."""
     assert inputs.gram is not None
     least, best = np.inf, np.ones(w.shape[1])
     for alpha in awq.ALPHAS:
         s = awq.scales(inputs.means, alpha=alpha)
-        loss = np.sum(errors(w, weights_of(to_nearest(w * s)) / s, inputs.gram))
+        loss = np.sum(errors(w, Q4.dequantize(Q4.quantize(w * s)) / s, inputs.gram))
         if loss < least:
             least, best = loss, s
     return best
 
 
-def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Affine:
+def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
     """`reference.quantizers.gptq.quantize`, whose corrections reach the columns far away a block of columns at a time.
 
     Of each row that, or the nearest codes: what has the smaller error. The paper does not promise that it is the first.
     """
     assert inputs.gram is not None
-    nearest = to_nearest(w)
-    scales, zeros = _spread(nearest)
+    nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)
+    scales = np.repeat(nearest.scales.astype(np.float64), GROUP, axis=1)
     left = np.where(np.diag(inputs.gram) == 0, 0, w)
     u = gptq.factor(inputs.gram, damp=gptq.DAMP)
     levels = np.empty_like(w)
@@ -135,23 +116,22 @@ def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Affine:
         missed = np.empty_like(left[:, block])
         for column in range(missed.shape[1]):
             i = start + column
-            levels[:, i] = affine.encode(left[:, i], scales[:, i], zeros[:, i], lowest=0, highest=15)
-            missed[:, column] = (left[:, i] - scales[:, i] * (levels[:, i] - zeros[:, i])) / u[i, i]
+            levels[:, i] = affine.encode(left[:, i], scales[:, i], np.zeros(1), lowest=-largest, highest=largest)
+            missed[:, column] = (left[:, i] - scales[:, i] * levels[:, i]) / u[i, i]
             left[:, i : block.stop] -= missed[:, [column]] * u[i, i : block.stop]
         left[:, block.stop :] -= missed @ u[block, block.stop :]
-    found = nearest._replace(codes=levels.astype(np.uint8))
-    better = errors(w, weights_of(found), inputs.gram) <= errors(w, weights_of(nearest), inputs.gram)
-    return nearest._replace(codes=np.where(better[:, None], found.codes, nearest.codes))
+    found = nearest._replace(codes=levels.astype(np.int8))
+    ours, theirs = (errors(w, Q4.dequantize(q), inputs.gram) for q in (found, nearest))
+    return nearest._replace(codes=np.where((ours <= theirs)[:, None], found.codes, nearest.codes))
 
 
 METHODS = {
-    "awq": Method("int4", 4, GROUP, True, True, awq_factors, lambda w, inputs: to_nearest(w), into_matrices=True),
-    "gptq": Method("int4", 4, GROUP, True, True, None, gptq_codes),
+    "awq": Method("int4", 4, GROUP, True, awq_factors, lambda w, inputs: Q4.quantize(w), into_matrices=True),
+    "gptq": Method("int4", 4, GROUP, True, None, gptq_codes),
     "smoothquant": Method(
         form="int8",
         bits=8,
         group=None,
-        zeros=False,
         gram=False,
         factors=lambda w, inputs: smoothquant.factors(inputs.tops, w, alpha=ALPHA),
         quantize=lambda w, inputs: SCHEMES["q8_row"].quantize(w),

@@ -5,8 +5,9 @@ r"""GPTQ: column by column, what rounding does to the output is undone by the co
 
 (Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) X [tokens, cols] are inputs of the calibration,
 lambda is `damp` of H's mean diagonal. Q rounds to the nearest on a grid that is fixed beforehand, that of
-`affine` for the weights as they were (as in llm-compressor; the paper finds the grid of a group when it comes
-to it, and may take columns in another order). A feature that is never active, H_ii = 0, has weights 0.
+`affine` or of `symmetric` for the weights as they were (as in llm-compressor; the paper finds the grid of a
+group when it comes to it, and may take columns in another order). A feature that is never active, H_ii = 0,
+has weights 0.
 
 In the end W - W^ = E U for the errors E = (e_1, e_2, ...), whence, with H as damped,
 
@@ -26,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float16, Float64, Int32, UInt8
 
-from reference.quantizers import affine, packing
+from reference.quantizers import affine, packing, symmetric
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import finite, spread
 
@@ -43,9 +44,17 @@ class Packed(NamedTuple):
 
 
 def quantize(
-    w: Float[np.ndarray, "rows cols"], x: Float[np.ndarray, "tokens cols"], *, bits: int, group: int, damp: float = DAMP
+    w: Float[np.ndarray, "rows cols"],
+    x: Float[np.ndarray, "tokens cols"],
+    *,
+    bits: int,
+    group: int,
+    damp: float = DAMP,
+    even: bool = False,
 ) -> Affine:
     """Codes for the inputs `x`, and the grid that `affine` gives `w` in groups of a row.
+
+    Or an `even` one, that of `symmetric`, whose codes are counted from a zero point of 2^(bits - 1).
 
     Raises ValueError for weights or inputs that are not finite, and as `affine` does.
 
@@ -54,17 +63,23 @@ def quantize(
     >>> affine.quantize(w, bits=2, block=(1, 4)).codes, quantize(w, together, bits=2, group=4).codes
     (array([[0, 1, 1, 3]], dtype=uint8), array([[0, 1, 2, 3]], dtype=uint8))
     """
-    grid = affine.quantize(w, bits=bits, block=(1, group))
+    grid = _even_grid(w, bits, group) if even else affine.quantize(w, bits=bits, block=(1, group))
     hessian = _hessian(x)
     left = np.where(np.diag(hessian) == 0, 0, finite(w))
     scales, zeros = (spread(a.astype(np.float64), w.shape) for a in (grid.scales, grid.zeros))
     u = factor(hessian, damp=damp)
     codes = np.zeros(w.shape)
     for i in range(w.shape[1]):
-        codes[:, i] = affine.encode(left[:, i], scales[:, i], zeros[:, i], lowest=0, highest=2**bits - 1)
+        codes[:, i] = affine.encode(left[:, i], scales[:, i], zeros[:, i], lowest=int(even), highest=2**bits - 1)
         errors = (left[:, i] - scales[:, i] * (codes[:, i] - zeros[:, i])) / u[i, i]
         left[:, i:] -= errors[:, None] * u[i, i:]
     return Affine(codes.astype(np.uint8), grid.scales, grid.zeros)
+
+
+def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affine:
+    codes, scales = symmetric.quantize(w, bits=bits, block=(1, group))
+    middle = 1 << bits - 1
+    return Affine((codes.astype(np.int16) + middle).astype(np.uint8), scales, np.full(scales.shape, middle, np.uint8))
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:

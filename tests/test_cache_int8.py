@@ -1,0 +1,162 @@
+"""The cache of int8: what it keeps, what attention makes of it, and that both backends mean the same by it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import SamplingOptions, load
+from model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
+from model.ops import LONGEST_SPAN, XLA, Positions, attend
+from model.pallas_ops import PALLAS, PALLAS_ONLY
+from model.params import abstract_params
+from reference.attention import attention, causal_mask
+from reference.config import Config
+from reference.quantizers import kv_cache
+from tests.random_models import CONFIGS, SMALL
+from tests.strategies import Noise, assert_within, attention_bound, noises, roundoff
+
+U32 = roundoff(np.float32)
+INT8 = np.dtype(np.int8)
+SMALLEST = 2.0**-126  # below it a float32 may count as 0
+# A quotient of float32 and the scale itself, by which the largest number may be a little more than 127 of them.
+STEP = 1 / 2 + 127 * 4 * U32
+
+
+@given(noise=noises, head_dim=st.sampled_from([1, 16, 17]))  # each compiles
+def test_a_row_is_the_definition_s(noise, head_dim):
+    """But for codes at a tie, which float32 may see on its other side."""
+    x = noise(5, head_dim)
+    codes, scales = (np.asarray(a, np.float64) for a in from_int8(to_int8(jnp.asarray(x))))
+    exact = kv_cache.quantize(x)
+    assert_within(scales, exact.scales[:, 0], 4 * U32 * exact.scales[:, 0] + SMALLEST)
+    assert_within(codes * scales[:, None], x, STEP * scales[:, None] + 127 * SMALLEST)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        from_tie = np.abs(np.abs(np.nan_to_num(x / exact.scales.astype(np.float64)) % 1) - 0.5)
+    sure = (from_tie > 127 * 4 * U32) & (exact.scales > SMALLEST)
+    np.testing.assert_array_equal(codes[sure], exact.codes[sure])
+    assert (np.abs(codes) <= 127).all()
+
+
+def test_zeros_stay_zeros():
+    codes, scales = from_int8(to_int8(jnp.zeros((2, 6))))
+    assert not codes.any() and not scales.any()
+
+
+@given(noise=noises, first=st.sampled_from([1, 4]))  # each compiles
+def test_a_token_changes_nothing_of_what_is_stored(noise, first):
+    """Tokens that come one by one leave the bytes that they leave together."""
+    head_dim = 6
+    new = jnp.asarray(noise(2, 6, 3, head_dim))
+    config = Config(**{**vars(SMALL), "kv_heads": 3, "head_dim": head_dim})
+    empty = empty_cache(config, batch=2, capacity=9, dtype=INT8).layers[0].k
+    starts = jnp.array([0, 2])
+    together = append(empty, new, starts)
+    apart = append(append(empty, new[:, :first], starts), new[:, first:], starts + first)
+    np.testing.assert_array_equal(together, apart)
+    np.testing.assert_array_equal(together[1, :, 2:8], to_int8(new[1].swapaxes(0, 1)))
+    assert not together[0, :, 6:].any()
+
+
+@given(
+    noise=st.builds(Noise, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-4, 1), outliers=st.booleans()),
+    heads=st.sampled_from([(2, 2), (6, 2)]),
+    queries=st.sampled_from([1, 3]),
+    longest=st.sampled_from([3, LONGEST_SPAN]),
+    window=st.sampled_from([None, 3]),
+)
+def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
+    """Of attention over what is stored within its own; of attention over all digits within `kv_cache`'s besides."""
+    head_dim, keys = 6, 8
+    config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})
+    q = noise(queries, heads[0], head_dim)
+    k, v = noise(keys, heads[1], head_dim), noise(keys, heads[1], head_dim)
+    empty = empty_cache(config, batch=1, capacity=keys + 1, dtype=INT8).layers[0]
+    start = jnp.zeros(1, jnp.int32)
+    stored = LayerCache(*(append(rows, jnp.asarray(a[None]), start) for rows, a in zip(empty, (k, v), strict=True)))
+    angles = jnp.zeros((1, queries, head_dim // 2))
+    positions = Positions(jnp.arange(keys - queries, keys)[None], angles, angles)
+    h = attend(jnp.asarray(q[None]), stored, positions, window=window, config=config, longest=longest)
+    ours = np.asarray(h).reshape(queries, heads[0], head_dim)
+
+    held, scales = [], []
+    for rows in stored:
+        codes, s = (np.asarray(a, np.float64)[0, :, :keys].swapaxes(0, 1) for a in from_int8(rows))
+        held.append(codes * s[..., None])
+        scales.append(np.max(s))
+    mask = causal_mask(queries, keys, offset=keys - queries, window=window)
+    # A level is multiplied by its scale after the sum: one rounding more in each score and each output.
+    rounding = attention_bound(q, *held, mask, dtype="float32", sums="float32") * (1 + 2 * U32)
+    assert_within(ours, attention(q, *held, mask), rounding)
+
+    largest = np.max(np.sum(np.abs(q.astype(np.float64)), axis=-1))
+    e = STEP * scales[0] * largest / np.sqrt(head_dim)
+    lost = np.expm1(2 * e) * np.max(np.abs(v)) + STEP * scales[1] + 127 * SMALLEST
+    assert_within(ours, attention(q, k, v, mask), rounding + lost)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_memory_is_a_byte_a_number_and_a_scale_a_vector(name):
+    config = CONFIGS[name]
+    sizes = {}
+    for dtype in (np.dtype(np.float32), INT8):
+        cache = empty_cache(config, batch=2, capacity=5, dtype=dtype)
+        sizes[dtype] = sum(array.nbytes for array in jax.tree.leaves(cache.layers))
+        assert sizes[dtype] == 2 * 5 * position_bytes(config, dtype=dtype)
+        assert cache_bytes(config, batch=2, capacity=5, dtype=dtype) == sizes[dtype] + 5 * config.head_dim * 4
+    assert sizes[INT8] * 4 * config.head_dim == sizes[np.dtype(np.float32)] * (config.head_dim + 4)
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "xla"])
+def test_both_backends_tell_the_same_story(kernels):
+    stories = []
+    for options in ({"kernels": kernels}, {"backend": "reference"}):
+        llama = load("stories", context=64, cache="int8", **options)
+        generation = llama.generate("Once upon a time", max_new_tokens=24, sampling=SamplingOptions(temperature=0.0))
+        stories.append([token.id for token in generation])
+    assert stories[0] == stories[1]
+    assert len(stories[0]) == 24
+
+
+def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
+    """But for a few codes near a tie; those of a cache that keeps every digit are off by all of its roundings."""
+    logits = []
+    for options in (("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")):
+        file = tmp_path / f"{len(logits)}.npy"
+        code, _, err = run("logits", "--tokens", "1,5,9,200,7", "--out", str(file), "--context", "64", *options)
+        assert code == 0, err
+        logits.append(np.load(file))
+    ours, exact, plain = logits
+    assert 2 * np.linalg.norm(ours - exact) < np.linalg.norm(exact - plain) < np.linalg.norm(plain) / 10
+
+
+def test_kernels_leave_it_to_the_plain_form():
+    config = Config(**{**vars(SMALL), "dim": 128, "heads": 2, "kv_heads": 1, "head_dim": 64})
+    dtype = np.dtype(np.float32)
+    params = abstract_params(config, dtype=dtype, positions=8)
+    cache = jax.eval_shape(lambda: empty_cache(config, batch=1, capacity=8, dtype=INT8)).layers[0]
+    angles = jax.ShapeDtypeStruct((1, 1, 32), dtype)
+    positions = Positions(jax.ShapeDtypeStruct((1, 1), np.int32), angles, angles)
+    x, q = jax.ShapeDtypeStruct((1, 1, 128), dtype), jax.ShapeDtypeStruct((1, 1, 2, 64), dtype)
+    calls = {
+        "norm_qkv": ((x, params.layers[0], cache, positions), {}),
+        "attend": ((q, cache, positions), {"window": None}),
+    }
+    for name, (arguments, fixed) in calls.items():
+
+        def call(table, *arguments, name=name, fixed=fixed):
+            return getattr(table, name)(*arguments, config=config, **fixed)
+
+        with pytest.raises(ValueError, match="not in int8"):
+            jax.eval_shape(lambda *a, call=call: call(PALLAS_ONLY, *a), *arguments)
+        routed, plain = (
+            jax.eval_shape(lambda *a, table=table, call=call: call(table, *a), *arguments) for table in (PALLAS, XLA)
+        )
+        assert routed == plain
+
+
+def test_another_cache_is_refused(run):
+    code, out, err = run("generate", "Once", "--cache", "int4")
+    assert (code, out) == (2, "") and "'int4' is not 'int8'" in err
