@@ -142,16 +142,18 @@ REQUESTS = (
 def conversation(rng: random.Random) -> list[Message]:
     """Some turns: mostly a story that was asked for, and questions about it.
 
-    >>> for role, content, _ in conversation(random.Random(164)):
-    ...     print(f"{role}: {content[:40]}")
-    user: Can you tell me a story, please
-    assistant: Long ago, a kind girl lived in a small h
-    user: How did Ben feel when the drum was gone?
-    assistant: He felt upset.
-    user: What did Anna find?
-    assistant: She found a blue drum.
-    user: what was the name of the girl
-    assistant: Anna.
+    >>> for role, content, _ in conversation(random.Random(171)):
+    ...     print(f"{role}: {content[:39]}")
+    user: Tell me a story
+    assistant: This is the story of Otto, a young lamb
+    user: who gave Otto the flute
+    assistant: His father.
+    user: Who brought the flute back
+    assistant: The crab.
+    user: What did Otto lose
+    assistant: The flute.
+    user: how did Otto feel
+    assistant: He felt happy.
     """
     choices = Choices(rng)
     messages: list[Message] = []
