@@ -23,17 +23,16 @@ from benchmarks.model_speed import (
 from benchmarks.random_model import random_checkpoint, random_params, random_shapes
 from benchmarks.report import Row, skipped, timed, with_shares
 from benchmarks.timing import Effort, Seconds, measure
-from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.llama import BackendName, load_backend
-from model.memory import check_fits, device_bytes, memory_of
+from model.memory import Memory, check_fits, device_bytes, memory_of
 from model.ops import Ops
 from model.options import SamplingOptions, choose_context
-from model.params import Params, abstract_params, check_weights, load_params, weight_bytes
+from model.params import Params, abstract_params, check_weights, load_params
 from model.plan import DEVICES, Plan, make_plan
 from model.profile import Trace, named
 from model.session import Session
@@ -66,6 +65,15 @@ class Subject:
     def about(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.dtype, "quantize": self.quantize}
 
+    def memory(self, shapes: Params, *, context: int, batch: int) -> Memory:
+        """What sequences of up to `context` tokens take on the default device."""
+        return memory_of(
+            *(shapes, self.config),
+            **{"batch": batch, "context": context, "chunk": prompt_chunk()},
+            platform=jax.default_backend(),
+            cache_dtype=np.dtype(self.dtype),
+        )
+
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Programs for sequences of up to `longest` tokens, and the shapes that they take: those given, or the least.
 
@@ -74,9 +82,9 @@ class Subject:
         chunk = min(prompt_chunk(), longest)
         capacity = -(-(longest + BURST + chunk) // 8) * 8
         shapes = shapes or self.shapes(capacity)
-        cache = cache_bytes(self.config, batch=batch, capacity=capacity, dtype=np.dtype(self.dtype))
+        memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # While one cache is read, the next is drawn.
-        check_fits(weights=weight_bytes(shapes), cache=2 * cache, context=capacity, available=device_bytes())
+        check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=device_bytes())
         programs = compile_programs(
             shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=BURST, batch=batch
         )
@@ -247,14 +255,9 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
     for i, length in enumerate(lengths):
         progress(f"{length} tokens", 0.2 + 0.5 * i / len(lengths))
         yield {**prefill_row(subject, programs, params, tokens=length), "series": "prefill"}
-        needed = memory_of(
-            *(shapes, subject.config),
-            **{"batch": batch, "context": length, "chunk": programs.chunk},
-            platform=jax.default_backend(),
-            cache_dtype=np.dtype(subject.dtype),
-        )
         row = decode_row(subject, programs, params, context=length)
-        yield {**row, "series": "context", "planned_memory": needed.peak}
+        planned = subject.memory(shapes, context=length, batch=batch)
+        yield {**row, "series": "context", "planned_memory": planned.peak}
     del programs
     for i, count in enumerate(BATCHES):
         progress(f"{count} sequences", 0.7 + 0.3 * i / len(BATCHES))

@@ -9,16 +9,15 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
-from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.emulation import emulated_ops, roundings, with_roundings
 from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
-from model.memory import check_fits, device_bytes
+from model.memory import available_bytes, check_fits, device_bytes, memory_of
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.params import Params, Progress, abstract_params, check_weights, load_params, no_progress, weight_bytes
+from model.params import Params, Progress, abstract_params, check_weights, load_params, no_progress
 from model.reference_backend import ReferenceBackend, load_reference_params
 from model.session import Backend, Session
 from model.tokenizers.of_model import tokenizer_of
@@ -189,17 +188,20 @@ def load_backend(
     found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
         float64 = np.dtype(np.float64)
-        _check_memory(abstract_params(config, dtype=float64, positions=0), config, capacity, cache_dtype=float64)
+        exact = abstract_params(config, dtype=float64, positions=0)
+        sizes = {"context": capacity, "chunk": ReferenceBackend.chunk}
+        _check_memory(exact, config, **sizes, cache_dtype=float64, platform="cpu")
         check_weights(checkpoint, progress=progress)
-        exact = load_reference_params(run, found)
-        return ReferenceBackend(exact, config, capacity=capacity, int8_cache=cache == "int8")
+        weights = load_reference_params(run, found)
+        return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
     weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
     params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
-    _check_memory(params, config, rows, cache_dtype=cache_dtype)
+    platform = jax.default_backend()
+    _check_memory(params, config, context=capacity, chunk=chunk, cache_dtype=cache_dtype, platform=platform)
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
@@ -213,10 +215,10 @@ def _default_dtype(checkpoint: Checkpoint) -> np.dtype:
     return narrow if jax.default_backend() != "cpu" and stored == {narrow} else np.dtype(np.float32)
 
 
-def _check_memory(params: Params, config: Config, rows: int, *, cache_dtype: np.dtype) -> None:
-    check_fits(
-        weights=weight_bytes(params),
-        cache=cache_bytes(config, batch=1, capacity=rows, dtype=cache_dtype),
-        context=rows,
-        available=device_bytes(),
+def _check_memory(
+    params: Params, config: Config, *, context: int, chunk: int, cache_dtype: np.dtype, platform: str
+) -> None:
+    memory = memory_of(
+        params, config, batch=1, context=context, chunk=chunk, cache_dtype=cache_dtype, platform=platform
     )
+    check_fits(memory, context=context, available=available_bytes() if platform == "cpu" else device_bytes())

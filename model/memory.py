@@ -14,8 +14,6 @@ from model.params import Params, weight_bytes
 from model.quantised import Quantised
 from reference.config import Config
 
-OVERHEAD = 400_000_000  # bytes beside weights and cache: the interpreter, JAX, compiled programs, activations
-
 # On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
 # of which some is never given back. As seen with jax 0.12 on Linux, for models of 2 to 24 layers.
 PROCESS = 180_000_000
@@ -101,12 +99,13 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def check_fits(*, weights: int, cache: int, context: int, available: int) -> None:
-    """Raise MemoryError, with the sums in the message, if weights and cache do not fit."""
-    if weights + cache + OVERHEAD > available:
+def check_fits(memory: Memory, *, context: int, available: int) -> None:
+    """Raise MemoryError, with the sums in the message, if what is planned does not fit."""
+    held = PROCESS if memory.process else 0  # by this process already
+    if memory.peak - held > available:
         raise MemoryError(
-            f"{gigabytes(weights)} of weights and {gigabytes(cache)} of cache for a context of {context} tokens "
-            f"do not fit in the {gigabytes(available)} of memory that are free"
+            f"{gigabytes(memory.weights)} of weights and {gigabytes(memory.cache)} of cache for a context of {context} "
+            f"tokens do not fit in the {gigabytes(available)} of memory that are free"
         )
 
 
