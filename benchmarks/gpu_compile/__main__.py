@@ -52,7 +52,7 @@ def step_table(only: str, models: set[str], compile: Compile) -> Iterator[tuple[
 
 @click.command()
 @click.option("--only", default="", help="Cases and steps whose name holds this; nothing is kept then.")
-@click.option("--sample", is_flag=True, help="What two of the models have, and their steps; nothing is kept then.")
+@click.option("--sample", is_flag=True, help="What two of the models have, and their steps.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
 @click.option("--keep/--no-keep", default=True, help="Write benchmarks/results/gpu-compile.json and .md.")
@@ -79,8 +79,8 @@ def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
         table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
     )
     click.echo(text)
-    if keep and not only and not sample:
-        about = {name: version(name) for name in VERSIONS}
+    if keep and not only:
+        about = {**{name: version(name) for name in VERSIONS}, "models": sorted(models)}
         kept = {"about": about, "kernels": kernels, "steps": steps}
         RESULTS.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
         RESULTS.with_suffix(".md").write_text(text + "\n")

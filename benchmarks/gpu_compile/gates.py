@@ -43,7 +43,7 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
     if bits and kernel.narrow:
         yield f"{kernel.narrow} loads of less than 128 bits from global memory in the main loop"
     if limits.wgmma and not kernel.wgmma:
-        yield "no wgmma in the main loop"
+        yield "no wgmma in a loop"
     if not kernel.waits:
         yield "does not wait for the kernel before it"
     elif bits and limits.eager and not kernel.eager:

@@ -32,7 +32,7 @@ class Kernel:
     loop: int  # instructions of the main loop
     refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
     instructions: int
-    wgmma: int  # products for the tensor cores in the main loop
+    wgmma: int  # products for the tensor cores in innermost loops
     narrow: int  # loads from global memory of less than 128 bits in the main loop
     waits: bool  # for the kernel before it: programmatic dependent launch
     eager: bool  # loads something before that
@@ -66,7 +66,11 @@ def _read_kernel(path: Path) -> Kernel:
         loop=len(loop),
         refills=any(word.opcode.startswith("UTMALDG") for word in loop),
         instructions=len(code.instructions),
-        wgmma=sum(word.opcode.startswith("HGMMA") for word in loop),
+        wgmma=sum(
+            word.opcode.startswith("HGMMA")
+            for found in code.loops()  # where a warp alone copies, its loop may be the longer one
+            for word in code.instructions[found.start : found.end]
+        ),
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop),
         waits=wait is not None,
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),

@@ -64,10 +64,9 @@ def test_arranged_weights_are_the_same_weights_in_every_form():
             np.testing.assert_array_equal(levels, others)
 
 
-@pytest.mark.parametrize("scheme", ["q8_row", "q4"])
-def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain(scheme):
+def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
     """Two sequences, in float32, where the plain form rounds no more than a kernel does."""
-    params = load(scheme, seed=1)
+    params = load("q8_row", seed=1)
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
     at = np.array([3, 71], np.int32)
@@ -122,16 +121,16 @@ def within(actual, expected: Approx) -> None:
 
 
 def test_the_text_is_that_of_the_plain_form():
-    """Three greedy tokens of the compiled loop, each op of which is a kernel."""
+    """Two greedy tokens of the compiled loop, each op of which is a kernel."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
         params, np.array([1], np.int32), cache, np.zeros((1, NARROW.vocab), bool), np.zeros((1, 2), np.uint32),
-        as_arrays(SamplingOptions(temperature=0.0)), np.array([-1], np.int32), np.int32(3),
+        as_arrays(SamplingOptions(temperature=0.0)), np.array([-1], np.int32), np.int32(2),
     )  # fmt: skip
 
     def text(ops: Ops) -> list[int]:
-        drawn, *_ = jax.jit(partial(decode, config=NARROW, ops=ops, burst=3))(*arguments)
+        drawn, *_ = jax.jit(partial(decode, config=NARROW, ops=ops, burst=2))(*arguments)
         return np.asarray(drawn)[:, 0].tolist()
 
     with interpreter():
