@@ -17,7 +17,7 @@ The minimum m of a block of Q4_1 or Q5_1 is multiplied by what q8_1 keeps of the
 That is no property of x^ alone, so here q8_1 is q8_0, and the product differs by m (fl16(d sum) - fl16(d) sum):
 up to 2^-10 of m sum(x^).
 
-Guaranteed: |x - x^| <= (1/2 + 2^-10) d for q8_0 with d >= 2^-14, (1/2 + 2^-15) |d| for q8_k.
+Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, as float16 rounds d, and (1/2 + 2^-15) |d| for q8_k.
 """
 
 from collections.abc import Callable
@@ -69,8 +69,8 @@ def bfloat16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch
 
 
 def float16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Each number by itself, through float32."""
-    return x.astype(np.float32).astype(np.float16).astype(np.float64)
+    """Each number by itself, through float32. Raises ValueError for numbers beyond float16's largest."""
+    return in_float16(x.astype(np.float32)).astype(np.float64)
 
 
 ROUNDINGS: dict[str, Rounding] = {"q8_0": q8_0, "q8_k": q8_k, "bfloat16": bfloat16, "float16": float16}

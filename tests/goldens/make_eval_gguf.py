@@ -32,13 +32,13 @@ SHOWN = 7  # the position whose logits are kept: it sees all others
 FFN = 192
 
 
-def models() -> dict[str, Any]:
+def models(data: Path | None) -> dict[str, Any]:
     """In float32, as `tests.gguf_files` has files."""
     from tests import families, gguf_files
 
     made = {"random": gguf_files.file_of(make_gguf.CONFIG, families.random_tensors(make_gguf.CONFIG, seed=1))}
-    if data := os.environ.get("LLAMASPEC_DATA"):
-        made["stories260K"] = padded_story(Path(data))
+    if data:
+        made["stories260K"] = padded_story(data)
     for file in made.values():
         file.keys["tokenizer.ggml.model"] = (gguf_files.STRING, "none")
     return made
@@ -84,7 +84,7 @@ def digest(matrices: dict[str, bytes]) -> str:
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for name, file in models().items():
+    for name, file in models(Path(os.environ["LLAMASPEC_DATA"])).items():
         file.write(folder / f"{name}.gguf")
 
 
