@@ -490,7 +490,7 @@ def evaluate(
         running = load_backend(checkpoint, progress=progress, **options)
         if base:
             quantize = options["quantize"]
-            plain = {"quantize": None, "cache": None, "emulate_activations": None}
+            plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
             beside = load_backend(base, progress=progress, **options | plain)
             evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
             if by_tensor:

@@ -58,7 +58,7 @@ class Rounding:
     to: str = field(metadata={"static": True})
 
 
-def emulating(product: Product) -> Product:
+def emulating(product: Product) -> Callable[[Array, Any], Array]:
     """`product`, for matrices that round and for those that do not."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Any) -> Float[Array, "*batch rows"]:

@@ -137,7 +137,7 @@ def test_each_tensor_alone():
     costs = list(cost_by_tensor(running, base, model, text, context=16))
     assert [cost.name for cost in costs] == [name for name, tensor in model.tensors.items() if tensor.codes]
     assert all(0 < cost.relative_error < 1 and cost.divergence.mean > 0 for cost in costs)
-    one = base.tensors | {costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
+    one = {**base.tensors, costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
     alone = load_backend(replace(base, tensors=one), backend="reference")
     assert compare(alone, running, text, context=16).divergence == costs[3].divergence
     assert list(cost_by_tensor(running, base, base, text, context=16)) == []
