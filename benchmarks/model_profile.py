@@ -11,6 +11,7 @@ from model.cost import decode_bytes
 from model.params import Params
 from model.profile import Trace, events_of, parts_of, record, seconds_by
 
+RUNS = 3
 IDLE = "between ops, and the host"
 COLUMNS = (
     Column("where the time goes", "part"),
@@ -25,7 +26,8 @@ COLUMNS = (
 def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[str, list[Row]], Trace]:
     """Rows for a prompt of `context` tokens and for a step of decoding after it, the longest first; and their trace.
 
-    A step is one of a burst, on average. The programs are of ops that `model.profile.named` gave their names.
+    Of several runs those of the median length are told of; a step is one of a burst, on average. The programs are of
+    ops that `model.profile.named` gave their names.
     """
     calls = {
         "prefill": prefilling(programs, params, tokens=context),
@@ -33,12 +35,13 @@ def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[
     }
     for call in calls.values():
         jax.block_until_ready(call())  # what is traced is warm
-    trace = record(calls)
-    texts = {"prefill": programs.prefill, "decode": programs.decode}
+    trace = record({f"{span} {run}": call for run in range(RUNS) for span, call in calls.items()})
     middle = context + programs.burst / 2
-    read = {"prefill": {}, "decode": decode_bytes(params, programs.config, position=middle, batch=programs.batch)}
-    steps = {"prefill": 1, "decode": programs.burst}
-    return {span: _rows(trace, span, _text(texts[span]), read=read[span], steps=steps[span]) for span in calls}, trace
+    read = decode_bytes(params, programs.config, position=middle, batch=programs.batch)
+    return {
+        "prefill": _rows(trace, "prefill", programs.prefill, read={}, steps=1),
+        "decode": _rows(trace, "decode", programs.decode, read=read, steps=programs.burst),
+    }, trace
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -56,13 +59,10 @@ def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
     return "\n\n".join(texts)
 
 
-def _text(compiled: Any) -> str:
-    return compiled.as_text() or ""
-
-
-def _rows(trace: Trace, span: str, hlo: str, *, read: dict[str, float], steps: int) -> list[Row]:
-    ran, start, end = events_of(trace, span)
-    spent = seconds_by(ran, parts_of(hlo), start=start, end=end)
+def _rows(trace: Trace, what: str, program: Any, *, read: dict[str, float], steps: int) -> list[Row]:
+    runs = [events_of(trace, f"{what} {run}") for run in range(RUNS)]
+    ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]
+    spent = seconds_by(ran, parts_of(program.as_text() or ""), start=start, end=end)
     rows = []
     for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         row: Row = {"part": part or IDLE, "seconds": seconds / steps, "share": seconds * 1e6 / (end - start)}

@@ -140,8 +140,12 @@ def as_text(plan: Plan) -> str:
         f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}",
         "",
     ]
-    lines += [f"{name:12}{count / 1e6:12,.1f} MB" for name, count in plan.memory._asdict().items() if count]
+    memory = plan.memory._asdict()
+    compiling = memory.pop("compiling")
+    lines += [f"{name:12}{count / 1e6:12,.1f} MB" for name, count in memory.items() if count]
     lines += [
+        f"{'in all':12}{sum(memory.values()) / 1e6:12,.1f} MB",
+        *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the others are there"] if compiling else []),
         f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN IS FREE'}",
         "",
         f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>12}  at most, waiting for",

@@ -34,7 +34,7 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert decode["norm_gate_up product"]["bytes"] + decode["down_add product"]["bytes"] == weights
     trace = json.loads(gzip.decompress(file.read_bytes()))
     for span, module in (("prefill", "jit_prefill"), ("decode", "jit_decode")):
-        ran, start, end = events_of(trace, span)
+        ran, start, end = events_of(trace, f"{span} 0")
         assert ran and start < end
         modules = {event["args"]["hlo_module"] for event in trace["traceEvents"] if "hlo_op" in event.get("args", {})}
         assert module in modules
