@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import SamplingOptions, load
@@ -60,6 +60,7 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     assert not together[0, :, 6:].any()
 
 
+@settings(max_examples=10)  # each compiles
 @given(
     noise=st.builds(Noise, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-4, 1), outliers=st.booleans()),
     heads=st.sampled_from([(2, 2), (6, 2)]),
@@ -109,11 +110,10 @@ def test_memory_is_a_byte_a_number_and_a_scale_a_vector(name):
     assert sizes[INT8] * 4 * config.head_dim == sizes[np.dtype(np.float32)] * (config.head_dim + 4)
 
 
-@pytest.mark.parametrize("kernels", ["cpu", "xla"])
-def test_both_backends_tell_the_same_story(kernels):
+def test_both_backends_tell_the_same_story():
     stories = []
-    for options in ({"kernels": kernels}, {"backend": "reference"}):
-        llama = load("stories", context=64, cache="int8", **options)
+    for backend in ("jax", "reference"):
+        llama = load("stories", context=64, cache="int8", backend=backend)
         generation = llama.generate("Once upon a time", max_new_tokens=24, sampling=SamplingOptions(temperature=0.0))
         stories.append([token.id for token in generation])
     assert stories[0] == stories[1]
@@ -149,7 +149,7 @@ def test_kernels_leave_it_to_the_plain_form():
         def call(table, *arguments, name=name, fixed=fixed):
             return getattr(table, name)(*arguments, config=config, **fixed)
 
-        with pytest.raises(ValueError, match="not in int8"):
+        with pytest.raises(ValueError, match=r"cache.* int8"):
             jax.eval_shape(lambda *a, call=call: call(PALLAS_ONLY, *a), *arguments)
         routed, plain = (
             jax.eval_shape(lambda *a, table=table, call=call: call(table, *a), *arguments) for table in (PALLAS, XLA)

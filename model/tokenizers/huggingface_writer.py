@@ -33,9 +33,10 @@ def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, template: str | No
 
 
 def _model(tokenizer: SentencePieceTokenizer) -> bytes:
-    """SentencePiece looks for BOS by its piece, which "" is not."""
+    """SentencePiece looks for BOS by its piece, which has to be a control token: what is unknown is none."""
     proto = tokenizer.proto()
-    proto.trainer_spec.bos_piece = "" if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
+    trainer = proto.trainer_spec
+    trainer.bos_piece = trainer.unk_piece if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
     return proto.SerializeToString()
 
 
