@@ -656,7 +656,7 @@ def bench(
     """Measure this machine, and then how close a model comes to what it allows.
 
     MODEL is the built-in one unless given. The suite gpu takes nine minutes and runs on an H100 or
-    H200.
+    H200. After the suites decode and growth, `generate` ends with its share of what was measured.
     """
     import json
     from contextlib import ExitStack

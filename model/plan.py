@@ -21,7 +21,7 @@ class Device(NamedTuple):
 
     name: str
     platform: str  # "cpu" or "gpu"
-    memory: float  # bytes
+    memory: float  # bytes, of this machine those that are free
     bandwidth: float  # bytes a second that are read
     flops: Mapping[str, float]  # a second, of products of matrices, by dtype
 
@@ -136,7 +136,7 @@ def as_text(plan: Plan) -> str:
     scheme += f", a cache of {plan.cache}" if plan.cache != plan.dtype else ""
     lines = [
         f"{plan.name}, {plan.dtype}{scheme}: {plan.batch} x {plan.context:,} tokens",
-        f"{device.name}: {gigabytes(int(device.memory))} of memory that are free, {device.bandwidth / 1e9:,.0f} GB/s, "
+        f"{device.name}: {gigabytes(int(device.memory))} of memory, {device.bandwidth / 1e9:,.0f} GB/s, "
         f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}",
         "",
     ]
@@ -146,7 +146,7 @@ def as_text(plan: Plan) -> str:
     lines += [
         f"{'in all':12}{sum(memory.values()) / 1e6:12,.1f} MB",
         *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the others are there"] if compiling else []),
-        f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN IS FREE'}",
+        f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN THERE IS'}",
         "",
         f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>12}  at most, waiting for",
     ]

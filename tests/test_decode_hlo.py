@@ -16,7 +16,7 @@ from model.ops import CPU
 from model.profile import named, parts_of
 from reference.config import Config
 
-CONFIG = Config(dim=512, layers=2, heads=8, kv_heads=8, head_dim=64, ffn=1408, vocab=4096, context=512,
+CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, vocab=4096, context=512,
                 eps=1e-5, theta=1e4)  # fmt: skip
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
 CAPACITY = 256  # with which keys of a layer are fewer numbers than that

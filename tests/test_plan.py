@@ -98,12 +98,12 @@ def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
 def test_a_plan_over_the_memory_at_hand_says_so(run):
     code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090")
     assert code == 0, err
-    assert "MORE THAN IS FREE" in out
+    assert "MORE THAN THERE IS" in out
     assert json.loads(run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090", "--json")[1])[
         "memory"
     ]["fits"] is False  # fmt: skip
     code, out, _ = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--quantize", "q4")
-    assert code == 0 and "MORE THAN IS FREE" not in out
+    assert code == 0 and "MORE THAN THERE IS" not in out
 
 
 def test_several_sequences_share_the_weights_and_nothing_else():
