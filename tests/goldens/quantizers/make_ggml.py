@@ -28,7 +28,7 @@ SUPERBLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 PYTHON_QUANTISES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
 CASES = [
     *(Weights(kind, seed=1) for kind in ("normal", "shifted", "student", "outliers", "equal", "lonely", "zero")),
-    *(Weights(kind, seed=1) for kind in ("halves", "wide halves")),
+    *(Weights(kind, seed=1) for kind in ("halves", "wide halves", "uniform")),
     Weights("denormal", seed=2),
     Weights("normal", seed=3, exponent=-20),
     Weights("normal", seed=3, exponent=-12),
