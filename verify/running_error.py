@@ -78,14 +78,14 @@ def added(x: Approx, y: Approx) -> Approx:
 
 
 def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> Approx:
-    """W x + b, with W and b exact."""
-    cols = weight.shape[1]
+    """W x + b, with W and b exact. b is one more term of a sum in any order: XLA's products on a CPU begin with it."""
     magnitudes = np.abs(weight)
-    error = linear(x.error, magnitudes) + gamma(cols) * linear(x.size, magnitudes)
+    terms = weight.shape[1] if bias is None else weight.shape[1] + 1
+    sums = linear(x.size, magnitudes, None if bias is None else np.abs(bias))
+    error = linear(x.error, magnitudes) + gamma(terms) * sums
     # Each product may be flushed to zero, and so may its factors.
-    error = error + TINY * (np.sum(x.size, axis=-1, keepdims=True) + cols * (np.max(magnitudes, initial=0) + 2))
-    y = Approx(linear(x.value, weight), error)
-    return y if bias is None else added(y, exactly(bias))
+    error = error + TINY * (np.sum(x.size, axis=-1, keepdims=True) + terms * (np.max(magnitudes, initial=0) + 2))
+    return Approx(linear(x.value, weight, bias), error)
 
 
 def normalised(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:

@@ -96,7 +96,7 @@ LINEAR = Contract(
     arguments=linear_arguments,
     expect=expect,
     domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
-    bound=BOUND + ", and one more for the bias",
+    bound=BOUND + "; a bias is one more term, of |W| |x| too",
     laws=[alone("a vector", "x"), *LAWS],
 )
 GEMM = Contract(
