@@ -39,7 +39,6 @@ def norm_qkv(
     _check_cache(cache, x)
     if layer.q_norm is not None:
         raise ValueError("norm_qkv has no norms of q and k")
-    _check_float(cache)
     q, k, v = _norm_qkv(
         operand(layer.qkv.weight),
         x[:, 0],
@@ -64,17 +63,11 @@ def attend(
     window: int | None,
     config: Config,
 ) -> Float[Array, "batch seq width"]:
-    _check_float(cache)
     _check_cache(cache, q)
     start = positions.at[:, 0]
     if q.shape[1] > 1:
         return attention_prefill(q, cache.k, cache.v, start, window=window)
     return attention_decode(q[:, 0], cache.k, cache.v, start + 1, window=window)[:, None]
-
-
-def _check_float(cache: LayerCache) -> None:
-    if cache.k.dtype == jnp.int8:
-        raise ValueError("kernels read and write no cache of int8")
 
 
 def project_add(
