@@ -65,12 +65,14 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
     """Sums over parts of X, each in float32, and then in float64."""
     total, tokens = None, 0
     for x in parts:
-        product, magnitudes, tops = (None if a is None else np.asarray(a, np.float64) for a in _sums(x, gram=gram))
+        seen = _sums(x, gram=gram)
+        magnitudes, tops = (np.asarray(a, np.float64) for a in seen[1:])
+        product = None if seen[0] is None else np.asarray(seen[0], np.float64)
         tokens += x.size // x.shape[-1]
         if total is None:
             total = Inputs(product, magnitudes, tops)
         else:
-            both = None if product is None else total.gram + product
+            both = None if product is None or total.gram is None else total.gram + product
             total = Inputs(both, total.means + magnitudes, np.maximum(total.tops, tops))
     assert total
     return total._replace(means=total.means / tokens)

@@ -23,7 +23,7 @@ class Noise:
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
 
-    def __call__(self, *shape: int, dtype=np.float32) -> np.ndarray:
+    def __call__(self, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
         """The next array, of at least one axis.
 
         >>> Noise(seed=0, blank=True)(2, 3)[0]

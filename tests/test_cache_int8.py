@@ -82,15 +82,17 @@ def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, 
     h = attend(jnp.asarray(q[None]), stored, positions, window=window, config=config, longest=longest)
     ours = np.asarray(h).reshape(queries, heads[0], head_dim)
 
-    held, scales = [], []
+    held: list[np.ndarray] = []
+    scales: list[float] = []
     for rows in stored:
         codes, s = (np.asarray(a, np.float64)[0, :, :keys].swapaxes(0, 1) for a in from_int8(rows))
         held.append(codes * s[..., None])
         scales.append(np.max(s))
     mask = causal_mask(queries, keys, offset=keys - queries, window=window)
     # A level is multiplied by its scale after the sum: one rounding more in each score and each output.
-    rounding = attention_bound(q, *held, mask, dtype="float32", sums="float32") * (1 + 2 * U32)
-    assert_within(ours, attention(q, *held, mask), rounding)
+    levels_k, levels_v = held
+    rounding = attention_bound(q, levels_k, levels_v, mask, dtype="float32", sums="float32") * (1 + 2 * U32)
+    assert_within(ours, attention(q, levels_k, levels_v, mask), rounding)
 
     largest = np.max(np.sum(np.abs(q.astype(np.float64)), axis=-1))
     e = STEP * scales[0] * largest / np.sqrt(head_dim)
@@ -137,8 +139,7 @@ def test_kernels_leave_it_to_the_plain_form():
     dtype = np.dtype(np.float32)
     params = abstract_params(config, dtype=dtype, positions=8)
     cache = jax.eval_shape(lambda: empty_cache(config, batch=1, capacity=8, dtype=INT8)).layers[0]
-    angles = jax.ShapeDtypeStruct((1, 1, 32), dtype)
-    positions = Positions(jax.ShapeDtypeStruct((1, 1), np.int32), angles, angles)
+    positions = jax.eval_shape(lambda: Positions(jnp.zeros((1, 1), jnp.int32), *jnp.zeros((2, 1, 1, 32))))
     x, q = jax.ShapeDtypeStruct((1, 1, 128), dtype), jax.ShapeDtypeStruct((1, 1, 2, 64), dtype)
     calls = {
         "norm_qkv": ((x, params.layers[0], cache, positions), {}),

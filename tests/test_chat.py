@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -345,7 +346,7 @@ def model(request, tmp_path_factory) -> tuple[Path, str]:
     return folder, request.param
 
 
-def arrays(cache, length: int) -> list[np.ndarray]:
+def arrays(cache: Any, length: int) -> list[np.ndarray]:
     """The keys and values of the first `length` positions in the cache of either backend."""
     layers = cache.layers if hasattr(cache, "layers") else cache
     return [np.asarray(x)[0, :, :length] if x.ndim == 4 else np.asarray(x)[:length] for layer in layers for x in layer]
@@ -356,7 +357,7 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
-    runs = load_backend(checkpoint, backend=backend)
+    runs: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
     llama = Llama(checkpoint.config, tokenizer, runs, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")
     for question in ("Hi", "And then?"):

@@ -92,7 +92,9 @@ class CompressedTensors(Rule):
 class PackedIntegers(CompressedTensors):
     """compressed-tensors' pack-quantized."""
 
-    format = "pack-quantized"
+    @property
+    def format(self) -> str:
+        return "pack-quantized"
 
     def _words(self, count: int) -> int:
         return -(-count * self.bits // 32)
@@ -136,7 +138,9 @@ class PackedIntegers(CompressedTensors):
 class PackedMX(CompressedTensors):
     """compressed-tensors' mxfp4-pack-quantized: of two columns in a byte the first is the low half."""
 
-    format = "mxfp4-pack-quantized"
+    @property
+    def format(self) -> str:
+        return "mxfp4-pack-quantized"
 
     def stored(self, rows: int, cols: int) -> dict[str, Stored]:
         return {
