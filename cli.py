@@ -692,16 +692,18 @@ def bench(
                 report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or BUILT_IN})
                 if folder := _cache_folder():
                     keep_read_rate(folder, report["ceilings"])
+        from benchmarks.report import write_report
+
         _print(view.as_text(report))
         if json_out:
-            json_out.write_text(json.dumps(report, indent=1) + "\n")
+            write_report(report, json_out)
         if plot_out:
             plot_out.write_text(view.as_svg(report))
         if tune_file and tune_out:
             from benchmarks.gpu.report import tuned
 
             table = json.loads(Path(tune_file).read_text()) if Path(tune_file).exists() else {}
-            tune_out.write_text(json.dumps(tuned(table, report), indent=1) + "\n")
+            write_report(tuned(table, report), tune_out)
     if wrong := view.wrong(report):
         _fail(f"not right on this device: {', '.join(wrong)}", 1)
 

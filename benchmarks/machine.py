@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.timing import Effort, measure
 from model import ops
+from model.cost import Cost
 from model.memory import device_bytes
 from model.plan import Device
 
@@ -49,7 +50,7 @@ class Ceilings(NamedTuple):
         >>> Ceilings(8.0, 10.0, {"float32": 100.0}).floor(bytes=20.0, flops=100.0, dtype="float32")
         2.0
         """
-        return max(bytes / self.read, flops / self.flops[dtype])
+        return Cost(bytes, flops).seconds(bandwidth=self.read, rate=self.flops[dtype])
 
 
 def about() -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
 
-Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random
-Llama of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantises its own
-files. Prints tables in Markdown, and keeps every figure in benchmarks/results/peers.json.
+Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
+of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantises its own files,
+and keeps its cache in float16, as is its default, where ours has the dtype of the weights. Prints tables in Markdown,
+and keeps every figure in benchmarks/results/peers.json.
 """
 
 import json
@@ -44,7 +45,7 @@ OURS = ("float32", "bfloat16", "q8", "q8_row", "q4")
 LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # by how llama.cpp's quantiser names them
 TRANSFORMERS = ("float32", "bfloat16")
 
-# What is divided by what, and what issue 7 wants of decoding and of a prompt.
+# What is divided by what, and what is aimed at in decoding and with a prompt.
 RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("ours float32", "llama.cpp F32"): (1.0, 1.0),
     ("ours float32", "transformers float32"): (2.2, 1.0),
@@ -222,6 +223,7 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 @click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
 def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
     from benchmarks.machine import about
+    from benchmarks.report import write_report
 
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)  # and with this process all that it starts
@@ -242,8 +244,7 @@ def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: boo
             **{"prompt": PROMPT, "decoded": DECODED},
             **{"rates": rates, "alike": alike(drawn), "ratios": ratios(rates)},
         }
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(report, kept)
     click.echo(markdown(report), nl=False)
     click.echo(kept, err=True)
 

@@ -1,6 +1,8 @@
 """What a benchmark finds, as rows: numbers that are measured, and those that follow from them."""
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.machine import Ceilings
@@ -44,6 +46,12 @@ def with_shares(row: Row, ceilings: Ceilings) -> Row:
         "floor": floor,
         "of_floor": floor / row["median"],
     }
+
+
+def write_report(report: Any, file: Path) -> None:
+    """Write a report as JSON, a value a line, so that a version of it can be compared with the one before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def machine_lines(report: Mapping[str, Any]) -> list[str]:

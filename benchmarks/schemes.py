@@ -2,13 +2,12 @@
 
 python -m benchmarks.schemes [--tokens 4096] [--rounds 5]
 
-Predictions are of text that the model itself tells, in float32 at temperature 1: of that text no model knows more than
-this one, its perplexity is e to the entropy of the next token, and on average a quantised model's is higher by a factor
-of e^KL. Models are the built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is of random weights, of all
-schemes in turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/schemes.json.
+Predictions are of stories that the model itself tells, in float32 at temperature 1, one after the other in a text that
+is read in windows; of smoothquant, with activations as they are. Models are the built-in one and, with LLAMASPEC_DATA,
+stories260K. Decoding is of random weights, of all schemes in turn in each round. Prints a table in Markdown, and keeps
+every figure in benchmarks/results/schemes.json.
 """
 
-import json
 import math
 import os
 import statistics
@@ -25,6 +24,7 @@ import numpy as np
 from benchmarks.machine import about
 from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params, random_shapes
+from benchmarks.report import write_report
 from benchmarks.timing import Effort
 from model.calibration import calibrated
 from model.calibration_methods import METHODS
@@ -225,8 +225,7 @@ def main(tokens: int, rounds: int, shape: str, kept: Path):
         "shape": shape,
         "decoding": speeds(shape, rounds=rounds),
     }
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(report, kept)
     click.echo(markdown(report), nl=False)
     click.echo(kept, err=True)
 

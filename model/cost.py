@@ -25,6 +25,14 @@ class Cost(NamedTuple):
         """Operations for each byte: what is below a machine's own ratio waits for its memory."""
         return self.flops / self.bytes
 
+    def seconds(self, *, bandwidth: float, rate: float) -> float:
+        """What it takes at least: bytes to read a second, operations a second.
+
+        >>> Cost(bytes=20.0, flops=100.0).seconds(bandwidth=10.0, rate=100.0)
+        2.0
+        """
+        return max(self.bytes / bandwidth, self.flops / rate)
+
 
 def decode_cost(
     params: Params, config: Config, *, position: int | float, batch: int, cache_dtype: np.dtype | None = None

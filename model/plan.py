@@ -31,7 +31,7 @@ class Device(NamedTuple):
         >>> Device("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
         2.0
         """
-        return max(cost.bytes / self.bandwidth, cost.flops / self.flops[dtype])
+        return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype])
 
     def waits_for(self, cost: Cost, dtype: str) -> str:
         """Which of the two it is: `memory` or `arithmetic`."""

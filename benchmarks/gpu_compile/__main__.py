@@ -1,6 +1,5 @@
 """Compile the kernel table and the decode steps for an H200 and hold them against the gates; see the package."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
 from benchmarks.gpu_compile.workers import Failure, call_each
 from benchmarks.kernel_cases import SAMPLE, kernel_cases, refusal
+from benchmarks.report import write_report
 from model.shapes import SHAPES
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu-compile"
@@ -82,7 +82,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
     if keep and not only:
         about = {**{name: version(name) for name in VERSIONS}, "models": sorted(models)}
         kept = {"about": about, "kernels": kernels, "steps": steps}
-        RESULTS.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
+        write_report(kept, RESULTS.with_suffix(".json"))
         RESULTS.with_suffix(".md").write_text(text + "\n")
     click.echo(f"{compiled} cases and decode steps compiled for sm_90a, {broken} gates broken", err=True)
     sys.exit(broken > 0)
