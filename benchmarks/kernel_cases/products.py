@@ -100,17 +100,8 @@ def _residual(
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
         return lambda w, x, residual, **tile: product(w, x, residual=residual, **tile)
 
-    return Case(
-        op=f"{_named('gemv', scheme)} residual",
-        shape=f"{rows}x{cols}{times(batch)}",
-        dtype=dtype.name,
-        function=form(gemv),
-        plain=form(plain.gemv),
-        exact=form(exact.gemv),
-        arrays=(_matrix(rows, cols, dtype, scheme), *(array(batch, n, dtype=dtype) for n in (cols, rows))),
-        kernels={"gemv": limits if batch == 1 else Limits()},
-        bits=_bits(dtype, scheme),
-    )
+    residual = array(batch, rows, dtype=dtype)
+    return _gemv("residual", form, rows, cols, residual, batch=batch, scheme=scheme, limits=limits)
 
 
 def _head(config: Config, dtype: np.dtype, *, scheme: str | None = None, limits: Limits) -> Case:
@@ -119,16 +110,25 @@ def _head(config: Config, dtype: np.dtype, *, scheme: str | None = None, limits:
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
         return lambda w, x, norm, **tile: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **tile)
 
-    rows, cols = config.vocab, config.dim
+    norm = array(config.dim, dtype=dtype)
+    return _gemv("norm", form, config.vocab, config.dim, norm, scheme=scheme, limits=limits)
+
+
+def _gemv(
+    what: str, form: Callable[..., Any], rows: int, cols: int, other: Any, *,
+    batch: int = 1, scheme: str | None, limits: Limits,
+) -> Case:  # fmt: skip
+    """W x together with `other`, in a `form` that takes the three."""
+    dtype = np.dtype(other.dtype)
     return Case(
-        op=f"{_named('gemv', scheme)} norm",
-        shape=f"{rows}x{cols}",
+        op=f"{_named('gemv', scheme)} {what}",
+        shape=f"{rows}x{cols}{times(batch)}",
         dtype=dtype.name,
         function=form(gemv),
         plain=form(plain.gemv),
         exact=form(exact.gemv),
-        arrays=(_matrix(rows, cols, dtype, scheme), array(1, cols, dtype=dtype), array(cols, dtype=dtype)),
-        kernels={"gemv": limits},
+        arrays=(_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype), other),
+        kernels={"gemv": limits if batch == 1 else Limits()},
         bits=_bits(dtype, scheme),
     )
 
