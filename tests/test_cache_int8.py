@@ -17,6 +17,7 @@ from reference.config import Config
 from reference.quantizers import kv_cache
 from tests.random_models import CONFIGS, SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises, roundoff
+from tests.test_quantised_models import written_logits
 
 U32 = roundoff(np.float32)
 INT8 = np.dtype(np.int8)
@@ -124,13 +125,8 @@ def test_both_backends_tell_the_same_story():
 
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
     """But for a few codes near a tie; those of a cache that keeps every digit are off by all of its roundings."""
-    logits = []
-    for options in (("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")):
-        file = tmp_path / f"{len(logits)}.npy"
-        code, _, err = run("logits", "--tokens", "1,5,9,200,7", "--out", str(file), "--context", "64", *options)
-        assert code == 0, err
-        logits.append(np.load(file))
-    ours, exact, plain = logits
+    forms = ("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")
+    ours, exact, plain = written_logits(run, tmp_path, "1,5,9,200,7", forms)
     assert 2 * np.linalg.norm(ours - exact) < np.linalg.norm(exact - plain) < np.linalg.norm(plain) / 10
 
 

@@ -1,6 +1,8 @@
 """Models whose matrices are quantised, against the reference on the weights that their codes stand for."""
 
 import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -114,14 +116,21 @@ def test_options_that_mean_nothing_are_refused(run, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequence[str]]) -> list[np.ndarray]:
+    """What `llamaspec logits` writes for the built-in model with the options of each form."""
+    found = []
+    for options in forms:
+        file = folder / f"{len(found)}.npy"
+        code, _, err = run("logits", "--tokens", ids, "--out", str(file), "--context", "64", *options)
+        assert code == 0, err
+        found.append(np.load(file))
+    return found
+
+
 def test_logits_of_a_quantised_model(run, tmp_path):
     """Both backends' are of the same weights, which are not those of the model as it is."""
-    logits = []
-    for options in (("--quantize", "q4"), ("--quantize", "q4", "--backend", "reference"), ("--backend", "reference")):
-        file = tmp_path / f"{len(logits)}.npy"
-        code, _, err = run("logits", "--tokens", "1,5,9,200", "--out", str(file), "--context", "64", *options)
-        assert code == 0, err
-        logits.append(np.load(file))
+    forms = ("--quantize", "q4"), ("--quantize", "q4", "--backend", "reference"), ("--backend", "reference")
+    logits = written_logits(run, tmp_path, "1,5,9,200", forms)
     quantised, exact, plain = logits
     assert [rows.dtype.name for rows in logits] == ["float32", "float64", "float64"]
     assert np.abs(quantised - exact).max() < np.abs(exact - plain).min()
