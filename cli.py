@@ -342,6 +342,11 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
     """What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token.
 
     With --plan: memory by part, work for a token, and the tokens a second that a device allows.
+
+    \b
+    llamaspec inspect Qwen3-0.6B-Q8_0.gguf --json
+    llamaspec inspect Llama-3.2-1B --plan --quantize q4
+    llamaspec inspect --plan --shape llama-3.1-8b --device h200 --context 32768 --batch 8
     """
     if plan:
         _plan(model, as_json=as_json, **planned)
@@ -410,6 +415,11 @@ def convert(source: str, destination: str, **options: Any):
 
     Every weight is kept bit for bit, unless --quantize or --dtype says what the matrices become. A GGUF
     file takes the tokenizer along. DST must not exist; it appears when it is complete.
+
+    \b
+    llamaspec convert stories15M.bin stories15M-hf --to safetensors
+    llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
+    llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
     from model.checkpoints.open import open_checkpoint
     from model.convert import check_request
@@ -721,6 +731,10 @@ def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any)
     """Where the time of a prompt and of a decoding step goes, by op.
 
     Nothing is measured of the machine: `bench` says what it would allow.
+
+    \b
+    llamaspec profile Llama-3.2-1B --quantize q4
+    llamaspec profile --shape stories-110m --context 1000 --trace trace.json.gz
     """
     if of["shape"] and model:
         raise click.UsageError("give either MODEL or --shape NAME")

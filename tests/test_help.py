@@ -1,0 +1,46 @@
+"""What help and README tell people to type is understood."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from cli import llamaspec
+from tests.processes import REPOSITORY
+
+SHOWN = {"chat", "convert", "eval", "generate", "inspect", "profile"}
+
+
+def examples(text: str) -> list[str]:
+    """The lines of a text that are commands of ours."""
+    return re.findall(r"^ *(llamaspec \w.*)$", text, re.MULTILINE)
+
+
+def helps() -> Iterator[str]:
+    yield llamaspec.help or ""
+    yield from (command.help or "" for command in llamaspec.commands.values())
+
+
+def told() -> list[str]:
+    pages = [*helps(), *(path.read_text() for path in (REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")))]
+    return sorted({line for page in pages for line in examples(page)})
+
+
+@pytest.mark.parametrize("line", told())
+def test_an_example_can_be_typed(line: str):
+    """Names of options, their values, and how many arguments there are; nothing is run."""
+    _, name, *arguments = shlex.split(line.partition(" # ")[0])
+    if not name.startswith("-"):
+        llamaspec.commands[name].make_context(name, arguments)
+
+
+def test_help_shows_how_it_is_typed():
+    shown = {line.split()[1] for page in helps() for line in examples(page)}
+    assert shown >= SHOWN
+
+
+def test_an_option_that_there_is_not_would_be_seen():
+    with pytest.raises(click.UsageError, match="No such option"):
+        test_an_example_can_be_typed("llamaspec inspect --shapes llama-2-7b  # memory")
