@@ -1,5 +1,8 @@
 """What decoding a token and reading a prompt cost at least: bytes and floating-point operations.
 
+Of a mixture of experts the bytes of several tokens are not the least: they are those expected where each token is as
+likely to choose any of the experts (`experts_read`). Tokens that choose alike read fewer, down to what one reads.
+
 Weights may be arrays, or only their shapes (`model.params.abstract_params`).
 """
 
@@ -39,11 +42,12 @@ def decode_cost(
 ) -> Cost:
     """One step of `batch` sequences, each with `position` tokens before it.
 
-    Every weight is read once, of an embedding that is not the head as well only a row for each token; each weight of a
-    matrix is two operations a token. Keys and values are read once, and each is two operations a query head. The cache
-    is of the embedding's dtype, unless `cache_dtype` says otherwise.
+    Every weight is read once, of an embedding that is not the head as well only a row for each token, of experts those
+    that `experts_read` expects; each weight of a matrix is two operations a token that it is for. Keys and values are
+    read once, and each is two operations a query head. The cache is of the embedding's dtype, unless `cache_dtype` says
+    otherwise.
     """
-    weights = _layer_bytes(params, config) + _bytes((params.norm, params.head))
+    weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
     row = 0 if config.tied else config.dim * params.embedding.dtype.itemsize
     cached = position_bytes(config, dtype=cache_dtype or params.embedding.dtype) * (position + 1)
     attention = 2 * cached_numbers(config) * (position + 1) * config.heads / config.kv_heads
@@ -52,7 +56,9 @@ def decode_cost(
 
 
 def decode_bytes(params: Params, config: Config, *, position: int | float, batch: int) -> dict[str, float]:
-    """What a step reads by part of the model, as `model.profile` names the parts: all but norms and embedding rows."""
+    """The bytes of `decode_cost` by part of the model, as `model.profile` names the parts: all but norms and embedding
+    rows.
+    """
     layers = params.layers
     products = {
         "norm_qkv": [layer.qkv for layer in layers],
@@ -63,30 +69,48 @@ def decode_bytes(params: Params, config: Config, *, position: int | float, batch
         "norm_logits": params.head,
     }
     read = {f"{op} product": float(_bytes(tree)) for op, tree in products.items()}
-    read["moe_add product"] += _bytes(_experts(params)) * _share_chosen(config)
+    read["moe_add product"] += _expert_bytes(params, config, tokens=batch)
     cached = position_bytes(config, dtype=params.embedding.dtype) * (position + 1)
     return {part: count for part, count in {**read, "attend": float(batch * cached)}.items() if count}
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
-    """`batch` prompts of so many tokens into empty caches, up to where decoding begins: the head has no part in it."""
+    """`batch` prompts of so many tokens into empty caches, up to where decoding begins: the head has no part in it.
+
+    Every weight of a layer is read once, of experts those that `experts_read` expects.
+    """
     pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
     attention = 4 * config.layers * config.heads * config.head_dim * pairs
     flops = batch * (2 * tokens * matrix_weights(config, head=False) + attention)
-    return Cost(bytes=_layer_bytes(params, config), flops=flops)
+    return Cost(bytes=_layer_bytes(params, config, tokens=batch * tokens), flops=flops)
 
 
-def _layer_bytes(params: Params, config: Config) -> float:
-    """Of all layers; of experts, as many as a token chooses."""
-    return _bytes(params.layers) - _bytes(_experts(params)) * (1 - _share_chosen(config))
+def experts_read(config: Config, *, tokens: int) -> float:
+    """Experts of a layer that so many tokens are expected to choose, each of them any with the same chance.
+
+    At most that is tokens x experts_per_token, or all; at least, where all choose alike, experts_per_token.
+
+    >>> mixtral = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=8, experts_per_token=2)
+    >>> [experts_read(mixtral, tokens=tokens) for tokens in (1, 2, 3)]
+    [2.0, 3.5, 4.625]
+    """
+    passed_over = 1 - config.experts_per_token / config.experts  # by a token
+    return config.experts * (1 - passed_over**tokens)
+
+
+def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
+    """Of all layers, what so many tokens read together."""
+    whole = _bytes(params.layers) - _bytes(_experts(params))
+    return whole + _expert_bytes(params, config, tokens=tokens)
+
+
+def _expert_bytes(params: Params, config: Config, *, tokens: int) -> float:
+    experts = _bytes(_experts(params))
+    return experts * experts_read(config, tokens=tokens) / config.experts if experts else 0.0
 
 
 def _experts(params: Params) -> list[Sequence[FeedForward]]:
     return [layer.ffn.experts for layer in params.layers if isinstance(layer.ffn, Experts)]
-
-
-def _share_chosen(config: Config) -> float:
-    return config.experts_per_token / config.experts if config.experts else 1.0
 
 
 def _bytes(tree: Any) -> int:

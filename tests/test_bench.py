@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import count
+from itertools import combinations, count, product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,7 +35,7 @@ from benchmarks.report import skipped, timed, with_shares
 from benchmarks.timing import Effort, Seconds, measure
 from cli import llamaspec
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.cost import decode_cost, prefill_cost
+from model.cost import decode_bytes, decode_cost, prefill_cost
 from model.describe import EMBEDDING, describe, matrix_weights
 from model.quantised import Quantised
 from model.shapes import SHAPES
@@ -96,6 +96,28 @@ def test_decoding_several_reads_the_weights_once():
     assert four.flops == 4 * one.flops
     assert four.bytes - two.bytes == 2 * (two.bytes - one.bytes)
     assert four.bytes < 2 * one.bytes
+
+
+def test_several_tokens_read_the_experts_that_any_of_them_chooses():
+    """Counted: the choices of two and of three tokens, each of them as likely as any other."""
+    params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
+    one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
+    alone, alike = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
+    choices = [set(choice) for choice in combinations(range(MOE.experts), MOE.experts_per_token)]
+    for tokens in (2, 3):
+        read = np.mean([len(set().union(*chosen)) for chosen in product(choices, repeat=tokens)])
+        more = (read - MOE.experts_per_token) * one_expert
+        assert prefill_cost(params, MOE, tokens=tokens).bytes - alone.bytes == pytest.approx(more)
+        assert prefill_cost(params, MOE, tokens=1, batch=tokens).bytes - alone.bytes == pytest.approx(more)
+        together, single = (decode_cost(params, MOE, position=0, batch=batch).bytes for batch in (tokens, 1))
+        cache_and_row = 2 * MOE.layers * MOE.kv_heads * MOE.head_dim * 4 + MOE.dim * 4
+        assert together - single == pytest.approx(more + (tokens - 1) * cache_and_row)
+        parts, part = (decode_bytes(params, MOE, position=0, batch=batch)["moe_add product"] for batch in (tokens, 1))
+        assert parts - part == pytest.approx(more)
+    assert alike.bytes - alone.bytes == pytest.approx((MOE.experts - MOE.experts_per_token) * one_expert)
+    # Operations are those of the experts that a token chooses, however many tokens there are.
+    attention = {tokens: 4 * MOE.layers * MOE.heads * MOE.head_dim * tokens * (tokens + 1) / 2 for tokens in (1, 9)}
+    assert prefill_cost(params, MOE, tokens=9).flops - attention[9] == 9 * (alone.flops - attention[1])
 
 
 def test_shares_are_of_what_the_machine_reaches():
