@@ -32,10 +32,27 @@ class Memory(NamedTuple):
     compiling: int  # what compiling takes at most, before any of the others but `process` is there
 
     @property
+    def running(self) -> int:
+        """What is in use at once while a token is computed."""
+        return self.process + self.weights + self.cache + self.activations + self.logits
+
+    @property
     def peak(self) -> int:
         """The most that is in use at once."""
-        running = self.weights + self.cache + self.activations + self.logits
-        return max(self.process + running, self.compiling)
+        return max(self.running, self.compiling)
+
+    @property
+    def held(self) -> int:
+        """What of it a process holds before any model is loaded: not to be found among what is free."""
+        return PROCESS if self.process else 0
+
+    def fits(self, free: int | float) -> bool:
+        """Whether a process that JAX has started in finds enough, with so many bytes free.
+
+        >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
+        True
+        """
+        return self.peak - self.held <= free
 
 
 def memory_of(
@@ -100,21 +117,27 @@ def return_freed_memory() -> None:
 
 
 def check_fits(memory: Memory, *, context: int, available: int) -> None:
-    """Raise MemoryError, with the sums in the message, if what is planned does not fit."""
-    held = PROCESS if memory.process else 0  # by this process already
-    if memory.peak - held > available:
+    """Raise MemoryError if what is planned does not fit, with the sums of when most is in use in the message."""
+    if memory.fits(available):
+        return
+    free = f"the {gigabytes(available)} of memory that are free"
+    if memory.compiling > memory.running:
         raise MemoryError(
-            f"{gigabytes(memory.weights)} of weights and {gigabytes(memory.cache)} of cache for a context of {context} "
-            f"tokens do not fit in the {gigabytes(available)} of memory that are free"
+            f"compiling takes up to {gigabytes(memory.compiling - memory.held)} and does not fit in {free}"
         )
+    rest = memory.running - memory.held - memory.weights - memory.cache
+    raise MemoryError(
+        f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
+        f"and {gigabytes(rest)} beside them do not fit in {free}"
+    )
 
 
 def gigabytes(count: int) -> str:
     """
-    >>> gigabytes(4_400_000_000)
-    '4.4 GB'
+    >>> gigabytes(44_000_000_000), gigabytes(372_000_000)
+    ('44.0 GB', '0.37 GB')
     """
-    return f"{count / 1e9:,.1f} GB"
+    return f"{count / 1e9:,.{1 if count >= 10e9 else 2}f} GB"
 
 
 def _meminfo_available() -> int:

@@ -84,7 +84,7 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.memory.peak <= self.device.memory
+        return self.memory.fits(self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
         return {

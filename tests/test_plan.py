@@ -1,6 +1,7 @@
 """`llamaspec inspect --plan`: what it foretells of memory is what a process then takes."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ from benchmarks.model_suite import choose_subject
 from benchmarks.timing import Effort
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import CHUNK
-from model.memory import memory_of
+from model.memory import PROCESS, Memory, check_fits, memory_of
 from model.params import abstract_params, weight_bytes
 from model.plan import DEVICES, as_text, make_plan
 from model.shapes import SHAPES
@@ -153,6 +154,45 @@ def test_on_a_gpu_only_arrays_count():
     plan = make_plan("m", shapes, config, DEVICES["l4"], context=64, batch=1, quantize=None)
     assert plan.memory._asdict().items() >= {"process": 0, "compiling": 0}.items()
     assert "process" not in as_text(plan)
+
+
+def test_a_plan_fits_where_loading_would_go_on():
+    """What a process holds before it loads anything is in the plan, and is not among what is free."""
+    config = SHAPES["stories-110m"]
+    shapes = abstract_params(config, dtype=FLOAT32, positions=1)
+
+    def plan(free: float, platform: str):
+        device = DEVICES["l4"]._replace(platform=platform, memory=free)
+        return make_plan("m", shapes, config, device, context=64, batch=1, quantize=None)
+
+    for platform, held in (("cpu", PROCESS), ("gpu", 0)):
+        memory = plan(0, platform).memory
+        enough = memory.peak - held
+        for free in (enough, enough - 1):
+            fits = plan(free, platform).fits
+            assert fits == (free == enough)
+            with nullcontext() if fits else pytest.raises(MemoryError):
+                check_fits(memory, context=64, available=free)
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (
+            Memory(weights=4_400_000_000, cache=180_000_000, activations=10**7, logits=0, process=10**9, compiling=0),
+            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB beside them do not fit in the "
+            "0.10 GB of memory that are free",
+        ),
+        (
+            Memory(weights=6_000_000, cache=1_000_000, activations=0, logits=0, process=10**8, compiling=460_000_000),
+            "compiling takes up to 0.28 GB and does not fit in the 0.10 GB of memory that are free",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: str):
+    with pytest.raises(MemoryError) as refusal:
+        check_fits(memory, context=64, available=100_000_000)
+    assert str(refusal.value) == words
 
 
 @pytest.mark.parametrize(
