@@ -28,7 +28,7 @@ from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
-from model.llama import BackendName, load_backend
+from model.llama import BackendName, choose_dtype, load_backend
 from model.memory import Memory, check_fits, device_bytes, memory_of
 from model.ops import Ops
 from model.options import SamplingOptions, choose_context
@@ -99,40 +99,39 @@ def choose_subject(
     `platform` is "cpu" or "gpu" where it is not the default device's.
     """
     ops = choose_ops(kernels)
-    on_cpu = (platform or jax.default_backend()) == "cpu"
+    platform = platform or jax.default_backend()
     if shape is not None:
         if shape not in SHAPES:
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
-        chosen = dtype or ("float32" if on_cpu else "bfloat16")
+        published = choose_dtype(dtype, (), platform=platform)
         return Subject(
             name=f"{shape}, random weights",
             config=config,
-            shapes=lambda rows: random_shapes(config, dtype=np.dtype(chosen), positions=rows, quantize=quantize),
+            shapes=lambda rows: random_shapes(config, dtype=published, positions=rows, quantize=quantize),
             load=lambda shapes: random_params(shapes, config),
             checkpoint=lambda: random_checkpoint(config),
             ops=ops,
-            dtype=chosen,
+            dtype=published.name,
             quantize=quantize,
         )
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
-    stored = {tensor.dtype.name for tensor in checkpoint.tensors.values()}
-    chosen = dtype or ("bfloat16" if not on_cpu and stored == {"bfloat16"} else "float32")
+    chosen = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
     run = quantised(checkpoint, quantize) if quantize else checkpoint
 
     def load(shapes: Params) -> Params:
         check_weights(checkpoint)
-        return load_params(run, dtype=np.dtype(chosen), positions=len(shapes.rope.cos))
+        return load_params(run, dtype=chosen, positions=len(shapes.rope.cos))
 
     return Subject(
         name=model,
         config=config,
-        shapes=lambda rows: abstract_params(config, dtype=np.dtype(chosen), positions=rows, tensors=run.tensors),
+        shapes=lambda rows: abstract_params(config, dtype=chosen, positions=rows, tensors=run.tensors),
         load=load,
         checkpoint=lambda: checkpoint,
         ops=ops,
-        dtype=chosen,
+        dtype=chosen.name,
         quantize=quantize,
     )
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
-from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.emulation import emulated_ops, roundings, with_roundings
@@ -195,12 +195,12 @@ def load_backend(
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
-    weights = np.dtype(dtype) if dtype else _default_dtype(checkpoint)
+    platform = jax.default_backend()
+    weights = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
     chunk = min(prompt_chunk(), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
     params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
-    platform = jax.default_backend()
     _check_memory(params, config, context=capacity, chunk=chunk, cache_dtype=cache_dtype, platform=platform)
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
@@ -209,10 +209,16 @@ def load_backend(
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 
 
-def _default_dtype(checkpoint: Checkpoint) -> np.dtype:
-    stored = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.codes is None}
+def choose_dtype(dtype: str | None, tensors: Iterable[Tensor], *, platform: str) -> np.dtype:
+    """The dtype of the weights that run: the one that was asked for, for None float32 on a CPU.
+
+    On a GPU None is bfloat16, if all of `tensors` that are not quantised are stored so.
+    """
+    if dtype:
+        return np.dtype(dtype)
     narrow = np.dtype(ml_dtypes.bfloat16)
-    return narrow if jax.default_backend() != "cpu" and stored == {narrow} else np.dtype(np.float32)
+    stored_so = all(tensor.dtype == narrow for tensor in tensors if tensor.codes is None)
+    return narrow if platform != "cpu" and stored_so else np.dtype(np.float32)
 
 
 def _check_memory(

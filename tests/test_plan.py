@@ -5,21 +5,25 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import machine
+from benchmarks import machine, model_suite
 from benchmarks.machine import Sizes
 from benchmarks.model_suite import choose_subject
 from benchmarks.timing import Effort
+from model.checkpoints.codes import quantised
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import CHUNK
+from model.llama import choose_dtype
 from model.memory import PROCESS, Memory, check_fits, memory_of
 from model.params import abstract_params, weight_bytes
 from model.plan import DEVICES, as_text, make_plan
 from model.shapes import SHAPES
 from reference.config import Config
 from tests.processes import run_python
+from tests.random_models import random_checkpoint
 
 FLOAT32 = np.dtype(np.float32)
 WIDE = Config(512, 4, 8, 4, 64, 1376, vocab=16_000, context=2048, eps=1e-5, theta=1e4)
@@ -173,6 +177,20 @@ def test_a_plan_fits_where_loading_would_go_on():
             assert fits == (free == enough)
             with nullcontext() if fits else pytest.raises(MemoryError):
                 check_fits(memory, context=64, available=free)
+
+
+@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float32])
+def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(stored: type, monkeypatch: pytest.MonkeyPatch):
+    """Of a model that is quantised in part, what is not decides; codes have no dtype of their own."""
+    config = Config(64, 1, 4, 2, 16, 128, vocab=96, context=64, eps=1e-5, theta=1e4)
+    checkpoint = quantised(random_checkpoint(config, seed=0, dtype=stored), "q8")
+    monkeypatch.setattr(model_suite, "open_checkpoint", lambda path: checkpoint)
+    for platform, dtype in (("cpu", "float32"), ("gpu", np.dtype(stored).name)):
+        subject = choose_subject(model="m", shape=None, dtype=None, quantize=None, platform=platform)
+        assert subject.dtype == dtype
+        assert subject.shapes(8).embedding.dtype == dtype
+        assert choose_dtype(None, checkpoint.tensors.values(), platform=platform) == dtype
+    assert choose_subject(model="m", shape=None, dtype="bfloat16", quantize=None).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
