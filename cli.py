@@ -478,7 +478,7 @@ def evaluate(
     from model import evaluation
     from model.checkpoints.codes import quantised
     from model.checkpoints.open import open_checkpoint
-    from model.evaluation_by_tensor import check_alike, cost_by_tensor, decoded
+    from model.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
     from model.evaluation_report import as_json as report_of
     from model.evaluation_report import as_text
     from model.options import choose_context
@@ -502,10 +502,11 @@ def evaluate(
             quantize = options["quantize"]
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
             beside = load_backend(base, progress=progress, **options | plain)
-            evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
             if by_tensor:
                 run = quantised(checkpoint, quantize) if quantize else checkpoint
-                costs = list(cost_by_tensor(beside, base, run, read, progress=progress, **windows))
+                evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)
+            else:
+                evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
         else:
             evaluated = evaluation.evaluate(running, read, progress=progress, **windows)
     request = {"model": model, "text": text, "against": against, **options, **windows}

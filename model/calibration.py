@@ -14,7 +14,6 @@ dividing their scales, as their codes stay. SmoothQuant divides norms alone. Emb
 experts see all tokens, since one that the text seldom chooses would else be fitted to very few.
 """
 
-import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,11 +27,12 @@ from jaxtyping import Array, Float, Float64, Int
 
 from model.cache import LayerCache
 from model.calibration_methods import METHODS, Method, observe
-from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, os_errors, refused
+from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import PART, dequantised, is_matrix
 from model.ops import XLA, Positions, rmsnorm
 from model.params import Experts, FeedForward, Layer, Linear, Progress, no_progress, rope_table
+from model.text import read_text
 from model.tokenizers.tokenizer import Tokenizer
 from reference.config import Config
 from reference.quantizers import smoothquant
@@ -47,16 +47,9 @@ BYTES = 1 << 20  # of a file: with 4 to a token, four times what these windows h
 def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int[np.ndarray, "windows seq"]:
     """The first windows of a UTF-8 text, each with BOS in front where the model's convention has it.
 
-    Raises CheckpointError for a file that cannot be read, is not UTF-8, or holds fewer tokens than one window.
+    Raises CheckpointError for a file that `read_text` refuses, or that holds fewer tokens than one window.
     """
-    with os_errors(path), open(path, "rb") as file:
-        data = file.read(BYTES)
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < BYTES)
-    except UnicodeDecodeError as error:
-        raise refused(path, f"is not UTF-8: {error.reason} at byte {error.start}") from error
-    if not text.strip():
-        raise refused(path, "holds no text to calibrate with")
+    text = read_text(path, most=BYTES)
     begin = [] if tokenizer.bos is None else [tokenizer.bos]
     length = min(context, WINDOW) - len(begin)
     ids = tokenizer.encode(text)

@@ -15,17 +15,25 @@ front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/pe
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import IO, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from model.params import Progress, no_progress
+from model.text import read_text
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import encode_text
+
+IN_MEMORY = 64 << 20  # bytes of logits that are kept there; more go into a file
+
+Rows = Float[np.ndarray, "rows vocab"]  # logits
 
 
 @runtime_checkable
@@ -90,18 +98,6 @@ class Comparison(NamedTuple):
     divergence: Divergence
 
 
-def read_text(path: str | Path) -> str:
-    """A file's text, bit for bit. Raises CheckpointError unless it is UTF-8 and not empty."""
-    with os_errors(path):
-        raw = Path(path).read_bytes()
-    if not raw:
-        raise refused(path, "is empty")
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise refused(path, f"is not UTF-8: its byte {error.start} is {raw[error.start]:#04x}") from None
-
-
 def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> Text:
     """The text in a file, as all of `models` read it.
 
@@ -150,49 +146,91 @@ def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
         scored, begin = end, begin + stride
 
 
+def scored_logits(
+    model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
+) -> Iterator[Rows]:
+    """Logits for every token of a text but the first, in order, some at a time.
+
+    `context` is at most the model's capacity. Raises ValueError out of range.
+    """
+    done = 0
+    for window in windows(len(text.ids), context=context, stride=choose_stride(stride, context)):
+        ids, after = text.ids[window.begin : window.end - 1], window.scored - 1 - window.begin
+        for rows in model.logits_in_parts(ids, after=after):
+            yield rows
+            done += len(rows)
+            progress("evaluating", done / text.tokens)
+
+
+class Recorded:
+    """Logits in parts that can be gone through more than once."""
+
+    def __init__(self, parts: Iterable[Rows], file: IO[bytes]):
+        self._file = file
+        self._parts: list[tuple[tuple[int, ...], np.dtype]] = []
+        for rows in parts:
+            file.write(rows.tobytes())
+            self._parts.append((rows.shape, rows.dtype))
+
+    def __iter__(self) -> Iterator[Rows]:
+        at = 0
+        for shape, dtype in self._parts:
+            self._file.seek(at)  # each time, as somebody else may be going through it too
+            raw = self._file.read(math.prod(shape) * dtype.itemsize)
+            at += len(raw)
+            yield np.frombuffer(raw, dtype).reshape(shape)
+
+
+@contextmanager
+def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
+    """`scored_logits` of a base that several models are compared with, kept while that lasts.
+
+    In memory or, where they are many, in a file without a name. Raises CheckpointError on a full disk.
+    """
+    with os_errors(tempfile.gettempdir()), tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        yield Recorded(parts, file)
+
+
 def evaluate(
     model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Evaluation:
     """Perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError out of range."""
-    losses = [
-        _losses(log_p, wanted)
-        for (log_p,), wanted in _predictions([model], text, context=context, stride=stride, progress=progress)
-    ]
-    return _evaluation(text, losses)
+    losses, wanted = [], iter(text.ids[1:])
+    for rows in scored_logits(model, text, context=context, stride=stride, progress=progress):
+        losses.append(_losses(_log_softmax(rows), wanted))
+    return _evaluation(losses, bytes=text.bytes)
 
 
 def compare(
     model: Predictor,
-    base: Predictor,
+    base: Predictor | Recorded,
     text: Text,
     *,
     context: int,
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """`evaluate` for both, and what the model's predictions lose of the base's."""
-    ours, theirs, kl, same = [], [], [], []
-    for (q, p), wanted in _predictions([model, base], text, context=context, stride=stride, progress=progress):
-        ours.append(_losses(q, wanted))
-        theirs.append(_losses(p, wanted))
-        kl.append(_divergences(p, q))
-        same.append(p.argmax(axis=-1) == q.argmax(axis=-1))
-    return Comparison(_evaluation(text, ours), _evaluation(text, theirs), _divergence(kl, same))
+    """`evaluate` for both, and what the model's predictions lose of the base's.
+
+    Of the base, its `scored_logits` for the same text will do.
+    """
+    ours = scored_logits(model, text, context=context, stride=stride, progress=progress)
+    theirs = base if isinstance(base, Recorded) else scored_logits(base, text, context=context, stride=stride)
+    return comparison(ours, theirs, text.ids[1:], bytes=text.bytes)
 
 
-def _predictions(
-    models: Sequence[Predictor], text: Text, *, context: int, stride: int | None, progress: Progress
-) -> Iterator[tuple[list[Float64[np.ndarray, "rows vocab"]], Int[np.ndarray, " rows"]]]:
-    """Log probabilities by each model, and the tokens that were to come, some positions at a time."""
-    stride = choose_stride(stride, context)
-    for window in windows(len(text.ids), context=context, stride=stride):
-        ids, at = text.ids[window.begin : window.end - 1], window.scored
-        after = window.scored - 1 - window.begin
-        for rows in zip(*(model.logits_in_parts(ids, after=after) for model in models), strict=True):
-            wanted = np.array(text.ids[at : at + len(rows[0])])
-            yield [_log_softmax(logits) for logits in rows], wanted
-            at += len(wanted)
-            progress("evaluating", (at - 1) / text.tokens)
+def comparison(ours: Iterable[Rows], theirs: Iterable[Rows], wanted: Sequence[int], *, bytes: int) -> Comparison:
+    """Of a model and its base, by the logits of both for the tokens `wanted`, in parts that are as long."""
+    losses, base_losses, kl, same = [], [], [], []
+    ids, base_ids = iter(wanted), iter(wanted)
+    for rows, base_rows in zip(ours, theirs, strict=True):
+        log_q, log_p = _log_softmax(rows), _log_softmax(base_rows)
+        losses.append(_losses(log_q, ids))
+        base_losses.append(_losses(log_p, base_ids))
+        kl.append(_divergences(log_p, log_q))
+        same.append(log_p.argmax(axis=-1) == log_q.argmax(axis=-1))
+    model, base = _evaluation(losses, bytes=bytes), _evaluation(base_losses, bytes=bytes)
+    return Comparison(model, base, _divergence(kl, same))
 
 
 def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
@@ -202,8 +240,10 @@ def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Int[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
-    return -np.take_along_axis(log_p, wanted[:, None], axis=-1)[:, 0]
+def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Iterator[int]) -> Float64[np.ndarray, " rows"]:
+    """Of the next of `wanted`, as many as there are rows."""
+    ids = np.array(list(islice(wanted, len(log_p))))
+    return -np.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0]
 
 
 def _divergences(
@@ -213,8 +253,9 @@ def _divergences(
     return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
 
 
-def _evaluation(text: Text, losses: Sequence[np.ndarray]) -> Evaluation:
-    return Evaluation(text.tokens, text.bytes, float(np.concatenate(losses).mean()))
+def _evaluation(losses: Sequence[np.ndarray], *, bytes: int) -> Evaluation:
+    each = np.concatenate(losses)
+    return Evaluation(len(each), bytes, float(each.mean()))
 
 
 def _divergence(kl: Sequence[np.ndarray], same: Sequence[np.ndarray]) -> Divergence:

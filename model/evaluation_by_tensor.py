@@ -4,14 +4,13 @@ The divergence is the cost at the end, in what is predicted, and one tensor at a
 own error, or that of the op that it is in, does not say how much the layers after it amplify or forgive.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint
-from model.evaluation import Divergence, Predictor, Text, compare
+from model.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
 from model.params import Progress, no_progress
 
 
@@ -39,34 +38,39 @@ def relative_error(base: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(other - exact)) / size if size else float(np.linalg.norm(other))
 
 
-def cost_by_tensor(
+def compare_by_tensor(
     running: Predictor,
-    base: Checkpoint,
+    beside: Predictor,
     model: Checkpoint,
+    base: Checkpoint,
     text: Text,
     *,
     context: int,
     stride: int | None = None,
     progress: Progress = no_progress,
-) -> Iterator[Cost]:
-    """Costs of all tensors of `model` whose weights differ from those of `base`, in the order of use.
+) -> tuple[Comparison, list[Cost]]:
+    """`compare` for the whole `model`, and for each of its tensors whose weights differ, in the order of use.
 
-    `running` is `decoded(base)`. Raises ValueError where the two have tensors of different shapes.
+    `running` is `model`, and `beside` is `decoded(base)`, which is computed once for all. Raises ValueError where the
+    two have tensors of different shapes.
     """
-    base = decoded(base)
     check_alike(base, model)
-    for i, (name, tensor) in enumerate(model.tensors.items()):
-        share = i / len(model.tensors)
-        weights = tensor.read()
-        if error := relative_error(base.tensors[name].read(), weights):
-            changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
-            one = running.with_weights(replace(base, tensors={**base.tensors, name: changed}))
+    base, window = decoded(base), {"context": context, "stride": stride}
+    with recorded(scored_logits(beside, text, progress=progress, **window)) as kept:
+        whole = compare(running, kept, text, progress=progress, **window)
+        costs = []
+        for i, (name, tensor) in enumerate(model.tensors.items()):
+            weights = tensor.read()
+            if error := relative_error(base.tensors[name].read(), weights):
+                changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
+                one = beside.with_weights(replace(base, tensors={**base.tensors, name: changed}))
 
-            def told(stage: str, part: float, name: str = name, share: float = share) -> None:
-                progress(name, share + part / len(model.tensors))
+                def told(stage: str, part: float, name: str = name, i: int = i) -> None:
+                    progress(name, (i + part) / len(model.tensors))
 
-            compared = compare(one, running, text, context=context, stride=stride, progress=told)
-            yield Cost(name, error, compared.divergence)
+                compared = compare(one, kept, text, progress=told, **window)
+                costs.append(Cost(name, error, compared.divergence))
+    return whole, costs
 
 
 def check_alike(base: Checkpoint, model: Checkpoint) -> None:

@@ -36,6 +36,7 @@ from model.params import check_weights
 from model.stories import vocabulary
 from model.stories.corpus import AFTERWARDS, SOCIAL, Message
 from model.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
+from model.text import read_text
 from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer
 from model.training import (
@@ -163,12 +164,8 @@ class Text:
     """The paragraphs of a file, in a new order every time round; every twentieth is held out."""
 
     def __init__(self, file: str | Path, tokenizer: Tokenizer, files: Mapping[str, bytes], *, context: int):
-        with os_errors(file):
-            try:
-                text = Path(file).read_text("utf-8")
-            except UnicodeError as error:
-                raise refused(file, "is not text in UTF-8") from error
         check_context(context)
+        text = read_text(file).replace("\r\n", "\n").replace("\r", "\n")
         self.tokenizer, self.files = tokenizer, files
         self.bos = tokenizer.bos
         self.eos = next((tokenizer.special[n] for n in ("</s>", "<|end_of_text|>") if n in tokenizer.special), None)

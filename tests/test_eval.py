@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from model.checkpoints import CheckpointError, open_checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.huggingface_writer import write_huggingface
-from model.evaluation import Text, choose_stride, compare, evaluate, read_text, text_for, windows
-from model.evaluation_by_tensor import check_alike, cost_by_tensor, decoded
+from model.evaluation import Text, choose_stride, compare, evaluate, recorded, text_for, windows
+from model.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
 from model.evaluation_report import as_json, as_text
 from model.jax_backend import JaxBackend
 from model.llama import load_backend
 from model.reference_backend import ReferenceBackend
+from model.text import read_text
 from model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
@@ -134,13 +135,49 @@ def test_each_tensor_alone():
     model = quantised(base, "q4")
     running = load_backend(decoded(base), backend="reference")
     text = Text(np.random.default_rng(2).integers(0, SMALL.vocab, 30).tolist(), 30)
-    costs = list(cost_by_tensor(running, base, model, text, context=16))
+    whole, costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=16)
+    assert whole == compare(load_backend(model, backend="reference"), running, text, context=16)
     assert [cost.name for cost in costs] == [name for name, tensor in model.tensors.items() if tensor.codes]
     assert all(0 < cost.relative_error < 1 and cost.divergence.mean > 0 for cost in costs)
     one = {**base.tensors, costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
     alone = load_backend(replace(base, tensors=one), backend="reference")
     assert compare(alone, running, text, context=16).divergence == costs[3].divergence
-    assert list(cost_by_tensor(running, base, base, text, context=16)) == []
+    assert compare_by_tensor(running, running, base, base, text, context=16)[1] == []
+
+
+def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
+    base = random_checkpoint(SMALL, seed=1)
+    running = load_backend(decoded(base), backend="reference")
+    text, asked = Text([1, 2, 3, 4, 5], 5), []
+    computed = ReferenceBackend.logits_in_parts
+
+    def counted(model, ids, *, after=0):
+        asked.append(model)
+        return computed(model, ids, after=after)
+
+    monkeypatch.setattr(ReferenceBackend, "logits_in_parts", counted)
+    model = quantised(base, "q8")
+    costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=8)[1]
+    assert (asked.count(running), len(asked)) == (1, len(costs) + 2)
+
+
+@pytest.mark.parametrize("in_memory", [0, 1, 1 << 20])
+def test_what_is_recorded_is_read_again_bit_for_bit(monkeypatch, in_memory):
+    monkeypatch.setattr("model.evaluation.IN_MEMORY", in_memory)
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=(rows, 7)).astype(dtype) for rows, dtype in ((3, np.float32), (1, np.float64))]
+    with recorded(iter(parts)) as kept:
+        for each in zip(kept, kept, parts, strict=True):  # by two at once
+            assert all(np.array_equal(part, each[2]) and part.dtype == each[2].dtype for part in each)
+
+
+def test_a_full_disk_is_one_line(monkeypatch):
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile", lambda max_size: open("/dev/full", "w+b"))
+    with (
+        pytest.raises(CheckpointError, match=r"^[^\n]*: No space left on device$"),
+        recorded([np.zeros((1, 1))]) as kept,
+    ):
+        list(kept)
 
 
 @pytest.mark.parametrize("backend", ["jax", "reference"])
@@ -183,7 +220,12 @@ def test_what_json_and_text_hold():
 
 @pytest.mark.parametrize(
     ("raw", "what"),
-    [(b"", "is empty"), (b"abc\xffdef", "is not UTF-8: its byte 3 is 0xff"), (b"\xe2\x82", "is not UTF-8: its byte 0")],
+    [
+        (b"", "holds no text"),
+        (b" \n", "holds no text"),
+        (b"abc\xffdef", "is not UTF-8: its byte 3 is 0xff"),
+        (b"\xe2\x82", "is not UTF-8: its byte 0"),
+    ],
 )
 def test_a_file_that_is_no_text_is_refused(run, tmp_path, raw, what):
     path = tmp_path / "text"

@@ -281,8 +281,8 @@ def test_a_started_training_is_not_overwritten(whole, stopped, command):
     ("arguments", "words"),
     [
         (["--out=OUT", "--text=NONE"], "No such file"),
-        (["--out=OUT", "--text=EMPTY"], "less than two paragraphs"),
-        (["--out=OUT", "--text=BINARY"], "not text in UTF-8"),
+        (["--out=OUT", "--text=EMPTY"], "holds no text"),
+        (["--out=OUT", "--text=BINARY"], "is not UTF-8: its byte"),
         (["--out=OUT", "--text=EMPTY", "--context=1"], "context must be at least 2"),
         (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads do not share 2 kv heads"),
         (["--out=OUT", "--head-dim=15"], "RoPE turns pairs"),
