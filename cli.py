@@ -1208,17 +1208,14 @@ def _summary(generation: Generation, llama: Llama) -> str:
 
 
 def _bandwidth(generation: Generation, llama: Llama) -> str:
-    """What decoding read a second, and its share of what `bench` has measured here."""
+    """What decoding read a second, beside what `bench` has measured here."""
     read = llama.bytes_read(generation.prompt_tokens + len(generation.ids) / 2)
-    if not read or not generation.timings.tokens_per_second:
+    rate = generation.timings.tokens_per_second
+    if not read or not rate:
         return ""
-    reached = read * generation.timings.tokens_per_second
-    from benchmarks.machine import kept_read_rate
+    from benchmarks.machine import reading_in_words
 
-    folder = _cache_folder()
-    possible = kept_read_rate(folder) if folder else None
-    share = f", {100 * reached / possible:.0f} % of what bench measured" if possible else ""
-    return f" ({reached / 1e9:.1f} GB/s{share})"
+    return f" ({reading_in_words(_cache_folder(), bytes=read, seconds=1 / rate)})"
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ def sentences(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
     >>> row = {"each": "a sequence more", "of": "a step", "seconds": 3e-6, "reading": 1e-6, "computing": 2e-6}
     >>> print(*sentences([row]))
-    a sequence more adds 3.000 us to a step: reading what is its would take 1.000, computing it 2.000
+    a sequence more adds 3.000 us to a step: reading what is its from memory would take 1.000, computing it 2.000
     """
     return [
-        f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}: reading what is its would take "
+        f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}: reading what is its from memory would take "
         f"{max(0.0, row['reading']) * 1e6:,.3f}, computing it {row['computing'] * 1e6:,.3f}"
         for row in found
     ]

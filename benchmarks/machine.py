@@ -1,6 +1,7 @@
 """The machine that something is timed on: what it is, and how fast it reads, copies and multiplies."""
 
 import json
+import math
 import os
 import platform
 import time
@@ -24,6 +25,7 @@ SLICES = 16  # that a read is summed from: one number is written for 16 that are
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
 DRIVER = Path("/proc/driver/nvidia/version")
+CACHES = "/sys/devices/system/cpu/cpu{}/cache"
 
 
 class Sizes(NamedTuple):
@@ -71,7 +73,38 @@ def this_machine(dtype: str) -> Device:
     told, free = about(), device_bytes()
     found = measure_ceilings([dtype])
     name = told["processor"] if jax.default_backend() == "cpu" else told["device"]
-    return Device(name, jax.default_backend(), free, found.read, found.flops)
+    return Device(name, jax.default_backend(), free, found.read, found.flops, last_level_cache() or 0)
+
+
+def last_level_cache() -> int | None:
+    """Bytes of the caches next to memory, of all CPUs that this process may run on; None where that is not known.
+
+    It is not known of GPUs, and where Linux does not say.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    sizes: dict[str, int] = {}  # by the CPUs that share one
+    for cpu in os.sched_getaffinity(0):
+        try:
+            caches = Path(CACHES.format(cpu)).glob("index*")
+            last = max(caches, key=lambda cache: int((cache / "level").read_text()))
+            sharing, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+            sizes[sharing] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):  # hidden, or a file that says something else
+            return None
+    return sum(sizes.values())
+
+
+def from_cache(*, bytes: float, seconds: float, read: float, cache: int | None) -> bool:
+    """Whether bytes that are read again and again come from a cache: they fit in it, or if it is not known, they come
+    faster than memory, of which `read` bytes a second were measured, can give them.
+
+    >>> from_cache(bytes=6e6, seconds=1.0, read=1e9, cache=32 << 20)
+    True
+    >>> [from_cache(bytes=6e9, seconds=seconds, read=1e9, cache=None) for seconds in (1.0, 6.5)]
+    [True, False]
+    """
+    return bytes <= cache if cache else bytes / seconds > read
 
 
 def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
@@ -88,6 +121,19 @@ def kept_read_rate(folder: Path) -> float | None:
         return None
     told = about()
     return kept.get("read") if all(kept.get(name) == told[name] for name in IDENTITY) else None
+
+
+def reading_in_words(folder: Path | None, *, bytes: float, seconds: float) -> str:
+    """What was read a second, of `bytes` that are read again and again, each time in `seconds`.
+
+    With its share of what `keep_read_rate` wrote down in `folder`, unless a cache holds them.
+    """
+    read = kept_read_rate(folder) if folder else None
+    rate = bytes / seconds
+    words = f"{rate / 1e9:.1f} GB/s"
+    if from_cache(bytes=bytes, seconds=seconds, read=read or math.inf, cache=last_level_cache()):
+        return f"{words}, from a cache"
+    return f"{words}, {100 * rate / read:.0f} % of what bench measured" if read else words
 
 
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:

@@ -22,6 +22,7 @@ COLUMNS = (
     Column("of copy, %", "share", ".0f", 100),
     Column("floor, ms", "floor", ",.3f", 1e3),
     Column("of floor, %", "of_floor", ".0f", 100),
+    Column("cached", "cached"),
     Column("planned, MB", "planned_memory", ",.0f", 1e-6),
 )
 
@@ -30,6 +31,8 @@ def as_text(report: Mapping[str, Any]) -> str:
     """The machine, the model, and tables."""
     lines = [*machine_lines(report), model_line(report["model"]), ""]
     lines.append(table(COLUMNS, [row for row in report["rows"] if "median" in row]))
+    if any(row.get("cached") for row in report["rows"]):
+        lines += ["", _cached(report["cache"])]
     for row in report["rows"]:
         if row["what"] == "first token":
             lines += [
@@ -43,6 +46,15 @@ def as_text(report: Mapping[str, Any]) -> str:
     lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use"]
     lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
+
+
+def _cached(cache: int | None) -> str:
+    held = (
+        f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "came faster than memory gave it, so from a cache"
+    )
+    return (
+        f"cached: what is read {held}; the bandwidth of memory is no bound there, and the floor is of operations alone"
+    )
 
 
 def as_svg(report: Mapping[str, Any]) -> str:

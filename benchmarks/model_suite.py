@@ -10,7 +10,15 @@ import jax
 import numpy as np
 
 from benchmarks.growth import slopes
-from benchmarks.machine import Ceilings, Sizes, about, measure_ceilings, this_machine
+from benchmarks.machine import (
+    Ceilings,
+    Sizes,
+    about,
+    from_cache,
+    last_level_cache,
+    measure_ceilings,
+    this_machine,
+)
 from benchmarks.model_profile import profiled
 from benchmarks.model_speed import (
     GREEDY,
@@ -188,11 +196,13 @@ def run_suite(
             # Random weights mean as little beyond what a model was trained for as within it.
             longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
             rows = list(growth_rows(subject, batch=batch, longest=longest, progress=progress))
-    completed = [_completed(row, ceilings) for row in rows if "skipped" not in row]
+    cache = last_level_cache()
+    completed = [_completed(row, ceilings, cache) for row in rows if "skipped" not in row]
     return {
         "suite": suite,
         "about": about(),
         "ceilings": ceilings._asdict(),
+        "cache": cache,
         "model": subject.about(),
         "rows": completed,
         "slopes": slopes(completed, ceilings),
@@ -328,14 +338,24 @@ def _tokens(subject: Subject, context: int | None) -> int:
     return context or min(PROMPT, max(1, most // 2))
 
 
-def _completed(row: Row, ceilings: Ceilings) -> Row:
+def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
+    """With rates, shares of the machine's own, and floors: of memory none where what is read comes from a cache."""
     if row["what"] == "breakdown":
-        for part in row["parts"]["decode"]:
-            if "bytes" in part:
-                part["floor"] = part["bytes"] / ceilings.read
+        parts = row["parts"]["decode"]
+        read, seconds = (sum(part.get(key, 0) for part in parts) for key in ("bytes", "seconds"))
+        if not from_cache(bytes=read, seconds=seconds, read=ceilings.read, cache=cache):
+            for part in parts:
+                if "bytes" in part:
+                    part["floor"] = part["bytes"] / ceilings.read
         return row
-    row = with_shares(row, ceilings)
-    return {**row, "tokens_a_second": row["tokens"] * row["batch"] / row["median"]} if "median" in row else row
+    if "median" not in row:
+        return row
+    row = {**with_shares(row, ceilings), "tokens_a_second": row["tokens"] * row["batch"] / row["median"]}
+    if "bytes" in row and from_cache(bytes=row["bytes"], seconds=row["most"], read=ceilings.read, cache=cache):
+        del row["share"]
+        floor = ceilings.floor(bytes=0, flops=row["flops"], dtype=row["dtype"])
+        row |= {"cached": True, "floor": floor, "of_floor": floor / row["median"]}
+    return row
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:

@@ -28,13 +28,17 @@ class Cost(NamedTuple):
         """Operations for each byte: what is below a machine's own ratio waits for its memory."""
         return self.flops / self.bytes
 
-    def seconds(self, *, bandwidth: float, rate: float) -> float:
+    def seconds(self, *, bandwidth: float, rate: float, cache: int = 0) -> float:
         """What it takes at least: bytes to read a second, operations a second.
 
-        >>> Cost(bytes=20.0, flops=100.0).seconds(bandwidth=10.0, rate=100.0)
-        2.0
+        What fits in a cache of `cache` bytes may be there since the last time, and then nothing waits for memory. What
+        is larger, and read from its first byte to its last each time, has left the cache before it is wanted again.
+
+        >>> [Cost(bytes=20.0, flops=100.0).seconds(bandwidth=10.0, rate=100.0, cache=cache) for cache in (0, 32)]
+        [2.0, 1.0]
         """
-        return max(self.bytes / bandwidth, self.flops / rate)
+        reading = 0.0 if self.bytes <= cache else self.bytes / bandwidth
+        return max(reading, self.flops / rate)
 
 
 def decode_cost(

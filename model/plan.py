@@ -24,6 +24,7 @@ class Device(NamedTuple):
     memory: float  # bytes, of this machine those that are free
     bandwidth: float  # bytes a second that are read
     flops: Mapping[str, float]  # a second, of products of matrices, by dtype
+    cache: int = 0  # bytes that stay in it from one step to the next; of the GPUs here it is left out
 
     def seconds(self, cost: Cost, dtype: str) -> float:
         """What `cost` takes at least.
@@ -31,11 +32,11 @@ class Device(NamedTuple):
         >>> Device("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
         2.0
         """
-        return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype])
+        return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype], cache=self.cache)
 
     def waits_for(self, cost: Cost, dtype: str) -> str:
         """Which of the two it is: `memory` or `arithmetic`."""
-        return "memory" if cost.bytes / self.bandwidth > cost.flops / self.flops[dtype] else "arithmetic"
+        return "memory" if self.seconds(cost, dtype) > cost.flops / self.flops[dtype] else "arithmetic"
 
 
 # From the makers' data sheets: dense products, bfloat16 on matrix units, float32 outside of them.
@@ -137,7 +138,8 @@ def as_text(plan: Plan) -> str:
     lines = [
         f"{plan.name}, {plan.dtype}{scheme}: {plan.batch} x {plan.context:,} tokens",
         f"{device.name}: {gigabytes(int(device.memory))} of memory, {device.bandwidth / 1e9:,.0f} GB/s, "
-        f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}",
+        f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}"
+        + (f", a cache of {device.cache / 1e6:,.1f} MB" if device.cache else ""),
         "",
     ]
     memory = plan.memory._asdict()

@@ -29,7 +29,15 @@ from benchmarks.gpu.suite import GRACE, SETTINGS, Found, Part, plan, run_part
 from benchmarks.gpu.tuning import product_of, tune
 from benchmarks.kernel_cases import case, kernel_cases
 from benchmarks.kernel_cases.case import BFLOAT16
-from benchmarks.machine import Ceilings, Sizes, keep_read_rate, kept_read_rate, measure_ceilings
+from benchmarks.machine import (
+    Ceilings,
+    Sizes,
+    keep_read_rate,
+    kept_read_rate,
+    last_level_cache,
+    measure_ceilings,
+    reading_in_words,
+)
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import skipped, timed, with_shares
 from benchmarks.timing import Effort, Seconds, measure
@@ -151,17 +159,60 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
         assert np.isfinite(weights).all() and 1e-3 < weights.std() < 10
 
 
-def test_a_story_ends_with_what_it_read_a_second(run, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        (1, r"\([\d.]+ GB/s, \d+ % of what bench measured\)"),  # a byte: the weights are not in it
+        (1 << 40, r"\([\d.]+ GB/s, from a cache\)"),
+    ],
+)
+def test_a_story_ends_with_what_it_read_a_second(
+    cache: int, words: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = tmp_path / "cache" / "llamaspec"
     folder.mkdir(parents=True)
     keep_read_rate(folder, CEILINGS._asdict())
-    assert kept_read_rate(folder) == CEILINGS.read
+    monkeypatch.setattr(machine, "last_level_cache", lambda: cache)
     code, _, err = run("story", "--seed", "1", "--max-new-tokens", "8")
     assert code == 0, err
-    assert re.search(r"then [\d.]+ tokens/s \([\d.]+ GB/s, \d+ % of what bench measured\), ", err)
-    (folder / "machine.json").write_text('{"device": "another", "read": 1}')
-    assert kept_read_rate(folder) is None
+    assert re.search(rf"then [\d.]+ tokens/s {words}, ", err)
+
+
+def test_what_a_machine_reads_a_second_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keep_read_rate(tmp_path, CEILINGS._asdict())
+    assert kept_read_rate(tmp_path) == CEILINGS.read
+    # Without a word on caches, what is faster than memory was not in memory.
+    monkeypatch.setattr(machine, "last_level_cache", lambda: None)
+    assert reading_in_words(tmp_path, bytes=9e9, seconds=1.0) == "9.0 GB/s, 90 % of what bench measured"
+    assert reading_in_words(tmp_path, bytes=11e9, seconds=1.0) == "11.0 GB/s, from a cache"
+    (tmp_path / "machine.json").write_text('{"device": "another", "read": 1}')
     assert kept_read_rate(tmp_path) is None
+    assert reading_in_words(tmp_path, bytes=11e9, seconds=1.0) == "11.0 GB/s"
+    assert kept_read_rate(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("shared", "sizes", "found"),
+    [
+        (["0-1", "0-1"], ["32768K", "32768K"], 32 << 20),
+        (["0", "1"], ["8192K", "4096K"], 12 << 20),
+        (["0-1", "0-1"], ["32768K", ""], None),
+    ],
+)
+def test_the_caches_of_all_cpus_count_once(
+    shared: list[str], sizes: list[str], found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for cpu in (0, 1):
+        for level, size, sharing in ((1, "32K", str(cpu)), (3, sizes[cpu], shared[cpu]), (2, "1024K", str(cpu))):
+            cache = tmp_path / str(cpu) / f"index{level}"
+            cache.mkdir(parents=True)
+            for name, value in (("level", level), ("size", size), ("shared_cpu_list", sharing)):
+                (cache / name).write_text(f"{value}\n")
+    monkeypatch.setattr(machine, "CACHES", str(tmp_path / "{}"))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+    assert last_level_cache() == found
+    monkeypatch.setattr(machine, "CACHES", str(tmp_path / "nothing"))
+    assert last_level_cache() is None
 
 
 # Charts
@@ -199,6 +250,7 @@ def test_lines_stay_on_the_page(points: list[tuple[float, float]]):
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(machine.SIZES, "cpu", SMALL)
+    monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # a byte: no model is in it
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
     monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
 
@@ -227,6 +279,23 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
     assert report["about"]["versions"]["jax"] == jax.__version__
     assert {"copy", "read", "flops"} == set(report["ceilings"])
     assert "tiny, random weights, float32, matrices in q8" in text and "of floor, %" in text
+    assert len(rectangles(chart.read_text())) == 3
+
+
+def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
+    tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model_suite, "last_level_cache", lambda: 32 << 20)
+    kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
+    text = run(capsys, "--shape", "tiny", "--json", kept, "--plot", chart)
+    report = json.loads(kept.read_text())
+    rate = report["ceilings"]["flops"]["float32"]
+    for row in report["rows"][1:4]:
+        assert row["cached"] and "share" not in row
+        assert row["floor"] == pytest.approx(row["flops"] / rate)
+        assert row["of_floor"] == pytest.approx(row["floor"] / row["median"])
+    assert all("floor" not in part for part in report["rows"][4]["parts"]["decode"])
+    assert "fits in the cache of 33.6 MB" in text and "of copy, %" not in text
     assert len(rectangles(chart.read_text())) == 3
 
 

@@ -71,6 +71,7 @@ def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config
 
 def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(machine.SIZES, "cpu", Sizes(1 << 18, 32, Effort(2)))
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1)  # a byte: no model is in it
     code, out, err = run("inspect", "--plan", "--context", "100", "--batch", "2", "--quantize", "q8", "--json")
     assert code == 0, err
     plan = json.loads(out)
@@ -81,7 +82,16 @@ def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatc
         2 * empty["bytes_per_token"] / device["bandwidth"], 2 * empty["flops_per_token"] / device["flops"]["float32"]
     )
     assert empty["tokens_per_second"] == pytest.approx(2 / floor)
-    assert "at most" in run("inspect", "stories", "--plan", "--context", "100")[1]
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 40)
+    code, out, err = run("inspect", "--plan", "--context", "100", "--json")
+    assert code == 0, err
+    cached = json.loads(out)
+    for work in cached["work"]:
+        assert work["waits_for"] == "arithmetic"
+        rate = cached["device"]["flops"]["float32"] / work["flops_per_token"]
+        assert work["tokens_per_second"] == pytest.approx(rate)
+    text = run("inspect", "stories", "--plan", "--context", "100")[1]
+    assert "at most" in text and "a cache of 1,099,511.6 MB" in text
 
 
 def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
