@@ -1,4 +1,7 @@
-"""Activations as llama.cpp rounds them before a product (`reference.quantizers.ggml_activations`), on both backends.
+"""Activations as others round them before a product, on both backends.
+
+So does llama.cpp (`reference.quantizers.ggml_activations`), and so does whoever multiplies int8 by int8, as SmoothQuant
+is meant to be (`reference.quantizers.smoothquant.activations`).
 
 A matrix carries what it rounds its vectors to, so that the model's text never forks: in JAX as a pytree around the
 matrix, which `emulating` tells a product of; in NumPy as an array that rounds what is multiplied by it.
@@ -14,6 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from model.cache import from_int8, to_int8
 from model.checkpoints.checkpoint import Checkpoint
 from model.ops import CPU, XLA, Ops, Product, cpu_product, dot, plain
 from model.params import Experts, Layer, Linear, Params
@@ -25,9 +29,9 @@ SUPERBLOCK = 256
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     """What the activations of each matrix are rounded to, by the tensor's name: one of `ROUNDINGS`.
 
-    `emulate` is q8_0, for all that is quantised, or ggml, for what llama.cpp takes for the type of each tensor of a
-    GGUF file. Raises ValueError for another name, for a model that has nothing to emulate, and for matrices that are
-    multiplied together here and rounded apart there.
+    `emulate` is q8_0, for all that is quantised; int8, a scale a token, for what is in int8; or ggml, for what
+    llama.cpp takes for the type of each tensor of a GGUF file. Raises ValueError for another name, for a model that has
+    nothing to emulate, and for matrices that are multiplied together here and rounded apart there.
     """
     from reference.quantizers.ggml_activations import ROUNDING_OF  # here, since other runs need not wait for it
 
@@ -38,8 +42,10 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     elif emulate == "q8_0":
         blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_k")}
         found = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
+    elif emulate == "int8":
+        found = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form == "int8"}
     else:
-        raise ValueError(f"activations can be rounded as q8_0 or ggml has them, not {emulate}")
+        raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
     if not found:
         raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
     for name in checkpoint.tensors:
@@ -124,9 +130,10 @@ class RoundingArray(np.ndarray):
     @classmethod
     def of(cls, matrix: np.ndarray, to: str) -> "RoundingArray":
         from reference.quantizers.ggml_activations import ROUNDINGS
+        from reference.quantizers.smoothquant import activations
 
         array = matrix.view(cls)
-        array.rounding = ROUNDINGS[to]
+        array.rounding = activations if to == "int8" else ROUNDINGS[to]
         return array
 
     def __array_finalize__(self, source: Any) -> None:
@@ -162,6 +169,12 @@ def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
     return (jnp.minimum(jnp.round(blocks * factor), 127) * d).reshape(x.shape)
 
 
+def int8(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
+    """`smoothquant.activations` in float32, as the cache has it."""
+    codes, scales = from_int8(to_int8(x))
+    return codes * scales[..., None]
+
+
 def _cast(dtype: Any) -> Callable[[Array], Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
@@ -169,6 +182,7 @@ def _cast(dtype: Any) -> Callable[[Array], Array]:
 ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     "q8_0": q8_0,
     "q8_k": q8_k,
+    "int8": int8,
     "bfloat16": _cast(jnp.bfloat16),
     "float16": _cast(jnp.float16),
 }

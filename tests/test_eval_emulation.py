@@ -34,7 +34,7 @@ from model.params import load_params
 from model.reference_backend import load_reference_params
 from reference.linear import linear
 from reference.llama import empty_cache, forward
-from reference.quantizers import ggml, ggml_activations
+from reference.quantizers import ggml, ggml_activations, smoothquant
 from tests import families
 from tests.goldens import make_eval_gguf, make_gguf
 from tests.random_models import CONFIGS, random_checkpoint
@@ -164,8 +164,8 @@ def test_roundings_of_jax_are_those_of_the_reference(noise):
     x[1, :256] = 0
     x[2] = np.rint(x[2] / max(np.abs(x[2]).max(), 1) * 127) / 2  # ties
     x = np.clip(x, -6e4, 6e4)  # float16's range
-    for name, rounding in ROUNDINGS.items():
-        expected = ggml_activations.ROUNDINGS[name](x)
+    for name, definition in ggml_activations.ROUNDINGS.items():
+        rounding, expected = ROUNDINGS[name], definition(x)
         np.testing.assert_array_equal(np.asarray(rounding(jnp.asarray(x))), expected.astype(np.float32), err_msg=name)
 
 
@@ -226,12 +226,12 @@ def test_jax_emulates_too(file, name):
 def test_a_product_is_that_of_the_reference(noise):
     """On the same vector nothing can cross a tie: what remains is the product's own bound."""
     x, w = noise(2, 256), noise(3, 256)
-    for to in ("q8_0", "q8_k"):
+    for to in ("q8_0", "q8_k", "int8"):
+        rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
+        bound = running_error.gamma(257) * np.abs(rounded) @ np.abs(w.astype(np.float64)).T
         for product in (dot, cpu_product):
             actual = emulating(product)(jnp.asarray(x), Rounding(jnp.asarray(w), to))
-            rounded = ggml_activations.ROUNDINGS[to](x)
-            bound = running_error.gamma(257) * np.abs(rounded) @ np.abs(w.astype(np.float64)).T
-            assert_within(actual, linear(x, RoundingArray.of(w.astype(np.float64), to)), bound)
+            assert_within(actual, linear(rounded, w.astype(np.float64)), bound)
 
 
 def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
@@ -239,6 +239,7 @@ def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
     x, w = rng.normal(size=(2, 32)), rng.normal(size=(5, 32))
     rounding = RoundingArray.of(w, "q8_0")
     assert np.array_equal(linear(x, rounding), linear(ggml_activations.q8_0(x), w))
+    assert np.array_equal(linear(x, RoundingArray.of(w, "int8")), linear(smoothquant.activations(x), w))
     assert type(linear(x, rounding)) is np.ndarray
     assert np.array_equal(linear(np.asarray(rounding), x), w @ x.T)
     assert np.array_equal(rounding[1] + 1, w[1] + 1)
@@ -255,6 +256,20 @@ def test_q8_0_is_for_all_that_is_quantised(name):
         load_backend(checkpoint, backend="reference").logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
+
+
+def test_int8_is_for_what_is_in_int8():
+    """A scale a token, of both factors of a product."""
+    checkpoint = quantised(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
+    assert roundings(checkpoint, "int8") == {n: "int8" for n, tensor in checkpoint.tensors.items() if tensor.codes}
+    rows = [
+        load_backend(checkpoint, emulate_activations="int8").logits([1, 2, 3]),
+        load_backend(checkpoint, emulate_activations="int8", backend="reference").logits([1, 2, 3]),
+        load_backend(checkpoint, backend="reference").logits([1, 2, 3]),
+    ]
+    assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
+    with pytest.raises(ValueError, match="no matrix whose activations int8 would round"):
+        roundings(quantised(checkpoint, "q4"), "int8")
 
 
 def test_what_cannot_be_emulated_is_refused(run, tmp_path):

@@ -16,6 +16,8 @@ X or in all of W have s = 1. Layers with the same input (q, k and v; gate and up
 import numpy as np
 from jaxtyping import Float, Float64
 
+from reference.quantizers import symmetric
+
 
 def factors(
     x_tops: Float[np.ndarray, " cols"], w: Float[np.ndarray, "rows cols"], *, alpha: float
@@ -53,3 +55,15 @@ def fold(norm: Float[np.ndarray, " cols"], s: Float64[np.ndarray, " cols"]) -> F
     array([0.25, 4.  ])
     """
     return norm.astype(np.float64) / s
+
+
+def activations(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
+    """What int8 makes of x / s: a token has a scale of its own, found as it comes ("O1" and "O2" of the paper).
+
+    Raises ValueError unless all is finite.
+
+    >>> activations(np.array([[127.0, 2.5], [0.0, 0.0]]))
+    array([[127.,   2.],
+           [  0.,   0.]])
+    """
+    return symmetric.dequantize(symmetric.quantize(x, bits=8, block=(1,) * (x.ndim - 1) + x.shape[-1:]))
