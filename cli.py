@@ -124,8 +124,9 @@ sampling_options = _options(
 )
 emulate_option = click.option(
     "--emulate-activations",
-    type=click.Choice(["q8_0", "ggml"]),
-    help="Round what quantised matrices are multiplied by: as llama.cpp does for each type (ggml), or to Q8_0.",
+    type=click.Choice(["q8_0", "ggml", "int8"]),
+    help="Round what quantised matrices are multiplied by: to Q8_0, as llama.cpp does for each type (ggml), or to int8 "
+    "with a scale a token, as SmoothQuant is meant.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
