@@ -8,12 +8,15 @@ groups, and a share into pieces of 4 columns. The vectors are staged in shared m
 one, since all rows use them again. Behind each share of theirs is room for one piece more, so that the lanes of a warp
 read from different banks.
 
-int8: a byte is moved, converted, and multiplied and added: 3.4 instructions a weight with all else that the loop does,
-3.8 where x is staged as bfloat16.
+Codes become floats in place: an instruction that converts is eight times as slow on Hopper as one that adds, and would
+be all that int8 waits for. With the exponent of a power of two, bits in a mantissa are a number too large by a
+constant. A sum begins with what is too much times the x that go with it, which is staged in the room behind their
+share. So large are the numbers that are rounded: it costs int8 two bits of float32's 24, and int4 five.
+
+int8: a byte is moved, with its sign, and 2^15 q added to the bits of 384 makes 384 + q of them: with multiplication and
+addition three instructions a weight.
 int4: a rotated word holds codes where a float32 has its mantissa (`int4.py`), so that `and` and `or` make 16 + u or
-256 + u of them, u = q + 8: 2.8 instructions a weight. A sum begins with -24 or -264 times the x that go with them,
-which is staged in the room behind their share. So large are the numbers that are rounded: it costs int4 five bits of
-float32's 24.
+256 + u of them, u = q + 8.
 """
 
 from abc import ABC, abstractmethod
@@ -103,14 +106,14 @@ class QuantisedProduct(ABC):
         """Shared memory that `scratch` takes."""
         ring = self.ring_stages * self.runs * self.rows * CHUNK * 16 // self.share
         scales = self.runs * int(np.prod(self.scales_shape)) * 4
-        return ring + scales + int(np.prod(self._staged_shape)) * self._staged_dtype(normed).itemsize
+        return ring + scales + int(np.prod(self._staged_shape)) * 4
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
         staged = {
             "ring": self._ring(),
             "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
-            "x": plgpu.SMEM(self._staged_shape, self._staged_dtype(normed)),
+            "x": plgpu.SMEM(self._staged_shape, jnp.float32),
         }
         if self.group:
             staged["scales"] = [plgpu.SMEM(self.scales_shape, jnp.float32) for _ in range(self.runs)]
@@ -222,14 +225,12 @@ class QuantisedProduct(ABC):
         """The `index`-th unit of columns times all vectors: [rows, *warp] for each run."""
         groups = pl.ds(index * self.warp[0], self.warp[0])
         vectors = [staged["x"].at[b] for b in range(self.batch)]
-        sums: list[list[Any]] = [[None] * self.runs for _ in vectors]
-        if any(self.offsets):
-            sums = [[self._load_piece(x, groups, self.pieces)] * self.runs for x in vectors]
+        sums = [[self._load_piece(x, groups, self.pieces)] * self.runs for x in vectors]
         for piece in range(self.pieces):
             decoded = [self._decode(tile, piece, constants) for tile in tiles]
             for b, x_smem in enumerate(vectors):
                 x = self._load_piece(x_smem, groups, piece)
-                sums[b] = [w * x if y is None else y + w * x for y, w in zip(sums[b], decoded, strict=True)]
+                sums[b] = [y + w * x for y, w in zip(sums[b], decoded, strict=True)]
         dots = [[jnp.sum(y, axis=-1) for y in ys] for ys in sums]
         if self.group:
             # Not `index * self.warp[0]`: where inference sees a multiple it makes tiles, which need not divide a row.
@@ -265,10 +266,6 @@ class QuantisedProduct(ABC):
     def _staged_shape(self) -> tuple[int, ...]:
         return (self.batch, *self._shares(self.steps * CHUNK, self.pieces + 1))
 
-    def _staged_dtype(self, normed: bool) -> np.dtype:
-        """As x is, where it is not changed on the way."""
-        return np.dtype(np.float32) if normed or any(self.offsets) else self.dtype
-
     def _stage(self, x_ref, norm_ref, x_smem) -> None:
         """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with."""
         shares = self.cols // self.share
@@ -289,8 +286,8 @@ class QuantisedProduct(ABC):
                 lax.slice(x, (*(0 for _ in x.shape[:-1]), at), (*x.shape[:-1], at + PIECE))
                 for at in range(0, self.share, PIECE)
             ]
-            scaled = [piece * offset for piece, offset in zip(pieces, self.offsets, strict=True) if offset]
-            behind = -sum(scaled[1:], scaled[0]) if scaled else pieces[0]
+            scaled = [piece * offset for piece, offset in zip(pieces, self.offsets, strict=True)]
+            behind = -sum(scaled[1:], scaled[0])
             x_smem[pl.ds(first, groups)] = lax.concatenate([x, behind], x.ndim - 1)
 
         if self.cols < self.steps * CHUNK:
@@ -322,7 +319,7 @@ class Int8Product(QuantisedProduct):
     """Codes as they are: int8 [rows, cols]."""
 
     share = 16
-    offsets = (0.0,) * 4
+    offsets = (384.0,) * 4
 
     def operands(self, w: Any) -> list[Array]:
         codes, scales = w
@@ -347,7 +344,8 @@ class Int8Product(QuantisedProduct):
 
     def _decode(self, tile: list[Array], piece: int, constants) -> Array:
         del constants
-        return tile[piece].astype(jnp.float32)
+        bits = tile[piece].astype(jnp.int32) * 2**15 + np.array(self.offsets[piece], np.float32).view(np.int32)
+        return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 class Int4Product(QuantisedProduct):

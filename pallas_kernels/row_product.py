@@ -3,7 +3,7 @@ r"""The loop inside every matrix-vector kernel, for weights that are floats: y =
 W is read once, which is all that decoding is: 2 or 4 bytes a weight, one multiplication and one addition. A thread
 block owns a few rows of W and walks along them through a ring in shared memory, which the copy engine (TMA) keeps
 filled; the first copies are under way before the kernel before this one has ended. Of a step's tile each warp has
-every fourth row, each lane 16 bytes of it, so nothing is summed across threads before the end of the row.
+every fourth row, each lane at most 16 bytes of it, so nothing is summed across threads before the end of the row.
 
 RMSNorm costs no pass of its own: the sum of squares is taken while x is staged, and 1/rms, which is one number,
 multiplies the finished dot product.
@@ -38,8 +38,9 @@ class RowProduct:
 
     @property
     def vector(self) -> int:
-        """Elements that a thread loads at once: 16 bytes."""
-        return 16 // self.dtype.itemsize
+        """Elements that a thread loads at once: 16 bytes, or fewer for many vectors, of which each wants a sum for
+        each of them."""
+        return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property
     def chunk(self) -> int:
@@ -57,7 +58,8 @@ class RowProduct:
 
     @property
     def ring_stages(self) -> int:
-        return min(self.stages, self.steps)
+        """As many bytes, however few a step takes."""
+        return min(self.stages * (16 // self.dtype.itemsize) // self.vector, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""

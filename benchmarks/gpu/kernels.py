@@ -1,11 +1,13 @@
-"""Each kernel beside what XLA makes of the same op, on arguments that no cache holds."""
+"""Each kernel beside what XLA makes of the same op, each call on arguments of its own."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int
 
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.drawing import draw
@@ -14,7 +16,8 @@ from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, skipped, timed
 from benchmarks.timing import Seconds, measure
 
-MOST_SETS = 64  # of arguments
+# A loop as a whole is one CUDA graph: else the host would be asked after each round.
+ON_THE_DEVICE = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE"}
 
 
 def time_kernels(scale: Scale, clock: Clock) -> Iterator[Row]:
@@ -38,20 +41,34 @@ def time_kernels(scale: Scale, clock: Clock) -> Iterator[Row]:
 def seconds(form: Callable[..., Any], case: Case, scale: Scale) -> Seconds:
     """Of one call. A program makes many, one after the other, each with arguments of its own; none waits for the host.
 
-    What a case updates in place, which are the last of its results, goes back into the next program.
+    What a case updates in place, which are the last of its results, goes back into the next call with these arguments.
     """
-    held = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(case.arrays))
-    sets = [draw(case, seed) for seed in range(min(MOST_SETS, max(1, -(-scale.rotated // held))))]
+    sets = [draw(case, seed) for seed in range(scale.sets)]
     updated = [[arguments[i] for i in case.donated] for arguments in sets]
     fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
-    program = jax.jit(partial(in_turn, case, jax.jit(form)), donate_argnums=0).lower(updated, fixed).compile()
+    program = jax.jit(partial(again_and_again, case, jax.jit(form)), donate_argnums=1)
+    compiled = program.lower(scale.rounds, updated, fixed).compile(compiler_options=ON_THE_DEVICE)
 
     def call():
         nonlocal updated
-        updated, results = program(updated, fixed)
+        updated, results = compiled(scale.rounds, updated, fixed)
         return results
 
-    return measure(call, scale.effort).over(len(sets))
+    return measure(call, scale.effort).over(scale.sets * scale.rounds)
+
+
+def again_and_again(
+    case: Case, form: Callable[..., Any], rounds: Int[Array, ""], updated: list[Any], fixed: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """`in_turn`, so many times: the updated arrays, and the last results."""
+
+    def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        # Arguments that come with the state, or XLA would make the calls once, before the loop.
+        (updated, _), mine = lax.optimization_barrier((state, fixed))
+        return in_turn(case, form, updated, mine)
+
+    results = jax.eval_shape(partial(in_turn, case, form), updated, fixed)[1]
+    return lax.fori_loop(0, rounds, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
 
 
 def in_turn(case: Case, form: Callable[..., Any], updated: list[Any], fixed: list[Any]) -> tuple[list[Any], list[Any]]:

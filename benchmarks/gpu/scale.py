@@ -54,7 +54,8 @@ class Scale:
     checked: tuple[Case, ...]  # held against the exact numbers
     repeats: int  # of each of them, that must give the same
     timed: tuple[Case, ...]
-    rotated: int  # bytes of arguments that a kernel is timed over, so that none is in a cache
+    sets: int  # of arguments that a kernel is timed with: weights of 4 MB and more are in no cache then
+    rounds: int  # in which a program calls a kernel with each set of arguments
     effort: Effort  # in timing kernels
     model_effort: Effort
     chained: int  # calls of attention in a program
@@ -137,8 +138,9 @@ def full() -> Scale:
         checked=once(checked_cases()),
         repeats=10_000,
         timed=once(timed_cases()),
-        rotated=400 << 20,
-        effort=Effort(7, in_flight=8),
+        sets=16,
+        rounds=16,
+        effort=Effort(7),
         model_effort=Effort(5),
         chained=4,
         tiles=(8, 16, 32),
@@ -170,7 +172,8 @@ def dry() -> Scale:
         checked=once(tiny_cases()),
         repeats=1,
         timed=tuple(norm_qkv_cases(replace(TINY, heads=1, kv_heads=1), BFLOAT16, TINY_WORK)),
-        rotated=0,
+        sets=2,
+        rounds=2,
         effort=Effort(1, warm=0),
         model_effort=Effort(1, warm=0),
         chained=1,

@@ -22,7 +22,7 @@ from verify.running_error import ELEMENTARY, U, gamma
 
 SCHEMES = [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, columns that share a scale
 LARGEST = {8: 127, 4: 7}
-OFFSETS = {8: 0, 4: 264}  # what the kernel adds to a code, and takes away again
+OFFSETS = {8: 384, 4: 264}  # what the kernel adds to a code, and takes away again
 
 
 @dataclass
