@@ -2,170 +2,130 @@
 
 python -m benchmarks.schemes [--tokens 4096] [--rounds 5]
 
-Predictions are of stories that the model itself tells, in float32 at temperature 1, one after the other in a text that
-is read in windows; of smoothquant, with activations as they are. Models are the built-in one and, with LLAMASPEC_DATA,
-stories260K. Decoding is of random weights, of all schemes in turn in each round. Prints a table in Markdown, and keeps
+Predictions are of stories that the model itself tells, in float32 at temperature 1, each from its beginning to its end,
+as the model was trained on them. AWQ, GPTQ and SmoothQuant are calibrated with other stories of its own; SmoothQuant is
+judged with activations of int8, which it is made for. Models are the built-in one and, with LLAMASPEC_DATA,
+stories260K. Decoding is of random weights, of all forms in turn in each round. Prints a table in Markdown, and keeps
 every figure in benchmarks/results/schemes.json.
 """
 
-import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import ml_dtypes
 import numpy as np
+from jaxtyping import Int
 
 from benchmarks.machine import about
 from benchmarks.model_speed import compile_programs, decode_seconds
-from benchmarks.random_model import random_params, random_shapes
+from benchmarks.random_model import random_params
 from benchmarks.report import write_report
+from benchmarks.scheme_forms import GGML, bits, forms, weight_error
 from benchmarks.timing import Effort
-from model.calibration import calibrated
-from model.calibration_methods import METHODS
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import is_matrix, quantised
+from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Form as CodeForm
+from model.checkpoints.codes import form_of, is_matrix
 from model.checkpoints.open import open_checkpoint
-from model.evaluation import Comparison, Text, compare
-from model.evaluation_by_tensor import decoded, relative_error
-from model.jax_backend import BURST, JaxBackend, choose_ops, prompt_chunk
+from model.evaluation import Predictor, Text, comparison, recorded, scored_logits
+from model.evaluation_by_tensor import decoded
+from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.llama import Llama, load, load_backend
 from model.options import SamplingOptions
+from model.params import Params, abstract_params
 from model.shapes import SHAPES
-from reference.quantizers import ggml
+from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
 KEPT = Path(__file__).parent / "results" / "schemes.json"
-GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # in blocks of 32, which small models have whole rows of
-WINDOW = 256  # tokens of those that AWQ, GPTQ and SmoothQuant are calibrated with
+WINDOWS, WINDOW = 32, 256  # that AWQ, GPTQ and SmoothQuant are calibrated with, and their tokens
+OTHER_STORIES = 1_000_000  # the seed of the first of those
 AFTER = 128  # tokens in the cache where decoding begins
 AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
 
 
-class Form(NamedTuple):
-    """A model as a scheme has it, and how it runs."""
+class Stored(NamedTuple):
+    """How the matrices lie in memory while a form is decoded."""
 
-    checkpoint: Checkpoint
-    options: Mapping[str, Any]  # of `load_backend`; none: the weights alone differ
-    scaled: bool = False  # whether a scheme moved scales between matrices, so that weights cannot be compared
-
-
-def told(llama: Llama, tokens: int, *, seed: int) -> list[int]:
-    """So many ids at least, of stories one after the other."""
-    ids: list[int] = []
-    while len(ids) < tokens:
-        generation = llama.generate(sampling=AS_TOLD, max_new_tokens=llama.context - 1, seed=seed)
-        ids += [*llama.encode(""), *(id for token in generation for id in [token.id])]
-        seed += 1
-    return ids
+    dtype: str = "float32"
+    codes: CodeForm | None = None
+    group: int | None = None  # columns that share a scale; None: all
 
 
-def forms(checkpoint: Checkpoint, calibration: np.ndarray) -> Iterator[tuple[str, Form]]:
-    """The model in every form that there is here, one at a time."""
-    yield "float32", Form(checkpoint, {})
-    yield "bfloat16", Form(changed(checkpoint, lambda w: w.astype(ml_dtypes.bfloat16)), {})
-    for name in SCHEMES:
-        yield name, Form(quantised(checkpoint, name), {})
-    for method in METHODS:
-        made = calibrated(checkpoint, calibration, method=method)
-        yield method, Form(in_memory(made), {}, scaled=METHODS[method].factors is not None)
-    for type in GGML:
-        if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(checkpoint).values()):
-            yield f"GGUF {type}", Form(in_type(checkpoint, type), {})
-    yield "float32, cache int8", Form(checkpoint, {"cache": "int8"})
-    yield "q8, activations q8_0", Form(checkpoint, {"quantize": "q8", "emulate_activations": "q8_0"})
+DECODED = {
+    "float32": Stored(),
+    "bfloat16": Stored("bfloat16"),
+    **{name: Stored(codes=form_of(name), group=SCHEMES[name].group) for name in SCHEMES},
+    "GGUF Q8_0": Stored(codes="int8", group=32),
+    "GGUF Q4_0": Stored(codes="int4", group=32),
+}
+DECODED_AS = {
+    **{"awq": "q4", "gptq": "q4", "smoothquant": "q8_row"},
+    **{name: "float32" for type in GGML if (name := f"GGUF {type}") not in DECODED},
+}
 
 
-def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)}
+def told(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
+    """Stories of so many tokens at least, each from BOS to what ends it, or to the end of the context."""
+    stories: list[list[int]] = []
+    while sum(map(len, stories)) < tokens:
+        generation = llama.generate(sampling=AS_TOLD, max_new_tokens=llama.context - 1, seed=seed + len(stories))
+        for _ in generation:
+            pass
+        stories.append([*llama.encode(""), *generation.ids])
+    return stories
 
 
-def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], **fields: Any) -> Checkpoint:
-    """The model with other matrices, of another dtype perhaps."""
-
-    def tensor(old: Tensor) -> Tensor:
-        new = change(old.read())
-        return old._replace(read=lambda: new, dtype=new.dtype, **fields)
-
-    new = {name: tensor(old) for name, old in matrices(checkpoint).items()}
-    return replace(checkpoint, tensors={**checkpoint.tensors, **new})
-
-
-def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
-    """The model with the weights that a GGUF file of that type would hold."""
-
-    def rounded(weights: np.ndarray) -> np.ndarray:
-        return ggml.decode(ggml.encode(weights.astype(np.float32), type), type).astype(np.float32)
-
-    return changed(checkpoint, rounded, type=type)
-
-
-def in_memory(checkpoint: Checkpoint) -> Checkpoint:
-    """The model whose tensors are all read, in order: calibration begins anew for who goes back."""
-    arrays = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
-    tensors = {name: t._replace(read=partial(arrays.__getitem__, name)) for name, t in checkpoint.tensors.items()}
-    return replace(checkpoint, tensors=tensors)
-
-
-def bits(checkpoint: Checkpoint) -> float:
-    """Of a weight, scales included, over all matrices."""
-    each = matrices(checkpoint).values()
-
-    def bits_of(tensor: Tensor) -> float:
-        if tensor.type in ggml.TYPES:
-            kind = ggml.TYPES[tensor.type]
-            return 8 * kind.bytes / kind.weights * math.prod(tensor.shape)
-        return 8 * tensor.bytes
-
-    return sum(map(bits_of, each)) / sum(math.prod(tensor.shape) for tensor in each)
-
-
-def weight_error(base: Checkpoint, checkpoint: Checkpoint) -> float:
-    """`relative_error` of all matrices together."""
-
-    def flat(model: Checkpoint) -> np.ndarray:
-        return np.concatenate([tensor.read().astype(np.float64).ravel() for tensor in matrices(model).values()])
-
-    return relative_error(flat(base), flat(checkpoint))
+def in_windows(stories: Sequence[list[int]]) -> Int[np.ndarray, "windows seq"]:
+    """Stories one after the other, cut as `convert --calibration` cuts a text: BOS in front of each window."""
+    ids = [id for story in stories for id in story[1:]]
+    rows = np.array(ids[: WINDOWS * (WINDOW - 1)], np.int32).reshape(WINDOWS, WINDOW - 1)
+    return np.insert(rows, 0, stories[0][0], axis=1)
 
 
 def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens: int) -> dict[str, Any]:
     """Of one model, a row for each form."""
-    base = open_checkpoint(place)
-    llama = load(place, tokenizer=tokenizer)
+    base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
-    assert isinstance(running, JaxBackend)
-    ids = told(llama, tokens, seed=0)
-    text = Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
-    calibration = np.array(told(llama, 32 * WINDOW, seed=1_000_000)[: 32 * WINDOW], np.int32).reshape(-1, WINDOW)
+    stories = [
+        Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:])) for ids in told(llama, tokens, seed=0)
+    ]
+    windows = in_windows(told(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
+
+    def logits(model: Predictor) -> Iterator[np.ndarray]:
+        return chain.from_iterable(scored_logits(model, story, context=llama.context) for story in stories)
+
+    wanted, size = [id for story in stories for id in story.ids[1:]], sum(story.bytes for story in stories)
     rows = {}
-    for form, (checkpoint, options, scaled) in forms(base, calibration):
-        click.echo(f"{name}: {form}", err=True)
-        one = load_backend(checkpoint, **options) if options else running.with_weights(decoded(checkpoint))
-        made = quantised(checkpoint, options["quantize"]) if "quantize" in options else checkpoint
-        compared = compare(one, running, text, context=llama.context)
-        rows[form] = {"bits": bits(made), **figures(compared), "error": None if scaled else weight_error(base, made)}
-    return {"tokens": text.tokens, "context": llama.context, "rows": rows}
-
-
-def figures(compared: Comparison) -> dict[str, float]:
-    return {"perplexity": compared.model.perplexity, **compared.divergence._asdict()}
+    with recorded(logits(running)) as theirs:
+        for form in forms(base, windows):
+            click.echo(f"{name}: {form.name}", err=True)
+            checkpoint = form.checkpoint
+            one = (
+                load_backend(checkpoint, **form.options) if form.options else running.with_weights(decoded(checkpoint))
+            )
+            compared = comparison(logits(one), theirs, wanted, bytes=size)
+            rows[form.name] = {
+                "bits": bits(checkpoint),
+                "error": None if form.scaled else weight_error(base, checkpoint),
+                "perplexity": compared.model.perplexity,
+                **compared.divergence._asdict(),
+            }
+    return {"stories": len(stories), "tokens": len(wanted), "rows": rows}
 
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
-    """Tokens a second that each form decodes, a round each. Forms that run as float32 are not among them."""
+    """Tokens a second that each of `DECODED` decodes, a round each."""
     config, chunk = SHAPES[shape], prompt_chunk()
     capacity = AFTER + BURST + chunk
     running = {}
-    for name in ("float32", "bfloat16", *SCHEMES) if rounds else ():
+    for name, stored in DECODED.items() if rounds else ():
         click.echo(f"compiling {name}", err=True)
-        dtype, quantize = (np.dtype(name), None) if name not in SCHEMES else (np.dtype(np.float32), name)
-        params = random_params(random_shapes(config, dtype=dtype, positions=capacity, quantize=quantize), config)
+        params = random_params(shapes(config, stored, positions=capacity), config)
         ops = choose_ops("auto")
         programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=BURST)
         running[name] = partial(decode_seconds, programs, params, context=AFTER, effort=Effort(3, warm=1))
@@ -177,40 +137,56 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     return found
 
 
+def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
+    """The arrays of a model whose matrices lie in memory so."""
+
+    def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+        codes = None
+        if stored.codes and is_matrix(name):
+            codes = Codes(stored.codes, stored.group or shape[1], zeros=False, bytes=0, parts=lambda: iter(()))
+        return Tensor(shape, np.dtype(stored.dtype), lambda: np.empty(0), codes)
+
+    tensors = {name: tensor(name, shape) for name, shape in tensor_shapes(config).items()}
+    return abstract_params(config, dtype=np.dtype(stored.dtype), positions=positions, tensors=tensors)
+
+
 def markdown(report: Mapping[str, Any]) -> str:
-    """The table, and what its figures are of."""
+    """The table. Not of every model there is every form."""
     models = report["models"]
-    heads = " | ".join(f"{name}: perplexity | KL, mean | KL, 99 % | same top" for name in models)
-    lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 4 * len(models)) + "|"]
+    heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
+    lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]
     first = next(iter(models.values()))["rows"]
     for form, row in first.items():
         cells = [form, f"{row['bits']:.3g}", "" if row["error"] is None else f"{row['error']:.2g}"]
         for model in models.values():
             found = model["rows"].get(form)
-            cells += _cells(found) if found else [""] * 4
+            cells += _cells(found) if found else [""] * 3
         lines.append(f"| {' | '.join([*cells, _ratio(report['decoding'], form)])} |")
     return "\n".join(lines) + "\n"
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
-    kl = [f"{row[key]:.2g}" for key in ("mean", "p99")]
-    return [f"{row['perplexity']:.4f}", *kl, f"{100 * row['same_top']:.1f} %"]
+    return [f"{row['perplexity']:.4f}", f"{row['mean']:.2g}", f"{100 * row['same_top']:.1f} %"]
 
 
 def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
-    """A form's speed over that of float32 in the same round.
+    """A form's speed over that of float32 in the same round; or the form that it runs as.
 
-    >>> _ratio({"float32": [10.0, 20.0, 10.0], "q4": [20.0, 60.0, 20.0]}, "q4")
-    '2.0 (2.0 to 3.0)'
+    >>> rates = {"float32": [10.0, 20.0, 10.0], "q4": [20.0, 60.0, 20.0], "nf4": [9.0, 16.0, 9.0]}
+    >>> [_ratio(rates, form) for form in ("q4", "nf4", "gptq")]
+    ['2.0 (2.0 to 3.0)', 'slower: 0.9 (0.8 to 0.9)', 'as q4']
     """
-    if not decoding.get(form):
+    if form in DECODED_AS and decoding:
+        return f"as {DECODED_AS[form]}"
+    if form not in decoding or form == "float32":
         return ""
     each = [a / b for a, b in zip(decoding[form], decoding["float32"], strict=True)]
-    return f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})"
+    text = f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})"
+    return text if statistics.median(each) >= 1 else f"slower: {text}"
 
 
 @click.command(help=__doc__)
-@click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Of each model's own text.")
+@click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Of each model's, at least.")
 @click.option("--rounds", type=click.IntRange(0), default=5, show_default=True, help="Of decoding; 0: none.")
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
 @click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
@@ -223,6 +199,7 @@ def main(tokens: int, rounds: int, shape: str, kept: Path):
         "machine": about(),
         "models": {name: predictions(name, *place, tokens=tokens) for name, place in models.items()},
         "shape": shape,
+        "after": AFTER,
         "decoding": speeds(shape, rounds=rounds),
     }
     write_report(report, kept)

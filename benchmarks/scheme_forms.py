@@ -1,0 +1,108 @@
+"""A model in every form that there is here: whole, in each scheme, calibrated, as GGUF files would hold it."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Int
+
+from model.calibration import calibrated
+from model.calibration_methods import METHODS
+from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.checkpoints.codes import is_matrix, quantised
+from model.evaluation_by_tensor import relative_error
+from reference.quantizers import ggml
+from reference.quantizers.schemes import SCHEMES
+
+GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # in blocks of 32, which small models have whole rows of
+INT8 = {"emulate_activations": "int8"}
+
+
+class Form(NamedTuple):
+    """A model as a scheme has it, and how it runs."""
+
+    name: str
+    checkpoint: Checkpoint
+    options: Mapping[str, Any]  # of `load_backend`; none: the weights alone differ
+    scaled: bool = False  # whether a scheme moved scales between matrices, so that weights cannot be compared
+
+
+def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[Form]:
+    """Of a model whose matrices are floats, one at a time; `windows` are what AWQ, GPTQ and SmoothQuant see."""
+    yield Form("float32", changed(base, lambda w: w.astype(np.float32)), {})
+    yield Form("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
+    for name in SCHEMES:
+        yield Form(name, quantised(base, name), {})
+    for method in METHODS:
+        made = in_memory(calibrated(base, windows, method=method))
+        options = INT8 if method == "smoothquant" else {}
+        yield Form(method, made, options, scaled=METHODS[method].factors is not None)
+    for type in GGML:
+        if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(base).values()):
+            yield Form(f"GGUF {type}", in_type(base, type), {})
+    yield Form("q8_row, int8 activations", quantised(base, "q8_row"), INT8)
+    yield Form("q8, activations q8_0", quantised(base, "q8"), {"emulate_activations": "q8_0"})
+    yield Form("float32, cache int8", changed(base, lambda w: w.astype(np.float32)), {"cache": "int8"})
+
+
+def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """What schemes are for."""
+    return {name: tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)}
+
+
+def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], **fields: Any) -> Checkpoint:
+    """The model with other matrices, of another dtype perhaps."""
+
+    def tensor(old: Tensor) -> Tensor:
+        new = change(old.read())
+        return old._replace(read=lambda: new, dtype=new.dtype, **fields)
+
+    new = {name: tensor(old) for name, old in matrices(checkpoint).items()}
+    return replace(checkpoint, tensors={**checkpoint.tensors, **new})
+
+
+def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
+    """The model with the weights that a GGUF file of that type would hold."""
+
+    def rounded(weights: np.ndarray) -> np.ndarray:
+        return ggml.decode(ggml.encode(weights.astype(np.float32), type), type).astype(np.float32)
+
+    return changed(checkpoint, rounded, type=type)
+
+
+def in_memory(checkpoint: Checkpoint) -> Checkpoint:
+    """The model whose tensors are all read, in order: calibration begins anew for who goes back."""
+
+    def tensor(old: Tensor) -> Tensor:
+        values, codes = old.read(), old.codes
+        if codes:
+            parts = list(codes.parts())
+            codes = codes._replace(parts=lambda: iter(parts))
+        return old._replace(read=lambda: values, codes=codes)
+
+    return replace(checkpoint, tensors={name: tensor(old) for name, old in checkpoint.tensors.items()})
+
+
+def bits(checkpoint: Checkpoint) -> float:
+    """Of a weight, scales included, over all matrices."""
+    each = matrices(checkpoint).values()
+
+    def bits_of(tensor: Tensor) -> float:
+        if tensor.type in ggml.TYPES:
+            kind = ggml.TYPES[tensor.type]
+            return 8 * kind.bytes / kind.weights * math.prod(tensor.shape)
+        return 8 * tensor.bytes
+
+    return sum(map(bits_of, each)) / sum(math.prod(tensor.shape) for tensor in each)
+
+
+def weight_error(base: Checkpoint, checkpoint: Checkpoint) -> float:
+    """`relative_error` of all matrices together."""
+
+    def flat(model: Checkpoint) -> np.ndarray:
+        return np.concatenate([tensor.read().astype(np.float64).ravel() for tensor in matrices(model).values()])
+
+    return relative_error(flat(base), flat(checkpoint))
