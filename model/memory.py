@@ -15,10 +15,12 @@ from model.quantised import Quantised
 from reference.config import Config
 
 # On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
-# of which some is never given back. As seen with jax 0.12 on Linux, for models of 2 to 24 layers.
+# of which some is never given back. `python -m benchmarks.process_memory` measures them, for models of 2, 8 and 24
+# layers; what they make of each is within 40 MB of benchmarks/results/process-memory.json (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
-COMPILING = (270_000_000, 1_000_000)  # for a model, and for each of its layers
-PROGRAMS = (105_000_000, 6_000_000)
+COMPILING = (230_000_000, 4_000_000)  # for a model, and for each of its layers
+PROGRAMS = (100_000_000, 4_000_000)
+DECODING = 3_500_000  # for each layer more, where matrices are quantised: what decodes them is code, too
 
 
 class Memory(NamedTuple):
@@ -62,13 +64,14 @@ def memory_of(
     chunk = min(chunk, context)
     capacity = context + chunk  # the last chunk of a prompt is padded
     layers = config.layers
+    a_layer = PROGRAMS[1] + (DECODING if _matrices(params) else 0)
     on_cpu = platform == "cpu"
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
         activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity),
         logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
-        process=PROCESS + PROGRAMS[0] + layers * PROGRAMS[1] if on_cpu else 0,
+        process=PROCESS + PROGRAMS[0] + layers * a_layer if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * COMPILING[1] if on_cpu else 0,
     )
 
@@ -79,14 +82,15 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
     scores = 2 * tokens * config.heads * span  # and probabilities
     rows = 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
-    matrices = [leaf for leaf in jax.tree.leaves(params.layers, is_leaf=_quantised) if _quantised(leaf)]
-    decoded = max((min(len(m.codes) * m.cols, MOST_DECODED) for m in matrices), default=0)
+    decoded = max((min(len(m.codes) * m.cols, MOST_DECODED) for m in _matrices(params)), default=0)
     stream = 4 * tokens * config.dim
     return 4 * (stream + max(scores + rows, hidden + 2 * decoded))
 
 
-def _quantised(leaf: object) -> bool:
-    return isinstance(leaf, Quantised)
+def _matrices(params: Params) -> list[Quantised]:
+    """Those of the layers that are quantised."""
+    leaves = jax.tree.leaves(params.layers, is_leaf=lambda leaf: isinstance(leaf, Quantised))
+    return [leaf for leaf in leaves if isinstance(leaf, Quantised)]
 
 
 def available_bytes() -> int:

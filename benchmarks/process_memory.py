@@ -1,0 +1,121 @@
+"""What a process takes beside its arrays on a CPU, while it compiles a model and while it runs one.
+
+    python -m benchmarks.process_memory --json benchmarks/results/process-memory.json
+
+`model.memory` plans with what this finds. Each model is loaded in a process of its own, with an empty cache of compiled
+programs; its arrays are small, and what `memory_of` says of them is taken off.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.growth import slope
+from benchmarks.report import Column, Row, table, write_report
+
+LAYERS = (2, 8, 24)
+SCHEMES = (None, "q8", "q4")
+COLUMNS = (
+    Column("layers", "layers", "d"),
+    Column("matrices in", "quantize"),
+    Column("started, MB", "started", ",.0f", 1e-6),
+    Column("compiling, MB", "compiling", ",.0f", 1e-6),
+    Column("running, MB", "running", ",.0f", 1e-6),
+)
+
+
+def measured(layers: int, quantize: str | None) -> Row:
+    """What this process takes: once JAX has started, and on top of that at most while it compiles and while it runs.
+
+    Of the latter the arrays are taken off. `/proc/self/clear_refs` lowers the high-water mark in between.
+    """
+    import jax
+    import numpy as np
+
+    from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+    from model.checkpoints.codes import quantised
+    from model.jax_backend import prompt_chunk
+    from model.llama import load_backend
+    from model.memory import memory_of
+    from model.options import SamplingOptions
+    from model.params import abstract_params
+    from model.session import Session
+    from reference.config import Config
+
+    config = Config(256, layers, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
+    number = np.float32(2**-8)
+    tensors = {
+        name: Tensor(shape, number.dtype, lambda shape=shape: np.broadcast_to(number, shape))
+        for name, shape in tensor_shapes(config).items()
+    }
+    checkpoint = Checkpoint("constant", "memory", config, tensors, bos=None, stops=frozenset())
+    tensors = (quantised(checkpoint, quantize) if quantize else checkpoint).tensors
+    arrays = memory_of(
+        abstract_params(config, dtype=number.dtype, positions=1, tensors=tensors), config,
+        batch=1, context=config.context, chunk=prompt_chunk(), platform="gpu", cache_dtype=number.dtype,
+    )  # fmt: skip
+    jax.devices()
+    started = _resident("VmRSS")
+    backend = load_backend(checkpoint, quantize=quantize)
+    compiling = _resident("VmHWM")
+    Path("/proc/self/clear_refs").write_text("5")
+    session = Session(backend, vocab=config.vocab)
+    prompt = [1] * (config.context - backend.burst)
+    for _ in session.bursts(prompt, max_new_tokens=backend.burst, options=SamplingOptions(), seed=0, stops=frozenset()):
+        pass
+    return {
+        **{"layers": layers, "quantize": quantize, "started": started},
+        **{"compiling": compiling - started, "running": _resident("VmHWM") - started - arrays.peak},
+    }
+
+
+def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
+    """Bytes for a model, and for each of its layers: the line nearest to the rows.
+
+    >>> fitted([{"layers": 2, "running": 9.0}, {"layers": 4, "running": 13.0}], "running")
+    (5.0, 2.0)
+    """
+    a_layer = slope([(row["layers"], row[key]) for row in rows])
+    return sum(row[key] - a_layer * row["layers"] for row in rows) / len(rows), a_layer
+
+
+def _resident(mark: str) -> int:
+    """Bytes of memory in use: VmRSS now, VmHWM at most."""
+    found = re.search(rf"{mark}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+def _in_a_process_of_its_own(layers: int, quantize: str | None) -> Row:
+    words = [sys.executable, "-m", "benchmarks.process_memory", "--only", str(layers), quantize or ""]
+    return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def main(arguments: Sequence[str] | None = None):
+    """The command line: of this process where `arguments` is None."""
+    parser = argparse.ArgumentParser(description="What a process takes beside its arrays on a CPU.")
+    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="of the models")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every figure, with the machine and versions")
+    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.only:
+        print(json.dumps(measured(int(options.only[0]), options.only[1] or None)))
+        return
+    rows = [_in_a_process_of_its_own(layers, scheme) for scheme in SCHEMES for layers in options.layers]
+    print(table(COLUMNS, rows))
+    for scheme in SCHEMES:
+        for key in ("compiling", "running"):
+            fixed, a_layer = fitted([row for row in rows if row["quantize"] == scheme], key)
+            print(f"{key} {scheme or 'float32'}: {fixed / 1e6:,.0f} MB, and {a_layer / 1e6:,.1f} MB a layer")
+    if options.json:
+        from benchmarks.machine import about
+
+        write_report({"about": about(), "rows": rows}, options.json)
+
+
+if __name__ == "__main__":
+    main()
