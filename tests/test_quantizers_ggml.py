@@ -43,9 +43,31 @@ def test_every_type_has_goldens():
 
 @pytest.mark.parametrize("name", sorted(set(TYPES) - set(SUPERBLOCKS)))
 def test_bytes_are_those_of_ggml(name):
-    for key, text in GOLDENS["quantized"][name].items():
-        np.testing.assert_array_equal(ggml.encode(golden_weights(key), name)[0], read(text), err_msg=key)
-    assert len(GOLDENS["quantized"][name]) >= 10
+    goldens = GOLDENS["quantized"][name]
+    for key, text in goldens.items():
+        if key not in too_large(name):
+            np.testing.assert_array_equal(ggml.encode(golden_weights(key), name)[0], read(text), err_msg=key)
+    assert {"one outlier, 1, 0", "normal, 3, -20", "normal, 3, 20"} <= goldens.keys()
+
+
+def too_large(name: str) -> list[str]:
+    """Goldens with a scale or a minimum that C has made infinite."""
+
+    def finite(text: str) -> bool:
+        with np.errstate(invalid="ignore"):
+            return bool(np.isfinite(ggml.decode(read(text)[None], name)).all())
+
+    return [key for key, text in GOLDENS["quantized"][name].items() if not finite(text)]
+
+
+@pytest.mark.parametrize("name", sorted(TYPES))
+def test_what_c_makes_infinite_is_refused(name):
+    """Weights of a million are beyond 8 or 16 times 65504, more so for types that keep the largest or the least."""
+    beyond = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", *TERNARY)
+    assert too_large(name) == (["normal, 3, 20"] if name in beyond else [])
+    for key in too_large(name):
+        with pytest.raises(ValueError, match="float16 ends at 65504"):
+            ggml.encode(golden_weights(key), name)
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
@@ -61,6 +83,8 @@ def test_the_search_is_no_worse_than_ggmls(name):
     """On the whole: two searches that minimise different sums win here and there."""
     ours = theirs = 0.0
     for key, text in GOLDENS["quantized"][name].items():
+        if key in too_large(name):
+            continue
         w = golden_weights(key)
         ours += np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) / np.mean(w**2)
         theirs += np.mean((ggml.decode(read(text)[None], name) - w) ** 2) / np.mean(w**2)

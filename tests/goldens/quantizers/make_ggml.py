@@ -28,13 +28,14 @@ SUPERBLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 PYTHON_QUANTISES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
 CASES = [
     *(Weights(kind, seed=1) for kind in ("normal", "shifted", "student", "outliers", "equal", "lonely", "zero")),
-    *(Weights(kind, seed=1) for kind in ("halves", "wide halves", "uniform")),
+    *(Weights(kind, seed=1) for kind in ("halves", "wide halves", "uniform", "one outlier")),
     Weights("denormal", seed=2),
-    Weights("normal", seed=3, exponent=-20),
+    Weights("normal", seed=3, exponent=-20),  # about 1e-6
     Weights("normal", seed=3, exponent=-12),
     Weights("normal", seed=3, exponent=12),
+    Weights("normal", seed=3, exponent=20),  # about 1e6: beyond the scales of some types, which C leaves infinite
 ]
-LARGE = Weights("normal", seed=3, exponent=20)  # beyond the scales of most types
+OF_SUPERBLOCKS = ("normal", "shifted", "student", "outliers", "one outlier")  # of these all sizes
 UNDEFINED = [("MXFP4", "denormal")]  # a negative float becomes an unsigned byte
 
 
@@ -111,8 +112,7 @@ def main() -> None:
     quantized: dict[str, dict[str, str]] = {}
     dequantized: dict[str, dict[str, str]] = {}
     for name in TYPES + SUPERBLOCKS:
-        cases = CASES if name in TYPES else CASES[:4]
-        cases = [*cases, LARGE] if name in ("Q8_0", "MXFP4") else cases
+        cases = [case for case in CASES if name in TYPES or case.kind in OF_SUPERBLOCKS]
         quantized[name] = {}
         for weights in cases:
             w = weights(1, COLS)

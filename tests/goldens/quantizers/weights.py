@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 KINDS = (
-    *("normal", "uniform", "student", "outliers", "shifted", "equal", "lonely", "denormal", "zero"),
+    *("normal", "uniform", "student", "outliers", "one outlier", "shifted", "equal", "lonely", "denormal", "zero"),
     *("halves", "wide halves", "near ties"),
 )
 
@@ -35,6 +35,10 @@ class Weights:
                 w = random.standard_t(2, shape)
             case "outliers":  # a few, 64 times larger
                 w[random.uniform(size=shape) < 1 / 32] *= 64
+            case "one outlier":  # of each 32, 64 times as large as the others are
+                at = np.arange(0, w.size, 32) + random.randint(0, 32, -(-w.size // 32))
+                at = at[at < w.size]
+                w.flat[at] = np.copysign(64, w.flat[at])
             case "shifted":  # nearly all of one sign
                 w += 4
             case "equal":
