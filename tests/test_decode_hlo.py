@@ -61,6 +61,9 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
         assert "kind=kLoop" in line  # one vectorised loop, not a kernel of YNNPACK
         (cores,) = re.findall(r'"outer_dimension_partitions":\["(\d+)"\]', line)
         assert int(cores) > 1
+    # Partial sums, too, are written and read again: of 512 columns in one block, of 1408 in two.
+    blocks = [int(n) for line in products for n in re.findall(r"f32\[\d+,(\d+),16\]\S* fusion", line)]
+    assert sorted(blocks) == [1] * 4 + [2]
     # A weight that is converted, decoded or copied, in the loop or before it, would be as large as a matrix.
     copied = [(name, kind) for name, kind, numbers in written(hlo) if numbers >= SMALLEST and kind not in PASSED_ON]
     assert copied == []
