@@ -1,6 +1,8 @@
 """`benchmarks/peers.py`: engines are asked in turn, and ratios are of the same round. What others say is not tested."""
 
 import doctest
+import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +68,23 @@ def test_ours_answers_as_generate_runs(tmp_path: Path):
     told = one.decode(5)
     assert len(told["ids"]) == 6 and told["seconds"] > 0
     assert one.decode(5)["ids"] == told["ids"]
+
+
+def test_a_tiny_run_shows_that_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(peers, "OURS", ("float32",))
+    monkeypatch.setattr(peers, "LLAMA_CPP", {})  # where this Python has it
+    monkeypatch.setattr(peers, "PAUSE", 0)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests want all of them
+    kept = tmp_path / "kept.json"
+    peers.main.main(["--tiny", "--rounds", "1", "--json", str(kept)], standalone_mode=False)
+    report = json.loads(kept.read_text())
+    assert report["model"]["tiny"]
+    found = {name: len(rates["decode"]) for name, rates in report["rates"].items()}
+    assert found == {"ours float32": 1, "the floor": 1}
+    assert [(row["ours"], row["to"]) for row in report["ratios"]] == [("ours float32", "the floor")]
+    assert "| ours float32 | the floor | " in capsys.readouterr().out
 
 
 def test_examples():

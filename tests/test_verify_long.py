@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks import no_false_alarms
 from benchmarks.no_false_alarms import EXAMPLES, finished, jobs
 from verify.catalogue import CONTRACTS
 
@@ -33,3 +34,18 @@ def test_what_is_done_is_not_run_again(tmp_path):
     log.write_text("\n".join(lines) + "\n")
     assert finished(log, examples=None) == {("m:done", "float32")}
     assert finished(log, examples=100) == {("m:done", "float32"), ("m:fewer", "float32")}
+
+
+def test_it_runs_logs_and_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    one = [job for job in jobs("numpy") if job.op == "add"]
+    monkeypatch.setattr(no_false_alarms, "jobs", lambda group: one)
+    log, rows = tmp_path / "log.jsonl", []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            no_false_alarms.main(["numpy", "--examples", "2", "--log", str(log)])
+        assert ended.value.code == 0
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [row["outcome"] for row in rows] == ["within bounds"] * len(rows)
+        assert {row["candidate"] for row in rows} == {job.candidate for job in one}
+        assert len({(row["candidate"], row["dtype"]) for row in rows}) == len(rows)  # none twice
+    assert capsys.readouterr().out.count("within bounds") == len(rows)
