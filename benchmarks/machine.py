@@ -139,7 +139,9 @@ def reading_in_words(folder: Path | None, *, bytes: float, seconds: float) -> st
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
     """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
     sizes = sizes or SIZES[jax.default_backend()]
-    buffers = [random_numbers(seed, SLICES, sizes.bytes // (4 * SLICES), dtype="float32") for seed in (0, 1)]
+    # Each slice the same: on a CPU to draw them all takes longer than all that is measured.
+    drawn = random_numbers(0, 1, sizes.bytes // (4 * SLICES), dtype="float32")
+    buffers = [jnp.tile(drawn, (SLICES, 1)) for _ in range(2)]
     # From one buffer to the other: memory that is new each time would have to be mapped first.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
     # A sum that is kept elementwise runs on all cores of a CPU, where a reduction would run on one.
