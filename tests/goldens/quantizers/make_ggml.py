@@ -95,9 +95,9 @@ def key(weights: Weights) -> str:
     return f"{weights.kind}, {weights.seed}, {weights.exponent}"
 
 
-def random_blocks(name: str, size: int, count: int) -> np.ndarray:
+def random_blocks(name: str, size: int, count: int, *, seed: int | None = None) -> np.ndarray:
     """Any bytes, but scales and minima that are finite numbers of float16, both normal and not."""
-    random = np.random.RandomState(zlib.crc32(name.encode()))
+    random = np.random.RandomState(zlib.crc32(name.encode()) if seed is None else seed)
     blocks = random.randint(0, 256, (count, size)).astype(np.uint8)
     at = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K": [0, 2]}
     at |= {"Q3_K": [108], "Q6_K": [208], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": []}

@@ -1,0 +1,72 @@
+"""libggml itself, and llama.cpp on it, beside their definition here, on weights and files that no golden has.
+
+It runs in the first Python that has llama_cpp and gguf, of those that LLAMASPEC_OTHER_PYTHON names.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.checkpoints import open_checkpoint
+from model.convert import convert
+from model.llama import load_backend
+from reference.quantizers import ggml
+from reference.quantizers.ggml import TYPES
+from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks
+from tests.goldens.quantizers.make_ggml import TYPES as EXACT
+from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.libggml import Libggml, libggml
+from tests.test_gguf_goldens import distance
+from tests.test_verify_others import python_with
+
+weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 20))
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Libggml]:
+    python = python_with("gguf, llama_cpp")
+    if not python:
+        pytest.skip("needs a Python with llama_cpp and gguf: set LLAMASPEC_OTHER_PYTHON")
+    with libggml(python) as process:
+        yield process
+
+
+@given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
+def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
+    """Or a scale is beyond float16, which C leaves infinite and the definition refuses."""
+    if (name, weights.kind) in UNDEFINED:
+        return
+    w = weights(rows, 256 * blocks)
+    theirs = live.quantize(w, name)
+    try:
+        ours = ggml.encode(w, name)
+    except ValueError as error:
+        assert "float16 ends at 65504" in str(error)
+        with np.errstate(invalid="ignore"):
+            assert not np.isfinite(ggml.decode(theirs, name)).all()
+        return
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@given(name=st.sampled_from([*EXACT, *SUPERBLOCKS]), seed=st.integers(0, 2**32 - 1))
+def test_weights_are_those_of_ggml(live, name, seed):
+    """ggml reads in float32: the exact number, rounded once."""
+    kind = TYPES[name]
+    blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
+    exact = ggml.decode(blocks.reshape(1, -1), name)[0]
+    with np.errstate(over="ignore"):  # MXFP4's powers of two go further
+        np.testing.assert_array_equal(live.dequantize(blocks, name), exact.astype(np.float32))
+
+
+@pytest.mark.parametrize("form", ["float32", "q8_0"])
+def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form):
+    """Where activations are rounded, at the first position: later ones see numbers that are at a tie."""
+    path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
+    quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
+    convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
+    ours = load_backend(open_checkpoint(path), backend="reference", emulate_activations=emulate).logits(ids)
+    each = [distance(a, b) for a, b in zip(ours, live.logits(path, ids), strict=True)]
+    assert max(each if form == "float32" else each[:1]) < 1e-5
