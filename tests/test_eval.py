@@ -24,6 +24,7 @@ from model.text import read_text
 from model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
+from tests.strategies import seeds
 from tests.test_cli import assert_refused
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "eval.json").read_text())
@@ -77,8 +78,35 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
     each = (a * np.log(a / b)).sum(axis=-1)
     assert result.divergence.mean == pytest.approx(each.mean())
     assert result.divergence.median == pytest.approx(np.median(each))
+    assert result.divergence.p99 == pytest.approx(np.quantile(each, 0.99))
     assert result.divergence.most == pytest.approx(each.max())
     assert result.divergence.same_top == np.mean(a.argmax(axis=-1) == b.argmax(axis=-1))
+
+
+class Counting:
+    """A model whose predictions depend on how many tokens it has read, and on nothing else."""
+
+    def __init__(self, logits: np.ndarray):
+        self.table = logits
+
+    def logits_in_parts(self, ids, *, after=0):
+        yield self.table[after : len(ids)]
+
+    def with_weights(self, checkpoint):
+        raise NotImplementedError
+
+
+@given(seed=seeds, tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
+def test_a_token_is_predicted_from_all_before_it_in_its_window(seed, tokens, context, data):
+    stride = data.draw(st.integers(1, context - 1))
+    rng = np.random.default_rng(seed)
+    model, ids = Counting(rng.normal(size=(context, 7))), rng.integers(0, 7, tokens).tolist()
+    log_p = model.table - np.log(np.exp(model.table).sum(axis=-1, keepdims=True))
+    read = [t - w.begin for w in windows(tokens, context=context, stride=stride) for t in range(w.scored, w.end)]
+    losses = [-log_p[count - 1, id] for count, id in zip(read, ids[1:], strict=True)]
+    found = evaluate(model, Text(ids, tokens), context=context, stride=stride)
+    assert found.loss == pytest.approx(np.mean(losses))
+    assert found.tokens == tokens - 1
 
 
 def test_a_model_is_no_distance_from_itself():
