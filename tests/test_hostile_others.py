@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests import families, llama2c_files
+from tests import families, llama2c_files, test_bad_checkpoints, test_bad_huggingface
 from tests.llama2c_files import Sizes
 from tests.refusals import load, refusal
 from tests.test_bad_huggingface import NORM, header_of, write_raw
@@ -157,8 +157,10 @@ def test_scales_of_zero_are_weights_of_zero(tmp_path):
 
 
 def test_the_corpora_are_large_enough():
-    safetensors = len(HEADERS) + len(SHAPES)
-    assert safetensors >= 15 and len(LLAMA2C) >= 30
+    """30 files of each format at the least, without those that Hypothesis makes (`test_hostile_mutations`)."""
+    safetensors = (HEADERS, SHAPES, test_bad_huggingface.ENTRIES, test_bad_huggingface.JSONS)
+    assert sum(map(len, safetensors)) >= 60
+    assert len(LLAMA2C) + sum(map(len, test_bad_checkpoints.LLAMA2C_CUTS.values())) >= 45
     assert Sizes().dim == 16  # of which the offsets above make use
 
 
