@@ -79,6 +79,7 @@ class Plan(NamedTuple):
     cache: str  # dtype
     context: int
     batch: int
+    experts: int  # of a layer, that tokens choose from; 0 where there are none
     device: Device
     memory: Memory
     work: list[Work]
@@ -90,7 +91,7 @@ class Plan(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {
             **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
-            **{"context": self.context, "batch": self.batch},
+            **{"context": self.context, "batch": self.batch, "experts": self.experts},
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
             "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
             "work": [work.as_json() for work in self.work],
@@ -116,7 +117,7 @@ def make_plan(
 
     chunk, platform = CHUNK[device.platform], device.platform
     return Plan(
-        *(name, dtype, quantize, cache.name, context, batch, device),
+        *(name, dtype, quantize, cache.name, context, batch, config.experts, device),
         memory=memory_of(
             params, config, batch=batch, context=context, chunk=chunk, platform=platform, cache_dtype=cache
         ),
@@ -158,4 +159,7 @@ def as_text(plan: Plan) -> str:
             f"{work.what:10}{work.after:8,}{row['flops_per_token'] / 1e6:14,.2f}{row['bytes_per_token'] / 1e6:14,.3f}"
             f"{row['flops_per_byte']:12,.1f}{row['tokens_per_second']:12,.1f}  {work.waits_for}"
         )
-    return "\n".join([*lines, "FLOP and bytes are those of a token."]) + "\n"
+    lines.append("FLOP and bytes are those of a token.")
+    if plan.experts:
+        lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
+    return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -28,6 +29,7 @@ from tests.random_models import random_checkpoint
 FLOAT32 = np.dtype(np.float32)
 WIDE = Config(512, 4, 8, 4, 64, 1376, vocab=16_000, context=2048, eps=1e-5, theta=1e4)
 HEAVY = Config(1024, 2, 16, 8, 64, 2816, vocab=48_000, context=256, eps=1e-5, theta=1e4)
+SMALL = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4)
 
 WRITE = """
 import sys
@@ -136,6 +138,22 @@ def test_several_sequences_share_the_weights_and_nothing_else():
         assert together.cost.intensity >= alone.cost.intensity
 
 
+def test_experts_that_tokens_choose_are_read_and_how_many_is_told():
+    config = replace(SMALL, experts=8, experts_per_token=2)
+    shapes = abstract_params(config, dtype=FLOAT32, positions=1)
+    expert = config.layers * 3 * config.ffn * config.dim * 4
+    read = []
+    for batch in (1, 2):
+        plan = make_plan("m", shapes, config, DEVICES["l4"], context=128, batch=batch, quantize=None)
+        cached = 2 * config.layers * config.kv_heads * config.head_dim * 4
+        read.append(plan.work[1].cost.bytes - batch * (cached + config.dim * 4))
+        assert "Of 8 experts, those are read that tokens choose which choose evenly." in as_text(plan)
+    assert read[1] - read[0] == pytest.approx(1.5 * expert)  # 2 for one token, 3.5 for two
+    shapes = abstract_params(SMALL, dtype=FLOAT32, positions=1)
+    plain = make_plan("m", shapes, SMALL, DEVICES["l4"], context=128, batch=2, quantize=None)
+    assert "experts" not in as_text(plain)
+
+
 def test_a_cache_of_int8_is_half_of_bfloat16_and_its_scales(run):
     narrow, plain = (
         json.loads(run("inspect", "--plan", "--shape", "llama-3.1-8b", "--device", "h200", "--json", *cache)[1])
@@ -149,7 +167,7 @@ def test_a_cache_of_int8_is_half_of_bfloat16_and_its_scales(run):
 
 
 def test_arrays_and_their_shapes_cost_the_same():
-    config = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4, tied=True)
+    config = replace(SMALL, tied=True)
     shapes = abstract_params(config, dtype=FLOAT32, positions=128)
     arrays = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
     assert decode_cost(shapes, config, position=7, batch=2) == decode_cost(arrays, config, position=7, batch=2)
@@ -192,8 +210,7 @@ def test_a_plan_fits_where_loading_would_go_on():
 @pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float32])
 def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(stored: type, monkeypatch: pytest.MonkeyPatch):
     """Of a model that is quantised in part, what is not decides; codes have no dtype of their own."""
-    config = Config(64, 1, 4, 2, 16, 128, vocab=96, context=64, eps=1e-5, theta=1e4)
-    checkpoint = quantised(random_checkpoint(config, seed=0, dtype=stored), "q8")
+    checkpoint = quantised(random_checkpoint(SMALL, seed=0, dtype=stored), "q8")
     monkeypatch.setattr(model_suite, "open_checkpoint", lambda path: checkpoint)
     for platform, dtype in (("cpu", "float32"), ("gpu", np.dtype(stored).name)):
         subject = choose_subject(model="m", shape=None, dtype=None, quantize=None, platform=platform)
