@@ -24,7 +24,7 @@ from model.text import read_text
 from model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
-from tests.strategies import seeds
+from tests.strategies import roundoff, seeds
 from tests.test_cli import assert_refused
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "eval.json").read_text())
@@ -114,6 +114,17 @@ def test_a_model_is_no_distance_from_itself():
     result = compare(model, model, Text([0, 1, 2, 3, 4], 5), context=4)
     assert result.model == result.base
     assert result.divergence == (0, 0, 0, 0, 1)
+
+
+def test_what_all_logits_of_a_position_share_does_not_matter():
+    rng = np.random.default_rng(0)
+    table, text = rng.normal(size=(5, 5)), Text([0, 1, 2, 3, 4], 5)
+    moved = table + 1e4 * rng.normal(size=(5, 1))
+    found = compare(Bigrams(moved), Bigrams(table), text, context=4)
+    # Each logit is rounded as it is moved, and so is the largest, which is taken from it.
+    bound = 2 * roundoff(np.float64) * np.abs(moved).max()
+    assert abs(found.model.loss - found.base.loss) <= 2 * bound
+    assert found.divergence.most <= 2 * bound
 
 
 def test_weights_that_overflow_are_reported():
