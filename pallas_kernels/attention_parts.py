@@ -12,10 +12,9 @@ from jaxtyping import Array
 from pallas_kernels.attention_combine import attention_combine
 from pallas_kernels.attention_split import SplitAttention
 from pallas_kernels.attention_split_float32 import SplitAttentionFloat32
-from pallas_kernels.compat import Target
+from pallas_kernels.compat import PROCESSORS, Target
 from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 
-PROCESSORS = 132  # of an H200; each runs two blocks at once, with rings of RING_BYTES
 RING_BYTES = 96 * 1024
 MOST_SPLITS = 32
 

@@ -14,6 +14,7 @@ from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MAX_SHARED_MEMORY = 227 * 1024  # bytes that a thread block may have on sm_90
+PROCESSORS = 132  # of an H200
 LANES = 32  # threads in a warp
 WARPS = 4  # warps in a warpgroup
 THREADS = WARPS * LANES  # a thread block is one warpgroup, unless a kernel says otherwise

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import MAX_SHARED_MEMORY, Target, current_target
+from pallas_kernels.compat import MAX_SHARED_MEMORY, PROCESSORS, Target, current_target
 from pallas_kernels.wgmma import matrices
 
 WORKERS = 2  # warpgroups that compute
@@ -147,13 +147,13 @@ def _gemm(x, w, *, out: np.dtype, tile: GemmTile, target: Target):
 
 
 def tile_of(seq: int, rows: int, out: np.dtype) -> GemmTile:
-    """Wide tiles, which read less, unless narrow ones share the work so evenly among 132 processors that it pays.
+    """Wide tiles, which read less, unless narrow ones share the work so evenly among the processors that it pays.
 
     >>> tile_of(4096, 28672, np.dtype(jnp.bfloat16)), tile_of(512, 4096, np.dtype(jnp.bfloat16))
     (GemmTile(rows=256, stages=4), GemmTile(rows=128, stages=5))
     """
     blocks = pl.cdiv(seq, WORKERS * HEIGHT)
-    wide, narrow = (pl.cdiv(blocks * pl.cdiv(rows, width), 132) * width for width in (256, 128))
+    wide, narrow = (pl.cdiv(blocks * pl.cdiv(rows, width), PROCESSORS) * width for width in (256, 128))
     if rows % 256 == 0 and wide <= 1.1 * narrow:
         return GemmTile(256, 4 if out.itemsize == 2 else 3)
     return GemmTile(128 if rows % 128 == 0 else 64, 5)

@@ -3,8 +3,8 @@ r"""A matrix times one to eight vectors: y = W x, with a norm of x before and a 
     x_b <- x_b g / rms(x_b)          (with a norm g)
     y_b = W x_b (+ bias) (+ r_b)
 
-A thread block owns a few rows of W and multiplies them by all vectors; the loop is `row_product.py`'s, or, where W is
-codes with scales, `quantised_product.py`'s.
+A thread block multiplies a few rows of W at once by all vectors; the loop is `row_product.py`'s, or, where W is codes
+with scales, `quantised_product.py`'s.
 """
 
 from functools import partial
@@ -68,26 +68,40 @@ def _gemv(w, x, norm, bias, residual, *, product, eps: float, out: np.dtype, tar
         weight_refs, x_ref = [refs.pop(0) for _ in weight], refs.pop(0)
         norm_ref, bias_ref, residual_ref = (refs.pop(0) if a is not None else None for a in (norm, bias, residual))
         (y_ref,) = refs
-        start = pl.multiple_of(lax.axis_index("rows") * product.rows, 8)
-        dots = product.run(weight_refs, [start], x_ref, norm_ref, staged, target, eps=eps)
-        target.let_next_start()
-        mine = pl.ds(start, product.rows)
-        for b, (y,) in enumerate(dots):
-            if bias_ref is not None:
-                y = y + product.load_rows(bias_ref.at[mine])
-            if residual_ref is not None:
-                y = y + product.load_rows(residual_ref.at[b, mine])
-            y_smem[b][...] = y.astype(out)
-        plgpu.commit_smem()
-        for b in range(batch):
-            plgpu.copy_smem_to_gmem(y_smem[b], y_ref.at[b, mine])
-        plgpu.wait_smem_to_gmem(0)
+
+        def rows_of(tile):
+            return pl.multiple_of(tile * product.rows, 8)
+
+        def finish(tile, dots):
+            mine = pl.ds(rows_of(tile), product.rows)
+            for b, (y,) in enumerate(dots):
+                if bias_ref is not None:
+                    y = y + product.load_rows(bias_ref.at[mine])
+                if residual_ref is not None:
+                    y = y + product.load_rows(residual_ref.at[b, mine])
+                y_smem[b][...] = y.astype(out)
+            plgpu.commit_smem()
+            for b in range(batch):
+                plgpu.copy_smem_to_gmem(y_smem[b], y_ref.at[b, mine])
+            plgpu.wait_smem_to_gmem(0)
+
+        product.run(
+            lax.axis_index("block"),
+            weight_refs,
+            lambda tile: [rows_of(tile)],
+            x_ref,
+            norm_ref,
+            staged,
+            target,
+            eps=eps,
+            finish=finish,
+        )
 
     kernel = target.kernel(
         gemv,
         out_type=jax.ShapeDtypeStruct((batch, rows), out),
-        grid=(rows // product.rows,),
-        grid_names=("rows",),
+        grid=(product.blocks,),
+        grid_names=("block",),
         scratch_types={
             "staged": product.scratch(normed=norm is not None),
             "y_smem": [plgpu.SMEM((product.rows,), out) for _ in range(batch)],

@@ -1,5 +1,6 @@
 """The matrices that vectors are multiplied by, floats or codes with scales, and which loop multiplies by each."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jaxtyping import Array, Float, Float32, Int
 from pallas_kernels.compat import LANES, MAX_SHARED_MEMORY
 from pallas_kernels.quantised_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantisedProduct
 from pallas_kernels.row_product import RowProduct
+from pallas_kernels.row_tiles import blocks_for
 from pallas_kernels.tile import Tile, tile_for
 
 MAX_BATCH = 8
@@ -68,12 +70,15 @@ def product_of(
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
         raise ValueError(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
     _check_columns(op, w, x.dtype)
-    shape: dict[str, Any] = {"rows": rows, "runs": runs, "cols": cols, "batch": len(x), "stages": tile.stages}
+    tiles = all_rows // (rows * runs)
+    shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
+    shape |= {"batch": len(x), "stages": tile.stages, "dtype": x.dtype}
     if isinstance(w, Codes):
-        kind = Int4Product if w.four_bits else Int8Product
-        product = kind(**shape, dtype=x.dtype, group=w.group)
+        product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
     else:
-        product = RowProduct(**shape, dtype=x.dtype)
+        product = RowProduct(**shape)
+    shared = product.scratch_bytes(normed=normed) + BESIDE
+    product = replace(product, blocks=min(tile.blocks or blocks_for(tiles, shared=shared), tiles))
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
         raise ValueError(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product

@@ -50,27 +50,32 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
     def norm_gate_up(*refs, staged, y_smem):
         weight_refs, (x_ref, norm_ref, *refs) = refs[: len(weight)], refs[len(weight) :]
         (*bias_refs, y_ref) = refs
-        start = pl.multiple_of(lax.axis_index("rows") * product.rows, 8)
-        starts = [start, pl.multiple_of(ffn + start, 8)]
-        dots = product.run(weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps)
-        target.let_next_start()
-        for b, (gate, up) in enumerate(dots):
-            for bias_ref in bias_refs:
-                gate, up = (
-                    y + product.load_rows(bias_ref.at[pl.ds(s, product.rows)])
-                    for y, s in zip((gate, up), starts, strict=True)
-                )
-            y_smem[b][...] = (gate / (1.0 + jnp.exp(-gate)) * up).astype(x.dtype)
-        plgpu.commit_smem()
-        for b in range(batch):
-            plgpu.copy_smem_to_gmem(y_smem[b], y_ref.at[b, pl.ds(start, product.rows)])
-        plgpu.wait_smem_to_gmem(0)
+
+        def starts(tile):
+            first = tile * product.rows
+            return [pl.multiple_of(first, 8), pl.multiple_of(ffn + first, 8)]
+
+        def finish(tile, dots):
+            for b, (gate, up) in enumerate(dots):
+                for bias_ref in bias_refs:
+                    gate, up = (
+                        y + product.load_rows(bias_ref.at[pl.ds(start, product.rows)])
+                        for y, start in zip((gate, up), starts(tile), strict=True)
+                    )
+                y_smem[b][...] = (gate / (1.0 + jnp.exp(-gate)) * up).astype(x.dtype)
+            plgpu.commit_smem()
+            for b in range(batch):
+                plgpu.copy_smem_to_gmem(y_smem[b], y_ref.at[b, pl.ds(starts(tile)[0], product.rows)])
+            plgpu.wait_smem_to_gmem(0)
+
+        block = lax.axis_index("block")
+        product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, finish=finish)
 
     kernel = target.kernel(
         norm_gate_up,
         out_type=jax.ShapeDtypeStruct((batch, ffn), x.dtype),
-        grid=(ffn // product.rows,),
-        grid_names=("rows",),
+        grid=(product.blocks,),
+        grid_names=("block",),
         scratch_types={
             "staged": product.scratch(normed=True),
             "y_smem": [plgpu.SMEM((product.rows,), x.dtype) for _ in range(batch)],

@@ -2,8 +2,8 @@
 
     n_b = x_b g / rms(x_b)        [q; k; v]_b = W n_b (+ bias)        q, k turned by RoPE
 
-RoPE turns the numbers d and d + head_dim / 2 of a head together, so a thread block owns 8 rows of the first half and
-the 8 rows of the second that belong to them. The grid walks over all heads: q's results go to the output, those of k
+RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile is 8 rows of the first half and the 8
+rows of the second that belong to them. The tiles go over all heads: q's results go to the output, those of k
 and v straight into row `position` of the cache, in pieces of 8 numbers. The loop is that of `gemv`.
 """
 
@@ -20,7 +20,7 @@ from pallas_kernels.compat import Target, current_target
 from pallas_kernels.matrix import Matrix, check_operand, product_of
 from pallas_kernels.tile import Tile
 
-PIECE = 8  # rows of W of a run: numbers of a head that a thread block computes in each half
+PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
 
 
 def norm_qkv(
@@ -76,32 +76,42 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, product, heads: in
     batch, kv_heads, capacity, head_dim = k.shape
     weight = product.operands(w)
     optional = [] if bias is None else [bias]
-    pieces = head_dim // (2 * PIECE)  # thread blocks for a head
+    pieces = head_dim // (2 * PIECE)  # tiles of a head
     half = head_dim // 2
 
     def norm_qkv(*refs, staged, y_smem):
         weight_refs, refs = refs[: len(weight)], refs[len(weight) :]
         x_ref, norm_ref, k_ref, v_ref, at_ref, cos_ref, sin_ref, *bias_refs, q_ref = refs
-        block = lax.axis_index("rows")
-        head, d = lax.div(block, pieces), lax.rem(block, pieces) * PIECE  # of all heads; where in its first half
-        starts = [pl.multiple_of(head * head_dim + d + offset, PIECE) for offset in (0, half)]
-        dots = product.run(weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps)
-        target.let_next_start()
-        turned = (head < heads + kv_heads).astype(jnp.float32)  # v is not
-        for b, (first, second) in enumerate(dots):
-            for bias_ref in bias_refs:
-                first, second = (
-                    y + product.load_rows(bias_ref.at[pl.ds(s, PIECE)])
-                    for y, s in zip((first, second), starts, strict=True)
-                )
-            mine = pl.ds(d, PIECE)
-            cos = product.load_rows(cos_ref.at[b, mine]) * turned + (1.0 - turned)
-            sin = product.load_rows(sin_ref.at[b, mine]) * turned
-            y_smem[b][0][...] = (first * cos - second * sin).astype(x.dtype)
-            y_smem[b][1][...] = (second * cos + first * sin).astype(x.dtype)
-        plgpu.commit_smem()
 
-        def send(b, piece, numbers):
+        def place(tile):
+            """The head, of all, and where in its first half."""
+            return lax.div(tile, pieces), lax.rem(tile, pieces) * PIECE
+
+        def starts(tile):
+            head, d = place(tile)
+            return [pl.multiple_of(head * head_dim + d + offset, PIECE) for offset in (0, half)]
+
+        def finish(tile, dots):
+            head, d = place(tile)
+            turned = (head < heads + kv_heads).astype(jnp.float32)  # v is not
+            for b, (first, second) in enumerate(dots):
+                for bias_ref in bias_refs:
+                    first, second = (
+                        y + product.load_rows(bias_ref.at[pl.ds(start, PIECE)])
+                        for y, start in zip((first, second), starts(tile), strict=True)
+                    )
+                mine = pl.ds(d, PIECE)
+                cos = product.load_rows(cos_ref.at[b, mine]) * turned + (1.0 - turned)
+                sin = product.load_rows(sin_ref.at[b, mine]) * turned
+                y_smem[b][0][...] = (first * cos - second * sin).astype(x.dtype)
+                y_smem[b][1][...] = (second * cos + first * sin).astype(x.dtype)
+            plgpu.commit_smem()
+            for b in range(batch):
+                for piece, offset in zip(y_smem[b], (0, half), strict=True):
+                    send(b, head, piece, pl.ds(pl.multiple_of(d + offset, PIECE), PIECE))
+            plgpu.wait_smem_to_gmem(0)
+
+        def send(b, head, piece, numbers):
             at = jnp.clip(at_ref[b], 0, capacity - 1)
 
             @pl.when(head < heads)
@@ -116,16 +126,14 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, product, heads: in
             def _():
                 plgpu.copy_smem_to_gmem(piece, v_ref.at[b, head - heads - kv_heads, at, numbers])
 
-        for b in range(batch):
-            for piece, offset in zip(y_smem[b], (0, half), strict=True):
-                send(b, piece, pl.ds(pl.multiple_of(d + offset, PIECE), PIECE))
-        plgpu.wait_smem_to_gmem(0)
+        block = lax.axis_index("block")
+        product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, finish=finish)
 
     kernel = target.kernel(
         norm_qkv,
         out_type=jax.ShapeDtypeStruct((batch, heads, head_dim), x.dtype),
-        grid=(w.shape[0] // (2 * PIECE),),
-        grid_names=("rows",),
+        grid=(product.blocks,),
+        grid_names=("block",),
         scratch_types={
             "staged": product.scratch(normed=True),
             "y_smem": [[plgpu.SMEM((PIECE,), x.dtype) for _ in range(2)] for _ in range(batch)],

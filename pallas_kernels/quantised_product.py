@@ -20,7 +20,7 @@ int4: a rotated word holds codes where a float32 has its mantissa (`int4.py`), s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import batched
 from typing import Any, ClassVar
@@ -34,20 +34,23 @@ from jaxtyping import Array
 
 from pallas_kernels import int4
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
+from pallas_kernels.row_tiles import RowTiles
 
 CHUNK = 1024  # columns of a step
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PIECE = 4  # columns
 PASSES = 4  # reads of a vector that are under way at once, each into 16 to 32 registers
-LONGEST_COPY = 256  # elements that the copy engine takes along a dimension
 
 
 @dataclass(frozen=True)
 class QuantisedProduct(ABC):
-    """Some runs of rows of W times all vectors, in one thread block. `Int8Product` and `Int4Product` say how W lies."""
+    """Some runs of rows of W at once times all vectors, in one thread block. `Int8Product` and `Int4Product` say how W
+    lies."""
 
+    tiles: int  # in W
+    blocks: int  # that share them
     rows: int  # of W in a run
-    runs: int
+    runs: int  # in a tile
     cols: int
     batch: int
     stages: int
@@ -74,7 +77,8 @@ class QuantisedProduct(ABC):
 
     @property
     def ring_stages(self) -> int:
-        return min(self.stages, self.steps)
+        """Of one tile no more than it has steps."""
+        return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     @property
     def lanes(self) -> int:
@@ -97,27 +101,27 @@ class QuantisedProduct(ABC):
         return self.layout.reduce(len(self.warp) + 1)
 
     @property
-    def scales_shape(self) -> tuple[int, int, int]:
-        """A run's scales in shared memory: [parts, rows, scales], a part being what is copied at once."""
-        scales = self.steps * CHUNK // self.group if self.group else 0
-        return (-(-scales // LONGEST_COPY), self.rows, min(scales, LONGEST_COPY))
+    def step_scales(self) -> int:
+        """Scales of a row that are copied with a step."""
+        return CHUNK // self.group if self.group else 0
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
-        ring = self.ring_stages * self.runs * self.rows * CHUNK * 16 // self.share
-        scales = self.runs * int(np.prod(self.scales_shape)) * 4
-        return ring + scales + int(np.prod(self._staged_shape)) * 4
+        del normed  # x is staged times the norm
+        step = self.runs * self.rows * (CHUNK * 16 // self.share + 4 * self.step_scales)
+        return self.ring_stages * step + int(np.prod(self._staged_shape)) * 4
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
+        del normed
+        copies = self.runs * (2 if self.group else 1)
         staged = {
             "ring": self._ring(),
-            "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
+            "filled": plgpu.Barrier(num_arrivals=copies, num_barriers=self.ring_stages),
             "x": plgpu.SMEM(self._staged_shape, jnp.float32),
         }
         if self.group:
-            staged["scales"] = [plgpu.SMEM(self.scales_shape, jnp.float32) for _ in range(self.runs)]
-            staged["scales_filled"] = plgpu.Barrier(num_arrivals=self.runs * self.scales_shape[0])
+            staged["scales"] = plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.step_scales), jnp.float32)
         return staged
 
     @abstractmethod
@@ -130,73 +134,77 @@ class QuantisedProduct(ABC):
 
     def run(
         self,
+        block: Any,
         weight: Sequence[Any],
-        starts: Sequence[Any],
+        starts: Callable[[Any], Sequence[Any]],
         x_ref,
         norm_ref,
         staged: dict[str, Any],
         target: Target,
         *,
         eps: float,
-    ) -> list[list[Array]]:
-        """For each vector, for each run that begins at a row of `starts`: the float32 products [rows].
+        finish: Callable[[Any, list[list[Array]]], None],
+    ) -> None:
+        """All tiles of a thread block: `finish(tile, dots)` has for each vector, for each run, the float32 products
+        [rows] of the rows from `starts(tile)` on.
 
         `weight` are the refs of `operands`, x_ref and norm_ref those of a `view`. Waits for the kernel before this one
         where x is first read, and not earlier.
         """
         codes_ref, scales_ref, *constant_refs = weight
-        zero = starts[0] * 0  # what is beyond the end is refused where it is known to be
-
-        def fetch(step, slot):
-            for run, start in enumerate(starts):
-                codes = self._codes(codes_ref, pl.ds(start, self.rows), step + zero)
-                plgpu.copy_gmem_to_smem(codes, staged["ring"].at[slot, run], staged["filled"].at[slot])
-
-        for slot in range(self.ring_stages):
-            fetch(slot, slot)
-        if self.group:
-            parts, _, width = self.scales_shape
-            for run, start in enumerate(starts):
-                for part in range(parts):
-                    scales = scales_ref.at[pl.ds(start, self.rows), pl.ds(part * width + zero, width)]
-                    plgpu.copy_gmem_to_smem(scales, staged["scales"][run].at[part], staged["scales_filled"])
-        row_scales = [] if self.group else [self.load_rows(scales_ref.at[pl.ds(s, self.rows)]) for s in starts]
+        # They come at run time: `and` with a mask and `or` with a register are one instruction, with two constants two.
         constants = [ref[i] for ref in constant_refs for i in range(ref.shape[0])]
-        target.wait_for_previous()
+        squares: list[Any] = []
 
-        @pl.loop(0, self.batch)
-        def stage(b):
-            self._stage(x_ref.at[b], norm_ref, staged["x"].at[b])
+        def fetch(tile, step, slot):
+            filled = staged["filled"].at[slot]
+            for run, start in enumerate(starts(tile)):
+                rows = pl.ds(start, self.rows)
+                step = step + start * 0  # what is beyond the end is refused where it is known to be
+                plgpu.copy_gmem_to_smem(self._codes(codes_ref, rows, step), staged["ring"].at[slot, run], filled)
+                if self.group:
+                    # Not `step * self.step_scales`: where inference sees a multiple it makes tiles, which need not
+                    # divide a row.
+                    scales = scales_ref.at[rows, pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)]
+                    plgpu.copy_gmem_to_smem(scales, staged["scales"].at[slot, run], filled)
 
-        squares = [] if norm_ref is None else [self._squares(x_ref.at[b]) for b in range(self.batch)]
-        if self.group:
-            plgpu.barrier_wait(staged["scales_filled"])
+        def prepare():
+            target.wait_for_previous()
 
-        def step(i, sums):
-            slot = lax.rem(i, self.ring_stages)
+            @pl.loop(0, self.batch)
+            def stage(b):
+                self._stage(x_ref.at[b], norm_ref, staged["x"].at[b])
+
+            squares.extend([] if norm_ref is None else [self._squares(x_ref.at[b]) for b in range(self.batch)])
+
+        def begin():
+            zeros = plgpu.layout_cast(jnp.zeros((self.rows, *self.warp), jnp.float32), self.lane_layout)
+            return [[zeros] * self.runs for _ in range(self.batch)]
+
+        def step(i, slot, sums):
             plgpu.barrier_wait(staged["filled"].at[slot])
             units = CHUNK // self.unit
             for unit in range(units):
                 tiles = [self._load_tile(staged["ring"].at[slot, run], unit, target) for run in range(self.runs)]
-                dots = self._multiply(tiles, i * units + unit, staged, constants)
+                dots = self._multiply(tiles, i * units + unit, staged["x"], constants)
+                if self.group:
+                    scales = [self._load_scales(staged["scales"].at[slot, run], unit) for run in range(self.runs)]
+                    dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
                 sums = [[a + b for a, b in zip(totals, ys, strict=True)] for totals, ys in zip(sums, dots, strict=True)]
-
-            @pl.when(i + self.ring_stages < self.steps)
-            def _():
-                target.before_refill()
-                fetch(i + self.ring_stages, slot)
-
             return sums
 
-        zeros = plgpu.layout_cast(jnp.zeros((self.rows, *self.warp), jnp.float32), self.lane_layout)
-        sums = lax.fori_loop(0, self.steps, step, [[zeros] * self.runs for _ in range(self.batch)])
-        dots = [[self._over_lanes(total) for total in totals] for totals in sums]
-        if row_scales:
-            dots = [[y * scale for y, scale in zip(ys, row_scales, strict=True)] for ys in dots]
-        if norm_ref is not None:
-            norms = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
-            dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
-        return dots
+        def end(tile, sums):
+            dots = [[self._over_lanes(total) for total in totals] for totals in sums]
+            if not self.group:
+                scales = [self.load_rows(scales_ref.at[pl.ds(start, self.rows)]) for start in starts(tile)]
+                dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
+            if norm_ref is not None:
+                norms = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
+                dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
+            finish(tile, dots)
+
+        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
+        tiles.walk(block, fetch=fetch, prepare=prepare, begin=begin, step=step, finish=end, target=target)
 
     @abstractmethod
     def _ring(self) -> Any:
@@ -221,22 +229,17 @@ class QuantisedProduct(ABC):
             layout = layout.reduce(axis)
         return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
-    def _multiply(self, tiles: Sequence[Any], index, staged: dict[str, Any], constants) -> list[list[Array]]:
-        """The `index`-th unit of columns times all vectors: [rows, *warp] for each run."""
+    def _multiply(self, tiles: Sequence[Any], index, x_smem, constants) -> list[list[Array]]:
+        """The `index`-th unit of columns times all vectors: [rows, *warp] for each run, without the groups' scales."""
         groups = pl.ds(index * self.warp[0], self.warp[0])
-        vectors = [staged["x"].at[b] for b in range(self.batch)]
+        vectors = [x_smem.at[b] for b in range(self.batch)]
         sums = [[self._load_piece(x, groups, self.pieces)] * self.runs for x in vectors]
         for piece in range(self.pieces):
             decoded = [self._decode(tile, piece, constants) for tile in tiles]
-            for b, x_smem in enumerate(vectors):
-                x = self._load_piece(x_smem, groups, piece)
+            for b, vector in enumerate(vectors):
+                x = self._load_piece(vector, groups, piece)
                 sums[b] = [y + w * x for y, w in zip(sums[b], decoded, strict=True)]
-        dots = [[jnp.sum(y, axis=-1) for y in ys] for ys in sums]
-        if self.group:
-            # Not `index * self.warp[0]`: where inference sees a multiple it makes tiles, which need not divide a row.
-            scales = [self._load_scales(ref, lax.div(index * self.unit, self.group)) for ref in staged["scales"]]
-            dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
-        return dots
+        return [[jnp.sum(y, axis=-1) for y in ys] for ys in sums]
 
     def _load_piece(self, x_smem, groups, piece: int) -> Array:
         """What multiplies one piece of a unit, for all rows."""
@@ -245,12 +248,11 @@ class QuantisedProduct(ABC):
         x = plgpu.load(x_ref, layout=self.layout.reduce(0), optimized=False).astype(jnp.float32)
         return lax.broadcast_in_dim(x, (self.rows, *x.shape), tuple(range(1, x.ndim + 1)))
 
-    def _load_scales(self, ref, group) -> Array:
-        """A unit's, which begins with the `group`-th, for each thread its own."""
-        parts, _, width = self.scales_shape
-        part, first = (0, group) if parts == 1 else (lax.div(group, width), lax.rem(group, width))
+    def _load_scales(self, ref, unit: int) -> Array:
+        """A unit's of those of a step, for each thread its own."""
         layout = self.lane_layout if self.lanes == 1 else self.lane_layout.reduce(2)
-        scales = plgpu.load(ref.at[part, :, pl.ds(first, self.warp[0])], layout=layout, optimized=False)
+        mine = ref.at[:, pl.ds(unit * self.warp[0], self.warp[0])]
+        scales = plgpu.load(mine, layout=layout, optimized=False)
         return scales if self.lanes == 1 else lax.broadcast_in_dim(scales, (self.rows, *self.warp), (0, 1))
 
     def _over_lanes(self, total: Array) -> Array:

@@ -1,15 +1,14 @@
 r"""The loop inside every matrix-vector kernel, for weights that are floats: y = W x for one to eight vectors.
 
 W is read once, which is all that decoding is: 2 or 4 bytes a weight, one multiplication and one addition. A thread
-block owns a few rows of W and walks along them through a ring in shared memory, which the copy engine (TMA) keeps
-filled; the first copies are under way before the kernel before this one has ended. Of a step's tile each warp has
-every fourth row, each lane at most 16 bytes of it, so nothing is summed across threads before the end of the row.
+block walks along a few rows of W at once (`row_tiles.py`). Of a step each warp has every fourth row, each lane at most
+16 bytes of it, so nothing is summed across threads before the end of the row.
 
 RMSNorm costs no pass of its own: the sum of squares is taken while x is staged, and 1/rms, which is one number,
 multiplies the finished dot product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +20,19 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
+from pallas_kernels.row_tiles import RowTiles
 
 PIECES = 4  # 16-byte loads that a thread has under way at once while x is staged
 
 
 @dataclass(frozen=True)
 class RowProduct:
-    """Some runs of rows of W times all vectors, in one thread block."""
+    """Some runs of rows of W at once times all vectors, in one thread block."""
 
+    tiles: int  # in W
+    blocks: int  # that share them
     rows: int  # of W in a run
-    runs: int
+    runs: int  # in a tile
     cols: int
     batch: int
     stages: int
@@ -58,8 +60,9 @@ class RowProduct:
 
     @property
     def ring_stages(self) -> int:
-        """As many bytes, however few a step takes."""
-        return min(self.stages * (16 // self.dtype.itemsize) // self.vector, self.steps)
+        """As many bytes, however few a step takes; of one tile no more than it has."""
+        stages = self.stages * (16 // self.dtype.itemsize) // self.vector
+        return stages if self.blocks < self.tiles else min(stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
@@ -85,36 +88,42 @@ class RowProduct:
 
     def run(
         self,
+        block: Any,
         weight: Sequence[Any],
-        starts: Sequence[Any],
+        starts: Callable[[Any], Sequence[Any]],
         x_ref,
         norm_ref,
         staged: dict[str, Any],
         target: Target,
         *,
         eps: float,
-    ) -> list[list[Array]]:
-        """For each vector, for each run that begins at a row of `starts`: the float32 products [rows].
+        finish: Callable[[Any, list[list[Array]]], None],
+    ) -> None:
+        """All tiles of a thread block: `finish(tile, dots)` has for each vector, for each run, the float32 products
+        [rows] of the rows from `starts(tile)` on.
 
         `weight` is the ref of `operands`. Waits for the kernel before this one where x is first read, and not earlier.
         """
         (w_ref,) = weight
+        squares: list[Any] = []
 
-        def fetch(step, slot):
+        def fetch(tile, step, slot):
             columns = pl.ds(step * self.chunk, self.chunk)
-            for run, start in enumerate(starts):
-                tile = w_ref.at[pl.ds(start, self.rows), columns]
-                plgpu.copy_gmem_to_smem(tile, staged["ring"].at[slot, run], staged["filled"].at[slot])
+            for run, start in enumerate(starts(tile)):
+                rows = w_ref.at[pl.ds(start, self.rows), columns]
+                plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, run], staged["filled"].at[slot])
 
-        for slot in range(self.ring_stages):
-            fetch(slot, slot)
-        if norm_ref is not None:
-            self._stage(norm_ref, staged["norm"][0])
-        target.wait_for_previous()
-        squares = [self._stage(x_ref.at[b], x, squares=norm_ref is not None) for b, x in enumerate(staged["x"])]
+        def prepare():
+            if norm_ref is not None:
+                self._stage(norm_ref, staged["norm"][0])
+            target.wait_for_previous()
+            squares.extend(self._stage(x_ref.at[b], x, squares=norm_ref is not None) for b, x in enumerate(staged["x"]))
 
-        def step(i, sums):
-            slot = lax.rem(i, self.ring_stages)
+        def begin():
+            zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
+            return [[zero] * self.runs for _ in range(self.batch)]
+
+        def step(i, slot, sums):
             plgpu.barrier_wait(staged["filled"].at[slot])
             columns = pl.ds(i * self.chunk, self.chunk)
             vectors = [self._load_columns(x.at[columns]) for x in staged["x"]]
@@ -122,25 +131,20 @@ class RowProduct:
                 g = self._load_columns(staged["norm"][0].at[columns])
                 vectors = [x * g for x in vectors]
             tiles = [self._load_tile(staged["ring"].at[slot, run]) for run in range(self.runs)]
-            sums = [
+            return [
                 [total + tile * self._over_rows(x) for total, tile in zip(totals, tiles, strict=True)]
                 for totals, x in zip(sums, vectors, strict=True)
             ]
 
-            @pl.when(i + self.ring_stages < self.steps)
-            def _():
-                target.before_refill()
-                fetch(i + self.ring_stages, slot)
+        def end(tile, sums):
+            dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
+            if norm_ref is not None:
+                scales = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
+                dots = [[y * scale for y in ys] for ys, scale in zip(dots, scales, strict=True)]
+            finish(tile, dots)
 
-            return sums
-
-        zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
-        sums = lax.fori_loop(0, self.steps, step, [[zero] * self.runs for _ in range(self.batch)])
-        dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
-        if norm_ref is None:
-            return dots
-        scales = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
-        return [[y * scale for y in ys] for ys, scale in zip(dots, scales, strict=True)]
+        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
+        tiles.walk(block, fetch=fetch, prepare=prepare, begin=begin, step=step, finish=end, target=target)
 
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""

@@ -1,8 +1,8 @@
 """Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
 
-`tuning/h200.json` is empty as yet: of the tiles that were tried on an H200 none was faster beyond the noise than the
-rule's (benchmarks/LOG.md), and quantised weights have not been tuned. `llamaspec bench --suite kernels --tune FILE`
-fills it.
+`tuning/h200.json` has the products that another tile multiplied faster than the rule's, beyond the noise of both: narrow
+tiles, where weights are quantised and so few that with wider ones processors would be idle. `llamaspec bench --suite
+kernels --tune FILE` finds them.
 """
 
 import json
@@ -17,7 +17,8 @@ class Tile(NamedTuple):
     """How a matrix is read."""
 
     rows: int  # of the matrix, in a thread block: a multiple of 8
-    stages: int  # of the ring in shared memory: tiles on their way at once
+    stages: int  # of the ring in shared memory: steps on their way at once
+    blocks: int | None = None  # thread blocks that share the tiles; None: as many as `row_tiles` makes of them
 
 
 @cache

@@ -24,17 +24,18 @@ DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
 def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """Rows for each model, table of ops and length."""
+    """Rows for each model, table of ops that it is run by, and length."""
     for model in scale.models:
-        names = [f"{model.title} by {table}" for table in TABLES]
+        names = [f"{model.title} by {table}" for table in model.by]
         if clock.over:
             yield from map(skipped, names)
             continue
         params = params_of(model, scale)
-        for name, (table, ops) in zip(names, TABLES.items(), strict=True):
+        for name, table in zip(names, model.by, strict=True):
             if clock.over:
                 yield skipped(name)
                 continue
+            ops = TABLES[table]
             with scale.running() if ops is PALLAS else nullcontext():  # the interpreter wants something to interpret
                 programs = programs_of(model, params, ops, scale)
                 about = {"case": model.title, "by": table, "compiling": programs.seconds}

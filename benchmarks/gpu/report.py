@@ -1,6 +1,7 @@
 """What the suite found: tables for a person, everything as JSON, and a chart of the share of the copy bandwidth."""
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 from benchmarks import svg
@@ -113,7 +114,9 @@ def as_text(report: Mapping[str, Any]) -> str:
             lines += ["", title, "", table(columns, rows)]
     if report["skipped"]:
         lines += ["", "Left out", ""]
-        lines += [f"{row['section']}: {row['skipped']} ({row['why']})" for row in report["skipped"]]
+        for (section, why), rows in groupby(report["skipped"], key=lambda row: (row["section"], row["why"])):
+            first, *others = [row["skipped"] for row in rows]
+            lines.append(f"{section}: {first}{f' and {len(others)} more' if others else ''} ({why})")
     if "dry_run" in report:
         lines += ["", report["dry_run"]]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +24,10 @@ SETTINGS = {  # of the compiler, under the names that the report gives them
     "+WHILE": f"{CUDA_GRAPHS}+WHILE",
     "+WHILE,+CONDITIONAL, graphs of 2": f"{CUDA_GRAPHS}+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=2",
 }
-LAUNCHES = tuple((setting, pdl) for setting in SETTINGS for pdl in (True, False))
+LAUNCHES = (*((setting, True) for setting in SETTINGS), ("default", False), ("no graphs", False))
 DRY_LAUNCHES = (("default", True), ("no graphs", False))
+
+BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # or the first process takes most of the memory
 
 CANNOT_RUN = 3  # the exit status of a part that says why on its last line
 GRACE = 5.0
@@ -46,6 +50,14 @@ class Part:
     environment: dict[str, str] = field(default_factory=dict)
     grace: float = GRACE  # seconds that it may be late with what it began, before it is ended
     starts: bool = False  # it is told when it was started, and finds what others like it compiled
+    shares: int = 1  # processes that it is shared out among, all at once
+
+    def shared_out(self) -> list["Part"]:
+        """A part for each share."""
+        if self.shares == 1:
+            return [self]
+        shares = [{"share": i, "shares": self.shares} for i in range(self.shares)]
+        return [replace(self, options={**self.options, **share}, shares=1) for share in shares]
 
     @property
     def name(self) -> str:
@@ -62,25 +74,25 @@ class Found(NamedTuple):
 def plan(suite: str, *, dry: bool) -> list[Part]:
     """The parts of the suite `gpu`; of `kernels`, which has more time for less; or of `tuning`.
 
-    What matters most comes first: what is last is left out where time runs out. 530 seconds in all.
+    What matters most comes first: what is last is left out where time runs out. 505 seconds in all.
     """
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
     if suite == "kernels":
         return [Part("memory", 25, grace=PATIENCE), Part("kernels", 440), Part("attention", 65)]
     launching = [
-        Part("launching", 15, {"setting": setting, "pdl": pdl}, {"XLA_FLAGS": SETTINGS[setting]})
+        Part("launching", 12, {"setting": setting, "pdl": pdl}, {"XLA_FLAGS": SETTINGS[setting]})
         for setting, pdl in (DRY_LAUNCHES if dry else LAUNCHES)
     ]
     return [
         Part("memory", 25, grace=PATIENCE),
-        Part("right", 100),
-        Part("models", 120),
-        Part("kernels", 95),
-        Part("attention", 30),
+        Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # most of it is compiling
+        Part("models", 145),
+        Part("kernels", 130),
+        Part("attention", 25),
         *launching,
-        Part("starting", 25, {"label": "cold"}, starts=True),
-        Part("starting", 15, {"label": "warm"}, starts=True),
+        Part("starting", 20, {"label": "cold"}, starts=True),
+        Part("starting", 10, {"label": "warm"}, starts=True),
     ]
 
 
@@ -101,10 +113,19 @@ def run_suite(
             if left < part.seconds / 2:
                 yield Found(part.section, skipped(part.name))
                 continue
-            for found in run_part(part, scale="dry" if dry else "full", seconds=left, cache=cache):
+            for found in run_shares(part, scale="dry" if dry else "full", seconds=left, cache=cache):
                 if part.section == "memory" and "skipped" in found.row:
                     raise ValueError(f"the machine could not be measured: {found.row['why']}")
                 yield found
+
+
+def run_shares(part: Part, **how: Any) -> Iterator[Found]:
+    """The rows of a part, by its shares."""
+    shares = part.shared_out()
+    if len(shares) == 1:
+        return run_part(part, **how)
+    with ThreadPoolExecutor(len(shares)) as pool:
+        return chain(*pool.map(lambda share: list(run_part(share, **how)), shares))
 
 
 def run_part(part: Part, *, scale: str, seconds: float, cache: str) -> Iterator[Found]:

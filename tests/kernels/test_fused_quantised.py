@@ -23,7 +23,9 @@ from tests.strategies import Noise, assert_within, dtypes, noises
 from verify.running_error import Approx
 
 EPS = 1e-5
-TILE = Tile(16, 2)  # the ring wraps twice where there are more than four steps, of 1024 columns
+TILE = Tile(
+    16, 2, 1
+)  # one thread block for all; the ring wraps twice where there are more than four steps, of 1024 columns
 settings = hypothesis.settings(max_examples=4, deadline=None)  # an interpreted kernel takes seconds
 SCHEMES = {"q8": (8, 64), "q8_row": (8, None), "q4": (4, 64)}  # bits, columns that share a scale
 schemes = st.sampled_from(sorted(SCHEMES))

@@ -46,8 +46,8 @@ def assert_within(y, bound: Approx) -> None:
 @given(
     dtype=dtypes,
     batch=st.integers(1, MAX_BATCH),
-    blocks=st.integers(1, 2),
-    tile=st.sampled_from([Tile(8, 4), Tile(16, 2), Tile(8, 1)]),
+    tiles=st.integers(1, 3),
+    tile=st.sampled_from([Tile(8, 4), Tile(16, 2), Tile(8, 1), Tile(8, 3, 1), Tile(8, 4, 2)]),  # several tiles a block
     steps=st.sampled_from([1, 2, 3, 5, 7]),
     normed=st.booleans(),
     biased=st.booleans(),
@@ -59,9 +59,11 @@ def assert_within(y, bound: Approx) -> None:
 @settings
 @example("bfloat16", 1, 2, Tile(16, 2), 7, True, True, True, True, 1.0, 0)  # the ring wraps three times
 @example("float32", 8, 1, Tile(8, 1), 3, True, False, False, False, 1e4, 1)
-def test_gemv(dtype, batch, blocks, tile, steps, normed, biased, residual, outlier, scale, seed):
+@example("float32", 2, 5, Tile(8, 5, 2), 3, True, True, True, False, 1.0, 2)  # the ring is longer than a tile
+@example("bfloat16", 1, 5, Tile(8, 2, 1), 1, False, False, True, False, 1.0, 3)
+def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlier, scale, seed):
     rng = np.random.default_rng(seed)
-    rows, cols = blocks * tile.rows, steps * chunk(dtype)
+    rows, cols = tiles * tile.rows, steps * chunk(dtype)
     w = drawn(rng, rows, cols, dtype=dtype)
     x = drawn(rng, batch, cols, dtype=dtype, scale=scale, outlier=outlier)
     norm = drawn(rng, cols, dtype=dtype) if normed else None
@@ -77,19 +79,26 @@ def test_gemv(dtype, batch, blocks, tile, steps, normed, biased, residual, outli
 
 
 @given(
-    dtype=dtypes, batch=st.integers(1, 3), steps=st.sampled_from([1, 9]), biased=st.booleans(), scale=scales, seed=seeds
+    dtype=dtypes,
+    batch=st.integers(1, 3),
+    steps=st.sampled_from([1, 9]),
+    biased=st.booleans(),
+    scale=scales,
+    blocks=st.sampled_from([None, 1, 2]),
+    seed=seeds,
 )
 @settings
-@example("float32", 1, 9, False, 1e4, 0)
-def test_norm_gate_up(dtype, batch, steps, biased, scale, seed):
+@example("float32", 1, 9, False, 1e4, None, 0)
+@example("bfloat16", 1, 9, True, 1.0, 2, 1)
+def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, seed):
     rng = np.random.default_rng(seed)
-    ffn, cols = 16, steps * chunk(dtype)
+    ffn, cols = 24, steps * chunk(dtype)
     w = drawn(rng, 2 * ffn, cols, dtype=dtype)
     x = drawn(rng, batch, cols, dtype=dtype, scale=scale)
     norm = drawn(rng, cols, dtype=dtype)
     bias = drawn(rng, 2 * ffn, dtype=dtype) if biased else None
     with interpreter():
-        y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias))
+        y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias, tile=Tile(16, 4, blocks)))
     n = normalised(exactly(x), exactly(norm).value, eps=EPS)
     both = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
@@ -103,11 +112,13 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, seed):
     head_dim=st.sampled_from([16, 64]),
     steps=st.sampled_from([1, 9]),
     biased=st.booleans(),
+    blocks=st.sampled_from([None, 1, 5]),
     seed=seeds,
 )
 @settings
-@example("bfloat16", 2, (3, 1), 64, 9, True, 0)
-def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, seed):
+@example("bfloat16", 2, (3, 1), 64, 9, True, None, 0)
+@example("bfloat16", 2, (3, 1), 64, 9, True, 3, 0)
+def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, seed):
     """q is returned; k and v stand in their row of the cache, and no other row of it, NaN before, has changed."""
     rng = np.random.default_rng(seed)
     heads, kv_heads = heads
@@ -123,7 +134,7 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, seed):
     with interpreter():
         q, k, v = norm_qkv(
             w, x, norm, stale, stale, jnp.asarray(at, jnp.int32), jnp.asarray(cos), jnp.asarray(sin),
-            heads=heads, eps=EPS, bias=bias,
+            heads=heads, eps=EPS, bias=bias, tile=Tile(16, 4, blocks),
         )  # fmt: skip
         q, k, v = (np.asarray(a) for a in (q, k, v))
     n = normalised(exactly(x), exactly(norm).value, eps=EPS)

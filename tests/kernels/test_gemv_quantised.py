@@ -75,16 +75,20 @@ def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
     scheme=st.sampled_from(SCHEMES),
     cols=st.sampled_from([1024, 1536, 2048, 2560, 5 * 1024, 5 * 1024 + 512]),
     batch=st.integers(1, 3),
-    tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2)]),
+    tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2), Tile(8, 3, 1), Tile(8, 2, 4)]),
     dtype=dtypes,
 )
 @example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @example(noise=Noise(1), scheme=(4, 32), cols=8192 + 128, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
 @example(noise=Noise(2, outliers=True), scheme=(4, 128), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @example(noise=Noise(3), scheme=(8, 64), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(4), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(5), scheme=(4, 64), cols=1536, batch=2, tile=Tile(8, 3, 1), dtype=np.dtype("float32"))
+@example(noise=Noise(6), scheme=(8, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
+    """Tiles that share a thread block among them: six of 8 rows, or three of 16."""
     bits, group = scheme
-    w = draw(noise, 16, cols, bits=bits, group=group)
+    w = draw(noise, 48, cols, bits=bits, group=group)
     x = noise(batch, cols, dtype=dtype)
     y = multiply(w, x, out=jnp.float32, tile=tile)
     x = x.astype(np.float64)
@@ -140,12 +144,19 @@ def test_two_runs_of_rows_in_a_block():
 
     def pairs(*refs, staged, smem):
         *weight, x_ref, y_ref = refs
-        starts = [pl.multiple_of(lax.axis_index("rows") + at, 8) for at in (0, 8)]
-        ((first, second),) = product.run(weight, starts, x_ref, None, staged, current_target(), eps=0.0)
-        smem[...] = first - second
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(smem, y_ref)
-        plgpu.wait_smem_to_gmem(0)
+
+        def starts(tile):
+            return [pl.multiple_of(tile + at, 8) for at in (0, 8)]
+
+        def finish(_, dots):
+            ((first, second),) = dots
+            smem[...] = first - second
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(smem, y_ref)
+            plgpu.wait_smem_to_gmem(0)
+
+        block = lax.axis_index("block")
+        product.run(block, weight, starts, x_ref, None, staged, current_target(), eps=0.0, finish=finish)
 
     product = product_of("pairs", w.stored, jnp.asarray(x), normed=False, tile=Tile(16, 1), runs=2)
     with interpreter():
@@ -153,7 +164,7 @@ def test_two_runs_of_rows_in_a_block():
             pairs,
             out_type=jax.ShapeDtypeStruct((8,), jnp.float32),
             grid=(1,),
-            grid_names=("rows",),
+            grid_names=("block",),
             scratch_types={"staged": product.scratch(normed=False), "smem": plgpu.SMEM((8,), jnp.float32)},
         )
         y = jax.jit(kernel)(*product.operands(w.stored), product.view(jnp.asarray(x)))
