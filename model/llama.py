@@ -17,8 +17,8 @@ from model.generation import Generation
 from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
 from model.memory import available_bytes, check_fits, device_bytes, memory_of
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.params import Params, Progress, abstract_params, check_weights, load_params, no_progress
-from model.reference_backend import ReferenceBackend, load_reference_params
+from model.params import Progress, abstract_params, check_weights, load_params, no_progress
+from model.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.session import Backend, Session
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
@@ -187,10 +187,7 @@ def load_backend(
     run = quantised(checkpoint, quantize) if quantize else checkpoint
     found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
-        float64 = np.dtype(np.float64)
-        exact = abstract_params(config, dtype=float64, positions=0)
-        sizes = {"context": capacity, "chunk": ReferenceBackend.chunk}
-        _check_memory(exact, config, **sizes, cache_dtype=float64, platform="cpu")
+        check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
         check_weights(checkpoint, progress=progress)
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
@@ -201,7 +198,9 @@ def load_backend(
     rows = capacity + chunk  # the last chunk of a prompt is padded
     params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
-    _check_memory(params, config, context=capacity, chunk=chunk, cache_dtype=cache_dtype, platform=platform)
+    sizes = {"batch": 1, "context": capacity, "chunk": chunk}
+    memory = memory_of(params, config, **sizes, cache_dtype=cache_dtype, platform=platform)
+    check_fits(memory, context=capacity, available=device_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
@@ -219,12 +218,3 @@ def choose_dtype(dtype: str | None, tensors: Iterable[Tensor], *, platform: str)
     narrow = np.dtype(ml_dtypes.bfloat16)
     stored_so = all(tensor.dtype == narrow for tensor in tensors if tensor.codes is None)
     return narrow if platform != "cpu" and stored_so else np.dtype(np.float32)
-
-
-def _check_memory(
-    params: Params, config: Config, *, context: int, chunk: int, cache_dtype: np.dtype, platform: str
-) -> None:
-    memory = memory_of(
-        params, config, batch=1, context=context, chunk=chunk, cache_dtype=cache_dtype, platform=platform
-    )
-    check_fits(memory, context=context, available=available_bytes() if platform == "cpu" else device_bytes())

@@ -7,10 +7,13 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from model.cache import cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import exact_parts
 from model.emulation import RoundingArray
+from model.memory import PROCESS, Memory
 from model.options import SamplingOptions
+from model.params import abstract_params, weight_bytes
 from model.sampling import random_key, uniform
 from reference.config import Config
 from reference.llama import (
@@ -32,6 +35,22 @@ from reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
 PART = 64  # the same where each gives logits, one a token of the vocabulary
+
+
+def reference_memory(config: Config, *, context: int) -> Memory:
+    """What sequences of up to `context` tokens take, in float64; nothing is compiled."""
+    float64 = np.dtype(np.float64)
+    tokens = min(CHUNK, context)
+    scores = 5 * config.heads * tokens * context  # as they are, scaled, masked, their exponentials and probabilities
+    hidden = 6 * tokens * config.ffn  # gate and up, what they make, and what that is made from
+    return Memory(
+        weights=weight_bytes(abstract_params(config, dtype=float64, positions=0)),
+        cache=cache_bytes(config, batch=1, capacity=context, dtype=float64),
+        activations=8 * (4 * tokens * config.dim + max(scores, hidden)),
+        logits=8 * 4 * config.vocab,
+        process=PROCESS,
+        compiling=0,
+    )
 
 
 class ReferenceBackend:
@@ -120,7 +139,9 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
 
     def tensor(name: str) -> np.ndarray:
         stored = checkpoint.tensors[name]
-        return np.concatenate(list(exact_parts(stored))) if stored.codes else stored.read().astype(np.float64)
+        exact = np.concatenate(list(exact_parts(stored))) if stored.codes else stored.read().astype(np.float64)
+        checkpoint.release()
+        return exact
 
     def linear(name: str, *, bias: bool = False) -> Linear:
         weight = rounding(tensor(f"{name}.weight"), f"{name}.weight")

@@ -21,6 +21,7 @@ from model.llama import choose_dtype
 from model.memory import PROCESS, Memory, check_fits, memory_of
 from model.params import abstract_params, weight_bytes
 from model.plan import DEVICES, as_text, make_plan
+from model.reference_backend import reference_memory
 from model.shapes import SHAPES
 from reference.config import Config
 from tests.processes import run_python
@@ -47,7 +48,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint, quantize=sys.argv[2] or None)
+backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3])
 session = Session(backend, vocab=checkpoint.config.vocab)
 prompt = [1] * (checkpoint.config.context - 4)
 for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
@@ -66,7 +67,18 @@ def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config
         platform="cpu",
         cache_dtype=FLOAT32,
     )
-    done = run_python(RUN, str(model), quantize)
+    run_takes(planned, str(model), quantize, "jax")
+
+
+def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
+    model = tmp_path / "model.bin"
+    assert run_python(WRITE, "wide", str(model)).code == 0
+    run_takes(reference_memory(WIDE, context=WIDE.context), str(model), "", "reference")
+
+
+def run_takes(planned: Memory, *arguments: str):
+    """A process that reads a prompt and decodes takes so much: within 5 % and 50 MB."""
+    done = run_python(RUN, *arguments)
     assert done.code == 0, done.err
     assert abs(done.peak - planned.peak) <= 0.05 * done.peak + 50e6, (done.peak, planned)
 
