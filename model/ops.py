@@ -21,8 +21,11 @@ from model.quantised import LANES, ROW, Quantised
 from reference.config import Config
 
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
-MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
 LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
+LONGEST_CPU_SPAN = 512  # the same, of a prompt on a CPU: what is multiplied stays in its caches
+MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
+MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
+FEWEST_ROWS = 16  # decoded at once, or it would be a loop over single rows
 
 
 class Positions(NamedTuple):
@@ -92,6 +95,22 @@ def attend(
     smallest = jnp.sum(jnp.asarray(spans[: len(branches) - 1], jnp.int32) < used)  # of what covers the rows in use
     h = lax.switch(smallest, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)
+
+
+def cpu_attend(
+    q: Float[Array, "batch seq heads head_dim"],
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+) -> Float[Array, "batch seq width"]:
+    """`attend`, which for a prompt reads few rows at once: then none but those in use, and they stay in a CPU's caches.
+
+    Of a single query the fewer, larger steps are faster.
+    """
+    longest = LONGEST_SPAN if q.shape[1] == 1 else LONGEST_CPU_SPAN
+    return attend(q, cache, positions, window=window, config=config, longest=longest)
 
 
 def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
@@ -241,16 +260,17 @@ def _spans(capacity: int, *, growth: int) -> list[int]:
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
     if isinstance(weight, Quantised):
-        return _decoded_dot(_padded(x.astype(jnp.float32), weight), weight)
+        return _decoded_dot(x, weight, most=MOST_DECODED)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x, weight, contract, lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
-def _decoded_dot(x: Float[Array, "*batch cols"], weight: Quantised) -> Float[Array, "*batch rows"]:
-    """Of a large matrix some rows are decoded at a time, so that it is never there in float32 as a whole."""
+def _decoded_dot(x: Float[Array, "*batch cols"], weight: Quantised, *, most: int) -> Float[Array, "*batch rows"]:
+    """So many rows are decoded at a time that at most `most` weights are there in float32 at once."""
+    x = _padded(x.astype(jnp.float32), weight)
     rows = len(weight.codes)
-    block = max(size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= MOST_DECODED)
-    if block == rows or rows // block > 64:  # in few blocks, or it would be a loop over single rows
+    block = max((size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= most), default=1)
+    if block == rows or block < FEWEST_ROWS:
         return dot(x, weight.weights())
     blocks = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), weight)
     y = lax.map(lambda part: dot(x, part.weights()), blocks)  # [blocks, *batch, block]
@@ -265,10 +285,18 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     registers there, where a dot would widen the whole matrix in memory first.
     """
     if x.size != x.shape[-1] or not (block := _block(weight)):
-        return dot(x, weight)
+        return _dot_of_many(x, weight)
     v = x.reshape(-1).astype(jnp.float32)
     y = _quantised_sums(v, weight, block) if isinstance(weight, Quantised) else _plain_sums(v, weight, block)
     return y.reshape(*x.shape[:-1], -1)
+
+
+def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A quantised matrix is decoded in two parts at least, in a loop: without one, XLA decodes those of all layers
+    before the first is multiplied, and keeps them all in memory."""
+    if not isinstance(weight, Quantised):
+        return dot(x, weight)
+    return _decoded_dot(x, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
 
 
 def _block(weight: Matrix) -> int | None:
@@ -345,4 +373,4 @@ def plain(product: Product) -> Ops:
 
 
 XLA = plain(dot)
-CPU = plain(cpu_product)
+CPU = plain(cpu_product)._replace(attend=cpu_attend)
