@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from model.cache import cache_bytes
-from model.ops import LONGEST_SPAN, MOST_DECODED
+from model.ops import LONGEST_CPU_SPAN, LONGEST_SPAN, MOST_CPU_DECODED, MOST_DECODED
 from model.params import Params, weight_bytes
 from model.quantised import Quantised
 from reference.config import Config
@@ -69,22 +69,27 @@ def memory_of(
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
-        activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity),
+        activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity, on_cpu=on_cpu),
         logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
         process=PROCESS + PROGRAMS[0] + layers * a_layer if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * COMPILING[1] if on_cpu else 0,
     )
 
 
-def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int) -> int:
+def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int, on_cpu: bool) -> int:
     """What is alive at once in the widest op of a prompt's chunk, in float32: attention, or the feed-forward layer."""
-    span = min(capacity, LONGEST_SPAN)
-    scores = 2 * tokens * config.heads * span  # and probabilities
-    rows = 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
+    longest, most = (LONGEST_CPU_SPAN, MOST_CPU_DECODED) if on_cpu else (LONGEST_SPAN, MOST_DECODED)
+
+    def attention(queries: int, longest: int) -> int:
+        span = min(capacity, longest)
+        scores = 2 * queries * config.heads * span  # and probabilities
+        return scores + 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
+
+    attended = max(attention(tokens, longest), attention(batch, LONGEST_SPAN))  # of a prompt, of a step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
-    decoded = max((min(len(m.codes) * m.cols, MOST_DECODED) for m in _matrices(params)), default=0)
+    decoded = max((min(len(m.codes) * m.cols, most) for m in _matrices(params)), default=0)
     stream = 4 * tokens * config.dim
-    return 4 * (stream + max(scores + rows, hidden + 2 * decoded))
+    return 4 * (stream + max(attended, hidden + 2 * decoded))
 
 
 def _matrices(params: Params) -> list[Quantised]:
