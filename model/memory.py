@@ -87,9 +87,11 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
 
     attended = max(attention(tokens, longest), attention(batch, LONGEST_SPAN))  # of a prompt, of a step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
-    decoded = max((min(len(m.codes) * m.cols, most) for m in _matrices(params)), default=0)
+    largest = max((len(m.codes) * m.cols for m in _matrices(params)), default=0)
+    # In float32, twice; by kernels all of it in bfloat16, half as much.
+    decoded = 2 * min(largest, most) if on_cpu else max(2 * min(largest, most), largest // 2)
     stream = 4 * tokens * config.dim
-    return 4 * (stream + max(attended, hidden + 2 * decoded))
+    return 4 * (stream + max(attended, hidden + decoded))
 
 
 def _matrices(params: Params) -> list[Quantised]:

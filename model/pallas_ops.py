@@ -1,9 +1,9 @@
 """The ops of a block on a Hopper GPU: our kernels where they are made for it, the plain form where they are not.
 
 Kernels are for decoding: one new token for each of a few sequences, where all time is spent reading weights and cache.
-The products of a prompt's many tokens stay XLA's, whose matrix products reach the tensor cores' speed; its attention is
-ours. What a kernel cannot do (other dtypes, odd widths, heads that are not 64 or 128 wide, codes that are neither int8
-nor int4) it says at trace time, and the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead.
+The products of a prompt's many tokens stay XLA's, whose matrix products reach the tensor cores' speed; its attention
+is ours. What a kernel cannot do (other dtypes, odd widths, heads that are not 64 or 128 wide, codes that are neither
+int8 nor int4) it says at trace time, and the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead.
 
 A module of its own beside `ops`, because Pallas takes a second to import, and only a GPU needs it.
 """
@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
-from model.ops import XLA, Ops, Positions
+from model.ops import XLA, Ops, Positions, dot, plain
 from model.pallas_weights import Int4Words
 from model.params import FeedForward, Layer, Matrix, Params
 from model.quantised import Int8, Quantised
@@ -116,19 +117,34 @@ def _check_cache(cache: LayerCache, x: Array) -> None:
         raise ValueError(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
 
+def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A product for the many tokens of a prompt, in float32 from what the tensor cores multiply.
+
+    Where x is bfloat16, quantised weights are decoded to bfloat16, each rounded once, as a model in that dtype would
+    have them: in float32 the product takes ten times as long.
+    """
+    if not isinstance(weight, Quantised) or x.dtype != jnp.bfloat16:
+        return dot(x, weight)
+    # Together with x, or XLA might decode the matrices of all layers before the first is multiplied.
+    x, weight = lax.optimization_barrier((x, weight))
+    return dot(x, weight.weights()[:, : x.shape[-1]].astype(x.dtype))
+
+
+PROMPTS = plain(prompt_product)
+
+
 def _routed(name: str, kernel: Callable[..., Any], *, only: bool) -> Callable[..., Any]:
     """`kernel` where it does not refuse, else the plain form; for many tokens a sequence only attention has one."""
-    plain = getattr(XLA, name)
 
     def op(x: Array, *arguments: Any, **fixed: Any):
         if name != "attend" and x.ndim > 2 and x.shape[1] > 1:
-            return plain(x, *arguments, **fixed)
+            return getattr(PROMPTS, name)(x, *arguments, **fixed)
         try:
             return kernel(x, *arguments, **fixed)
         except ValueError:
             if only:
                 raise
-            return plain(x, *arguments, **fixed)
+            return getattr(XLA, name)(x, *arguments, **fixed)
 
     return op
 

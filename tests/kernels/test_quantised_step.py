@@ -1,5 +1,6 @@
 """A quantised Llama through the kernels: how its weights lie, each op beside the plain form, and the same text."""
 
+import re
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ from model.checkpoints.codes import quantised
 from model.forward import decode
 from model.ops import XLA, Ops, Positions
 from model.options import SamplingOptions
-from model.pallas_ops import PALLAS, PALLAS_ONLY, operand
+from model.pallas_ops import PALLAS, PALLAS_ONLY, operand, prompt_product
 from model.pallas_weights import Int4Words, arranged, packed, unpacked
 from model.params import FeedForward, Params, load_params
 from model.quantised import KINDS, Int4
@@ -22,8 +23,8 @@ from pallas_kernels import int4
 from pallas_kernels.compat import interpreter
 from reference.config import Config
 from tests.random_models import random_checkpoint
-from tests.strategies import assert_within
-from verify.running_error import Approx
+from tests.strategies import Noise, assert_within
+from verify.running_error import Approx, gamma
 
 # As narrow as kernels take codes: rows of 1024.
 NARROW = Config(
@@ -118,6 +119,22 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
 
 def within(actual, expected: Approx) -> None:
     assert_within(np.asarray(actual), expected.value, expected.error)
+
+
+@pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
+def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
+    """In bfloat16 by matrix products of that dtype; in float32 nothing is rounded but the sums."""
+    down = load(scheme, seed=2).layers[0].ffn.down.weight
+    weights = np.asarray(down.weights(), np.float64)
+    for dtype, unit in ((jnp.bfloat16, 2.0**-8), (jnp.float32, 0.0)):
+        x = Noise(seed=5)(1, 40, NARROW.ffn, dtype=np.dtype(dtype))
+        program = jax.jit(prompt_product).lower(x, down)
+        operands = re.findall(r"dot_general.*\(tensor<[^>]*x(\w+)>, tensor<[^>]*x(\w+)>\)", program.as_text())
+        assert operands == [("bf16", "bf16") if unit else ("f32", "f32")]
+        wide = x.astype(np.float64)
+        size = np.abs(wide) @ np.abs(weights).T
+        bound = (unit + gamma(NARROW.ffn + 1) * (1 + unit)) * size
+        assert_within(np.asarray(program.compile()(x, down)), wide @ weights.T, bound)
 
 
 def test_the_text_is_that_of_the_plain_form():
