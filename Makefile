@@ -59,8 +59,7 @@ gates:
 	@$(MAKE) test-jax011 KERNEL_TABLE=sample
 	@$(MAKE) test-gpu-compile ARGS="--sample --no-keep"
 
-# Not yet the gates: how long they take on two idle cores is not measured.
-ci: lint test
+ci: lint test gates
 
 # Every mutant must be found out, and every op of ours accepted.
 EXAMPLES ?= 1000
