@@ -166,7 +166,8 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, float]) -> list[str]:
-    return [f"{row['perplexity']:.4f}", f"{row['mean']:.2g}", f"{100 * row['same_top']:.1f} %"]
+    kl = f"{row['mean']:#.2g}" if row["mean"] else "0"
+    return [f"{row['perplexity']:.4f}", kl, f"{100 * row['same_top']:.1f} %"]
 
 
 def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:

@@ -109,8 +109,8 @@ def test_the_table():
     assert markdown({"models": models, "decoding": rates}).splitlines() == [
         f"| scheme | bits | error of weights | {heads} | decoding |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        "| float32 | 4.5 | 0.12 | 2.0000 | 0.01 | 90.0 % |  |  |  |  |",
-        "| q4 | 4.5 | 0.12 | 2.0000 | 0.01 | 90.0 % | 2.0000 | 0.01 | 90.0 % | slower: 0.5 (0.5 to 0.5) |",
-        "| gptq | 4.5 |  | 2.0000 | 0.01 | 90.0 % |  |  |  | as q4 |",
+        "| float32 | 4.5 | 0.12 | 2.0000 | 0.010 | 90.0 % |  |  |  |  |",
+        "| q4 | 4.5 | 0.12 | 2.0000 | 0.010 | 90.0 % | 2.0000 | 0.010 | 90.0 % | slower: 0.5 (0.5 to 0.5) |",
+        "| gptq | 4.5 |  | 2.0000 | 0.010 | 90.0 % |  |  |  | as q4 |",
     ]
     assert doctest.testmod(schemes).failed == 0
