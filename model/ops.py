@@ -69,20 +69,24 @@ def attend(
     window: int | None,
     config: Config,
     longest: int = LONGEST_SPAN,
+    scores: Callable[[Array, Array, Array], Array] | None = None,
+    weighted: Callable[[Array, Array], Array] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """Causal grouped-query attention over the part of the cache that is in use.
 
     Up to `longest` rows are read at once, in spans of a few lengths; of a longer cache, so many at a time.
+    `scores` and `weighted` are the two products of a span, left to XLA by default.
     """
     batch, seq = q.shape[:2]
     capacity, dtype = cache.k.shape[2], q.dtype
+    scores, weighted = scores or _scores, weighted or _weighted
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.astype(jnp.float32) * config.head_dim**-0.5
 
     def over(span: int):
         def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
-            scores = _scores(q, k[:, :, :span], _visible(at, jnp.arange(span), window))
-            return _weighted(jax.nn.softmax(scores, axis=-1), v[:, :, :span])
+            found = scores(q, k, _visible(at, jnp.arange(span), window))
+            return weighted(jax.nn.softmax(found, axis=-1), v)
 
         return branch
 
@@ -107,10 +111,14 @@ def cpu_attend(
 ) -> Float[Array, "batch seq width"]:
     """`attend`, which for a prompt reads few rows at once: then none but those in use, and they stay in a CPU's caches.
 
-    Of a single query the fewer, larger steps are faster.
+    Of one token, where each head has keys of its own, they are multiplied where they lie: a dot has them copied first.
     """
-    longest = LONGEST_SPAN if q.shape[1] == 1 else LONGEST_CPU_SPAN
-    return attend(q, cache, positions, window=window, config=config, longest=longest)
+    fixed = {"window": window, "config": config}
+    if q.shape[1] > 1:
+        return attend(q, cache, positions, **fixed, longest=LONGEST_CPU_SPAN)
+    if config.heads > config.kv_heads:
+        return attend(q, cache, positions, **fixed)
+    return attend(q, cache, positions, **fixed, scores=_scores_of_one, weighted=_weighted_by_one)
 
 
 def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
@@ -137,7 +145,8 @@ def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, wi
 
 
 def _scores(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
-    k, scales = _scaled(k)
+    """With the first of the keys, as many as there are in `visible`."""
+    k, scales = _scaled(k[:, :, : visible.shape[-1]])
     scores = jnp.einsum("bskgd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
     if scales is not None:
         scores = scores * scales
@@ -145,8 +154,36 @@ def _scores(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 
 
 
 def _weighted(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head_dim"]:
-    v, scales = _scaled(v)
+    """The sum of the first of the values, as many as there are in `p`."""
+    v, scales = _scaled(v[:, :, : p.shape[-1]])
     return jnp.einsum("bkgst,bktd->bkgsd", p if scales is None else p * scales, v, precision=lax.Precision.HIGHEST)
+
+
+def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
+    """`_scores` of one query a key, as `_plain_sums` of keys."""
+    head_dim = q.shape[-1]
+    if k.dtype == jnp.int8 or head_dim % LANES:
+        return _scores(q, k, visible)
+    q = lax.optimization_barrier(q)[:, 0]  # [batch, kv_heads, 1, head_dim]
+    slices = (slice(i, i + LANES) for i in range(0, head_dim, LANES))
+    keys = k[:, :, : visible.shape[-1]]
+    partial_sums = sum(keys[..., s].astype(jnp.float32) * q[..., s] for s in slices)  # [batch, kv_heads, rows, lanes]
+    scores = jnp.sum(lax.optimization_barrier(partial_sums), axis=-1)
+    return jnp.where(visible, scores[:, :, None, None], -jnp.inf)
+
+
+def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
+    """`_weighted` of one row of probabilities a head: each partial sum is of 64 values.
+
+    They are sliced out of all there are in one step, or XLA makes a copy of those in use.
+    """
+    rows = p.shape[-1]
+    if v.dtype == jnp.int8 or rows % SMALLEST_SPAN:
+        return _weighted(p, v)
+    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, SMALLEST_SPAN, 1)  # [batch, kv_heads, sums, 64, 1]
+    values = (v[:, :, i:rows:SMALLEST_SPAN].astype(jnp.float32) for i in range(SMALLEST_SPAN))
+    partial_sums = sum(value * p[:, :, :, i] for i, value in enumerate(values))
+    return jnp.sum(lax.optimization_barrier(partial_sums), axis=2)[:, :, None, None]
 
 
 def _scaled(rows: Array) -> tuple[Float[Array, "batch kv_heads rows head_dim"], Array | None]:

@@ -1,0 +1,71 @@
+"""Attention in the form for XLA's CPU compiler: one query on keys where they lie, prompts in small spans."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.cache import LayerCache
+from model.ops import LONGEST_CPU_SPAN, Positions, cpu_attend
+from reference.attention import attention, causal_mask
+from tests.random_models import SMALL
+from tests.strategies import assert_within, attention_bound, noises
+from tests.test_decode_hlo import PASSED_ON, written
+
+HEADS, HEAD_DIM = 2, 64
+
+
+def attending(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, start: int, window: int | None = None):
+    """Of queries [seq, heads, head_dim] from position `start` on, over a cache [rows, heads, head_dim]: compiled."""
+    config = replace(SMALL, heads=q.shape[1], kv_heads=k.shape[1], head_dim=q.shape[2])
+    cache = LayerCache(*(jnp.asarray(rows.swapaxes(0, 1)[None]) for rows in (k, v)))
+    at = jnp.arange(start, start + len(q), dtype=jnp.int32)[None]
+    angles = jnp.zeros((1, len(q), q.shape[2] // 2))
+    arguments = (jnp.asarray(q[None]), cache, Positions(at, angles, angles))
+    program = jax.jit(lambda *arguments: cpu_attend(*arguments, window=window, config=config))
+    return program.lower(*arguments).compile(), arguments
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, start: int, window: int | None = None) -> np.ndarray:
+    program, arguments = attending(q, k, v, start=start, window=window)
+    return np.asarray(program(*arguments)).reshape(q.shape)
+
+
+@settings(max_examples=10)  # each compiles
+@given(
+    noise=noises,
+    capacity=st.sampled_from([64, 70, 192]),
+    start=st.integers(0, 60),
+    window=st.sampled_from([None, 5]),
+)
+def test_one_query_is_within_the_bound(noise, capacity, start, window):
+    q = noise(1, HEADS, HEAD_DIM)
+    k, v = noise(capacity, HEADS, HEAD_DIM), noise(capacity, HEADS, HEAD_DIM)
+    mask = causal_mask(1, start + 1, offset=start, window=window)
+    used = slice(0, start + 1)
+    exact = attention(q, k[used], v[used], mask)
+    bound = attention_bound(q, k[used], v[used], mask, dtype="float32", sums="float32")
+    assert_within(attended(q, k, v, start=start, window=window), exact, bound)
+
+
+@pytest.mark.parametrize("seq", [1, 3])
+def test_no_row_is_read_past_the_span_in_use(seq: int):
+    """What is NaN there would be seen in what 0 times it adds."""
+    rng = np.random.default_rng(0)
+    capacity, start = 3 * LONGEST_CPU_SPAN, LONGEST_CPU_SPAN + 10
+    q, k, v = (rng.standard_normal((rows, HEADS, HEAD_DIM), np.float32) for rows in (seq, capacity, capacity))
+    k[2 * LONGEST_CPU_SPAN :], v[2 * LONGEST_CPU_SPAN :] = np.nan, np.nan
+    assert np.isfinite(attended(q, k, v, start=start)).all()
+
+
+def test_one_query_copies_no_keys():
+    """A dot would have the span cut out of the cache first."""
+    q, k, v = (np.zeros((rows, HEADS, HEAD_DIM), np.float32) for rows in (1, 192, 192))
+    text = attending(q, k, v, start=0)[0].as_text()
+    assert text
+    copied = [(name, kind) for name, kind, numbers in written(text) if numbers >= 64 * HEADS * HEAD_DIM]
+    assert {kind for _, kind in copied} <= PASSED_ON
