@@ -10,8 +10,8 @@ from model.options import SamplingOptions
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
-# A burst takes no longer than this, so that a token is seen soon after it exists. On a CPU one begins with a millisecond
-# in which nothing is computed: half of this, and a model of 134M parameters decodes 5 % slower.
+# A burst takes no longer than this, so that a token is seen soon after it exists. On a CPU each begins with about a
+# millisecond in which nothing is computed: at half of this, a model of 134M parameters decodes 5 % slower.
 DISPLAY_SECONDS = 0.08
 
 
