@@ -1,11 +1,13 @@
 """Drawing tokens on the device: `reference.sampling` for a batch, in float32, without a sort.
 
 Top-k and top-p keep the tokens above some probability. The bits of a positive float order as the
-float does, so that threshold is found by bisection on 31 bits: 31 sums over the vocabulary, where a
-sort of it would take many times as long on a CPU.
+float does, so that threshold is found by halving a range of 31 bits: 31 sums over the vocabulary, where a
+sort of it would take many times as long on a CPU. A GPU, where each sum is a few kernels that have
+next to nothing to do, cuts the range into 16: 15 sums at once, 8 times.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -111,17 +113,32 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
 def _keep_above(p: Array, enough: Callable[[Array], Array]) -> Array:
     """Keep tokens from the smallest probability t up for which `enough(p > t)`, and renormalise."""
     bits = lax.bitcast_convert_type(p, jnp.int32)
-
-    def halve(_, bounds):
-        low, high = bounds  # low: not enough, or -1; high: enough
-        middle = low + (high - low) // 2
-        fits = enough(bits > middle)
-        return jnp.where(fits, low, middle), jnp.where(fits, middle, high)
-
     low = jnp.full((*p.shape[:-1], 1), -1, jnp.int32)
     high = jnp.max(bits, axis=-1, keepdims=True)
-    _, threshold = lax.fori_loop(0, 31, halve, (low, high))
-    return _normalise(jnp.where(bits >= threshold, p, 0))
+    halved, cut = (partial(smallest, lambda t: enough(bits > t), ways=ways) for ways in (2, 16))
+    return _normalise(jnp.where(bits >= lax.platform_dependent(low, high, cpu=halved, default=cut), p, 0))
+
+
+def smallest(
+    enough: Callable[[Int[Array, "*batch 1"]], Bool[Array, "*batch 1"]],
+    low: Int[Array, "*batch 1"],
+    high: Int[Array, "*batch 1"],
+    *,
+    ways: int,
+) -> Int[Array, "*batch 1"]:
+    """The smallest number above `low` that is enough, where `low` is not, or -1, and `high` is. Ranges of up to 31 bits
+    are cut into so many parts, a power of 2, until they are 1."""
+    parts = jnp.arange(1, ways, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
+
+    def narrow(_, bounds):
+        low, high = bounds
+        whole, rest = jnp.divmod(high - low, ways)
+        between = low + whole * parts + rest * parts // ways
+        fits = jax.vmap(enough)(between)
+        return jnp.max(jnp.where(fits, low, between), axis=0), jnp.min(jnp.where(fits, between, high), axis=0)
+
+    rounds = -(-31 // (ways.bit_length() - 1))
+    return lax.fori_loop(0, rounds, narrow, (low, high), unroll=ways > 2)[1]
 
 
 def _normalise(p: Array) -> Array:

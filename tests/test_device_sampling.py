@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from model.options import SamplingOptions
-from model.sampling import as_arrays, distribution, draw, greedy, random_key, sample, uniform
+from model.sampling import as_arrays, distribution, draw, greedy, random_key, sample, smallest, uniform
 from reference import sampling as reference
 from tests.strategies import seeds
 
@@ -46,6 +46,20 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
     # A threshold that float32 and float64 round to different sides keeps or drops whole tokens.
     assume(np.array_equal(actual > 0, expected.astype(np.float32) > 0) or not near_threshold(logits, options))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-30)
+
+
+@given(ways=st.sampled_from([2, 4, 16]), bounds=st.lists(st.integers(-1, 2**30), min_size=3, max_size=3), seed=seeds)
+@example(16, [-1, 0, 0], 0)
+@example(16, [-1, 2**30, 2**30], 0)
+@example(2, [5, 6, 2**30], 0)
+def test_the_smallest_that_is_enough(ways, bounds, seed):
+    """The same however a range is cut; a CPU halves it, a GPU cuts it into 16."""
+    low, wanted, high = sorted(bounds)
+    assume(low < wanted)
+    others = np.random.default_rng(seed).integers(low + 1, high + 1, 3)
+    wanted = jnp.asarray([[wanted], *others[:, None]], jnp.int32)
+    bounds = (jnp.full_like(wanted, bound) for bound in (low, high))
+    np.testing.assert_array_equal(smallest(lambda t: t >= wanted, *bounds, ways=ways), wanted)
 
 
 def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
