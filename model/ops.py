@@ -21,6 +21,7 @@ from model.quantised import LANES, ROW, Quantised
 from reference.config import Config
 
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
+SUMMED = 16  # values of one partial sum
 LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
 LONGEST_CPU_SPAN = 512  # the same, of a prompt on a CPU: what is multiplied stays in its caches
 MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
@@ -178,10 +179,10 @@ def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 hea
     They are sliced out of all there are in one step, or XLA makes a copy of those in use.
     """
     rows = p.shape[-1]
-    if v.dtype == jnp.int8 or rows % SMALLEST_SPAN:
+    if v.dtype == jnp.int8 or rows % SUMMED:
         return _weighted(p, v)
-    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, SMALLEST_SPAN, 1)  # [batch, kv_heads, sums, 64, 1]
-    values = (v[:, :, i:rows:SMALLEST_SPAN].astype(jnp.float32) for i in range(SMALLEST_SPAN))
+    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, SUMMED, 1)  # [batch, kv_heads, sums, 64, 1]
+    values = (v[:, :, i:rows:SUMMED].astype(jnp.float32) for i in range(SUMMED))
     partial_sums = sum(value * p[:, :, :, i] for i, value in enumerate(values))
     return jnp.sum(lax.optimization_barrier(partial_sums), axis=2)[:, :, None, None]
 
