@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.compat import MAX_SHARED_MEMORY, PROCESSORS, Target
 
 MOST_AT_ONCE = 4  # blocks on a processor: more registers than 128 a thread there are not for them
-FEWEST_TILES = 3  # for each of a block: with fewer, some processors would have half as much to do as others
+FEWEST_TILES = 4  # for each of a block: with fewer, some processors would have much less to do than others
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def blocks_for(tiles: int, *, shared: int) -> int:
     tiles, as many blocks as run at once, each with as many tiles as the others, but for one.
 
     >>> blocks_for(400, shared=50_000), blocks_for(1792, shared=100_000), blocks_for(2000, shared=200_000)
-    (400, 256, 132)
+    (400, 256, 125)
     """
     at_once = PROCESSORS * max(1, min(MOST_AT_ONCE, MAX_SHARED_MEMORY // shared))
     if tiles < FEWEST_TILES * at_once:
