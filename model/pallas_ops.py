@@ -126,8 +126,9 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
     if not isinstance(weight, Quantised) or x.dtype != jnp.bfloat16:
         return dot(x, weight)
     # Together with x, or XLA might decode the matrices of all layers before the first is multiplied.
-    x, weight = lax.optimization_barrier((x, weight))
-    return dot(x, weight.weights()[:, : x.shape[-1]].astype(x.dtype))
+    x, codes = lax.optimization_barrier((x, weight))
+    assert isinstance(codes, Quantised)
+    return dot(x, codes.weights()[:, : x.shape[-1]].astype(x.dtype))
 
 
 PROMPTS = plain(prompt_product)

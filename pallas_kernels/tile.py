@@ -1,8 +1,8 @@
 """Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
 
-`tuning/h200.json` has the products that another tile multiplied faster than the rule's, beyond the noise of both: narrow
-tiles, where weights are quantised and so few that with wider ones processors would be idle. `llamaspec bench --suite
-kernels --tune FILE` finds them.
+`tuning/h200.json` has the products that another tile multiplied faster than the rule's, beyond the noise of both:
+narrow tiles, where weights are quantised and so few that with wider ones processors would be idle. `llamaspec bench
+--suite kernels --tune FILE` finds them.
 """
 
 import json

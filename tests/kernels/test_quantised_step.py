@@ -17,7 +17,7 @@ from model.options import SamplingOptions
 from model.pallas_ops import PALLAS, PALLAS_ONLY, operand, prompt_product
 from model.pallas_weights import Int4Words, arranged, packed, unpacked
 from model.params import FeedForward, Params, load_params
-from model.quantised import KINDS, Int4
+from model.quantised import KINDS, Int4, Quantised
 from model.sampling import as_arrays
 from pallas_kernels import int4
 from pallas_kernels.compat import interpreter
@@ -124,7 +124,10 @@ def within(actual, expected: Approx) -> None:
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
     """In bfloat16 by matrix products of that dtype; in float32 nothing is rounded but the sums."""
-    down = load(scheme, seed=2).layers[0].ffn.down.weight
+    ffn = load(scheme, seed=2).layers[0].ffn
+    assert isinstance(ffn, FeedForward)
+    down = ffn.down.weight
+    assert isinstance(down, Quantised)
     weights = np.asarray(down.weights(), np.float64)
     for dtype, unit in ((jnp.bfloat16, 2.0**-8), (jnp.float32, 0.0)):
         x = Noise(seed=5)(1, 40, NARROW.ffn, dtype=np.dtype(dtype))
