@@ -92,6 +92,10 @@ def test_laws_of_xnor(weights):
     np.testing.assert_array_equal(q.codes[w == 0], 1)
     if np.all(w != 0):
         np.testing.assert_array_equal(binary.quantize(-w).codes, -q.codes)
+    if np.all((w == 0) | (np.abs(w) > 2.0**-120)):
+        smaller = binary.quantize(w / np.float32(8))
+        np.testing.assert_array_equal(smaller.codes, q.codes)
+        np.testing.assert_array_equal(smaller.scales, q.scales / 8)
     np.testing.assert_array_equal(binary.unpack(binary.pack(q.codes)), q.codes)
     every = np.arange(256, dtype=np.uint8)
     np.testing.assert_array_equal(binary.pack(binary.unpack(every)), every)

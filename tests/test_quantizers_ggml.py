@@ -236,7 +236,7 @@ def test_superblocks_get_better_with_bits():
     assert errors == sorted(errors, reverse=True)
 
 
-@given(name=st.sampled_from(["MXFP4", *TERNARY]), weights=weights)
+@given(name=st.sampled_from(["Q8_0", "Q4_0", "Q5_0", "MXFP4", *TERNARY]), weights=weights)
 def test_fixed_points(name, weights):
     kind = TYPES[name]
     once = kind.quantize(weights(1, 256))

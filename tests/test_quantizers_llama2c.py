@@ -55,6 +55,10 @@ def test_laws(weights, group):
         again = llama2c.quantize(llama2c.dequantize(q), group=group)
         np.testing.assert_array_equal(again.codes, q.codes)
         np.testing.assert_array_equal(again.scales, q.scales)
+    if np.all((q.scales == 0) | (q.scales > 2.0**-120)):
+        smaller = llama2c.quantize(w / np.float32(8), group=group)
+        np.testing.assert_array_equal(smaller.codes, q.codes)
+        np.testing.assert_array_equal(smaller.scales, q.scales / 8)
 
 
 @given(weights=weights)

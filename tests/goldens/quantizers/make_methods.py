@@ -110,7 +110,7 @@ def smoothquant() -> dict[str, Any]:
 
 
 def awq() -> dict[str, Any]:
-    """Rounding, the words of a checkpoint read again, and the search, by autoawq's own formulas and functions."""
+    """Rounding, and the words of a checkpoint read again, by autoawq. Its search wants a whole model."""
     import torch  # pyright: ignore[reportMissingImports]
     from awq.quantize.quantizer import AwqQuantizer  # pyright: ignore[reportMissingImports]
     from awq.utils.packing_utils import dequantize_gemm  # pyright: ignore[reportMissingImports]
