@@ -89,7 +89,8 @@ def attention_bound(
     A score is a dot product of head_dim terms times a scale, to which a mask is added, and is at most `top` =
     |q| |k| scale + |mask| (Cauchy-Schwarz). Its error is (head_dim u_sums + 8 u) top, its distance from the row's
     maximum at most 2 top, rounded too. A probability is off relatively by twice the error of its exponent, once as
-    numerator and once in the sum over all keys, which takes keys u; then the sum over values takes keys u_sums.
+    numerator and once in the sum over all keys, which takes keys u; then the sum over values takes keys u_sums. However
+    far off the probabilities are, two averages of the values are at most 2 max |v| apart.
     """
     head_dim, keys = q.shape[-1], k.shape[-3]
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
@@ -98,4 +99,5 @@ def attention_bound(
     top = longest[0] * longest[1] * scale + np.max(np.abs(mask), initial=0, where=np.isfinite(mask))
     u, u_sums = roundoff(dtype), roundoff(sums)
     exponent = (head_dim * u_sums + 8 * u) * top + 2 * top * u
-    return float((np.expm1(2 * exponent) + keys * (u + u_sums) + 8 * u) * np.max(np.abs(v)))
+    off = np.expm1(min(2 * exponent, np.log(3)))
+    return float((off + keys * (u + u_sums) + 8 * u) * np.max(np.abs(v)))

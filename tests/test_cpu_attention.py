@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.cache import LayerCache
 from model.ops import LONGEST_CPU_SPAN, Positions, cpu_attend
 from reference.attention import attention, causal_mask
 from tests.random_models import SMALL
-from tests.strategies import assert_within, attention_bound, noises
+from tests.strategies import Noise, assert_within, attention_bound, noises
 from tests.test_decode_hlo import PASSED_ON, written
 
 HEADS, HEAD_DIM = 2, 64
@@ -42,6 +42,7 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, start: int, window:
     start=st.integers(0, 60),
     window=st.sampled_from([None, 5]),
 )
+@example(noise=Noise(0, exponent=10, mean=4), capacity=64, start=0, window=None)  # scores of 10^8
 def test_one_query_is_within_the_bound(noise, capacity, start, window):
     q = noise(1, HEADS, HEAD_DIM)
     k, v = noise(capacity, HEADS, HEAD_DIM), noise(capacity, HEADS, HEAD_DIM)
