@@ -54,10 +54,11 @@ def measured(layers: int, quantize: str | None) -> Row:
     }
     checkpoint = Checkpoint("constant", "memory", config, tensors, bos=None, stops=frozenset())
     tensors = (quantised(checkpoint, quantize) if quantize else checkpoint).tensors
-    arrays = memory_of(
+    memory = memory_of(
         abstract_params(config, dtype=number.dtype, positions=1, tensors=tensors), config,
-        batch=1, context=config.context, chunk=prompt_chunk(), platform="gpu", cache_dtype=number.dtype,
+        batch=1, context=config.context, chunk=prompt_chunk(), platform="cpu", cache_dtype=number.dtype,
     )  # fmt: skip
+    arrays = memory.running - memory.process
     jax.devices()
     started = _resident("VmRSS")
     backend = load_backend(checkpoint, quantize=quantize)
@@ -69,7 +70,7 @@ def measured(layers: int, quantize: str | None) -> Row:
         pass
     return {
         **{"layers": layers, "quantize": quantize, "started": started},
-        **{"compiling": compiling - started, "running": _resident("VmHWM") - started - arrays.peak},
+        **{"compiling": compiling - started, "running": _resident("VmHWM") - started - arrays},
     }
 
 

@@ -21,12 +21,12 @@ from model.quantised import LANES, ROW, Quantised
 from reference.config import Config
 
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
-SUMMED = 16  # values of one partial sum
 LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
 LONGEST_CPU_SPAN = 512  # the same, of a prompt on a CPU: what is multiplied stays in its caches
 MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once, or it would be a loop over single rows
+SUMMED = 16  # values of the cache in a partial sum: each is an operation more to compile
 
 
 class Positions(NamedTuple):
@@ -162,26 +162,22 @@ def _weighted(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head
 
 def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
     """`_scores` of one query a key, as `_plain_sums` of keys."""
-    head_dim = q.shape[-1]
-    if k.dtype == jnp.int8 or head_dim % LANES:
+    if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return _scores(q, k, visible)
     q = lax.optimization_barrier(q)[:, 0]  # [batch, kv_heads, 1, head_dim]
-    slices = (slice(i, i + LANES) for i in range(0, head_dim, LANES))
-    keys = k[:, :, : visible.shape[-1]]
-    partial_sums = sum(keys[..., s].astype(jnp.float32) * q[..., s] for s in slices)  # [batch, kv_heads, rows, lanes]
-    scores = jnp.sum(lax.optimization_barrier(partial_sums), axis=-1)
+    scores = jnp.sum(_lane_sums(k[:, :, : visible.shape[-1]], q), axis=-1)  # [batch, kv_heads, rows]
     return jnp.where(visible, scores[:, :, None, None], -jnp.inf)
 
 
 def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
-    """`_weighted` of one row of probabilities a head: each partial sum is of 64 values.
+    """`_weighted` of one row of probabilities a head: each partial sum is of `SUMMED` values.
 
     They are sliced out of all there are in one step, or XLA makes a copy of those in use.
     """
     rows = p.shape[-1]
     if v.dtype == jnp.int8 or rows % SUMMED:
         return _weighted(p, v)
-    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, SUMMED, 1)  # [batch, kv_heads, sums, 64, 1]
+    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, SUMMED, 1)  # [batch, kv_heads, sums, values, 1]
     values = (v[:, :, i:rows:SUMMED].astype(jnp.float32) for i in range(SUMMED))
     partial_sums = sum(value * p[:, :, :, i] for i, value in enumerate(values))
     return jnp.sum(lax.optimization_barrier(partial_sums), axis=2)[:, :, None, None]
@@ -353,9 +349,13 @@ def _block(weight: Matrix) -> int | None:
 def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], block: int) -> Float[Array, " rows"]:
     w = weight.reshape(len(weight), -1, block)
     v = lax.optimization_barrier(x).reshape(-1, block)
-    slices = (slice(i, i + LANES) for i in range(0, block, LANES))
-    partial_sums = sum(w[:, :, s].astype(jnp.float32) * v[:, s] for s in slices)  # [rows, blocks, lanes]
-    return jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
+    return jnp.sum(_lane_sums(w, v), axis=(1, 2))  # of [rows, blocks, lanes]
+
+
+def _lane_sums(w: Float[Array, "*rows n"], v: Float[Array, "*some n"]) -> Float[Array, "*rows lanes"]:
+    """Of each row of w the products with v, of which every 16th is in the same sum."""
+    slices = (slice(i, i + LANES) for i in range(0, w.shape[-1], LANES))
+    return lax.optimization_barrier(sum(w[..., s].astype(jnp.float32) * v[..., s] for s in slices))
 
 
 def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> Float[Array, " rows"]:

@@ -56,7 +56,10 @@ class RowTiles:
             def begun(tile=tile, first=first, slot=slot):
                 fetch(block + tile * self.blocks, first, slot)
 
-            pl.when(tile < count)(begun) if tile else begun()
+            if tile:
+                pl.when(tile < count)(begun)
+            else:  # which every block has
+                begun()
         prepare()
 
         def walk_tile(i):
@@ -69,18 +72,25 @@ class RowTiles:
                 def _():
                     target.before_refill()
                     if alone:
-                        return fetch(block, j + self.stages, slot)
-                    tiles, rest = divmod(self.stages, self.steps)
-                    beyond = (j + rest >= self.steps).astype(jnp.int32)
-                    fetch(block + (i + tiles + beyond) * self.blocks, j + rest - beyond * self.steps, slot)
+                        fetch(block, j + self.stages, slot)
+                    else:
+                        tiles, rest = divmod(self.stages, self.steps)
+                        beyond = (j + rest >= self.steps).astype(jnp.int32)
+                        fetch(block + (i + tiles + beyond) * self.blocks, j + rest - beyond * self.steps, slot)
 
                 return sums
 
             sums = lax.fori_loop(0, self.steps, one, begin())
-            target.let_next_start() if alone else pl.when(i == count - 1)(target.let_next_start)
+            if alone:
+                target.let_next_start()
+            else:
+                pl.when(i == count - 1)(target.let_next_start)
             finish(block + i * self.blocks, sums)
 
-        walk_tile(0) if alone else pl.loop(0, count)(walk_tile)
+        if alone:
+            walk_tile(0)
+        else:
+            pl.loop(0, count)(walk_tile)
 
 
 def blocks_for(tiles: int, *, shared: int) -> int:
