@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from model.checkpoints import CheckpointError
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes
-from tests.refusals import load, refusal
+from tests.refusals import check_message, load, refusal
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>401</body></html>\n"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123456789abcdef\nsize 4400717852\n"
@@ -90,7 +90,10 @@ def test_what_may_not_be_read(tmp_path):
 def test_an_error_while_reading_is_one_line(tmp_path, monkeypatch):
     path = llama2c_files.write(tmp_path / "model.bin")
     monkeypatch.setattr("mmap.mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(5, os.strerror(5))))
-    assert "Input/output error" in refusal(path)
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    check_message(str(caught.value), str(path))
+    assert "Input/output error" in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["the directory's config.json", "the weights"])
