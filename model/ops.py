@@ -6,7 +6,7 @@ one implementation of each: `XLA` runs anywhere; `CPU` differs in its products, 
 XLA's CPU compiler. Both take quantised matrices where they take arrays, so no op knows of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from model.cache import LayerCache, append, from_int8
 from model.params import Experts, FeedForward, Layer, Linear, Matrix, Params
-from model.quantised import LANES, ROW, Quantised
+from model.quantised import LANES, PAIR, ROW, Quantised
 from reference.config import Config
 
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
@@ -340,7 +340,7 @@ def _block(weight: Matrix) -> int | None:
     half of what is read of 4-bit codes.
     """
     if isinstance(weight, Quantised):
-        cols, step = weight.cols, weight.group if weight.group < weight.cols else ROW
+        cols, step = weight.cols, max(weight.group, PAIR) if weight.group < weight.cols else ROW
     else:
         cols, step = weight.shape[1], LANES
     return max((size for size in range(step, min(cols, 64 * LANES) + 1, step) if cols % size == 0), default=None)
@@ -359,26 +359,39 @@ def _lane_sums(w: Float[Array, "*rows n"], v: Float[Array, "*some n"]) -> Float[
 
 
 def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> Float[Array, " rows"]:
-    """A group's scale is multiplied once for its 16 partial sums, a row's once for all."""
+    """A group's scale is multiplied once for its 16 partial sums, a row's once for all.
+
+    Where groups are of 16 columns or have minima, each weight is decoded whole: that takes no more operations, and
+    minima, which codes may outweigh, are not summed apart.
+    """
     v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
     rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
     group = weight.group if grouped else block
+    whole = group < PAIR or weight.minima is not None
+    step = max(group, PAIR)
 
-    def by_group(a: Array) -> Array:
-        return a.reshape(rows, -1, block // group, 1)
+    def of_group(a: Array, g: int) -> Array:
+        """What belongs to one group of each block, or to the row."""
+        return a.reshape(rows, -1, block // group, 1)[:, :, g] if grouped else a[..., None]
 
-    def sums(g: int) -> Float[Array, "rows blocks lanes"]:
-        """Of one group of each block."""
-        pieces = weight.pieces(block, g * group, (g + 1) * group)
-        if weight.zeros is not None:
-            zeros = by_group(weight.zeros)[:, :, g] if grouped else weight.zeros[..., None]
-            pieces = ((column, levels - zeros.astype(jnp.float32)) for column, levels in pieces)
-        total = sum(levels * v[:, column : column + LANES] for column, levels in pieces)
-        return total * by_group(weight.real_scales())[:, :, g] if grouped else jnp.asarray(total)
+    def decoded(start: int) -> Iterator[tuple[int, Array]]:
+        for column, levels in weight.pieces(block, start, start + step):
+            g = column // group
+            if weight.zeros is not None:
+                levels = levels - of_group(weight.zeros, g).astype(jnp.float32)
+            if whole:
+                levels = levels * of_group(weight.real_scales(), g)
+            if weight.minima is not None:
+                levels = levels + of_group(weight.minima, g)
+            yield column, levels
 
-    partial_sums = sum(sums(g) for g in range(block // group))
+    def sums(start: int) -> Float[Array, "rows blocks lanes"]:
+        total = sum(levels * v[:, column : column + LANES] for column, levels in decoded(start))
+        return total * of_group(weight.real_scales(), start // group) if grouped and not whole else jnp.asarray(total)
+
+    partial_sums = sum(sums(start) for start in range(0, block, step))
     y = jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
-    return y if grouped else y * weight.real_scales()[:, 0]
+    return y if grouped or whole else y * weight.real_scales()[:, 0]
 
 
 def _padded(x: Float[Array, "*batch cols"], weight: Quantised) -> Float[Array, "*batch padded"]:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused, tensor_shapes
 from model.checkpoints.checks import check_finite
+from model.checkpoints.codes import alike
 from model.pallas_weights import as_read_here
 from model.quantised import KINDS, Quantised, runs
 from reference.config import Config
@@ -94,7 +95,7 @@ def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, prog
 
     def place(*names: str) -> Array | Quantised:
         nonlocal done
-        tensors = [checkpoint.tensors[name] for name in names]
+        tensors = _joined([checkpoint.tensors[name] for name in names])
         shapes = _shapes(tensors, dtype)
         buffers = jax.tree.map(lambda shape: _aligned(shape.shape, shape.dtype), shapes)
         start = 0
@@ -120,21 +121,20 @@ def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
     return _in_parts(tensor.read())
 
 
+def _joined(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors that are to be one along their rows: with codes that can run so, or without."""
+    cols = math.prod(tensors[0].shape[1:])
+    codes = alike([tensor.codes for tensor in tensors])
+    usable = codes if codes and runs(codes[0], cols) else [None] * len(tensors)
+    return [tensor._replace(codes=one) for tensor, one in zip(tensors, usable, strict=True)]
+
+
 def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
-    """The arrays for tensors that are joined along their rows. They are quantised if all are, in the same way."""
+    """The arrays for what `_joined` gives."""
     rows, row = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
-    if codes := _joined([tensor.codes for tensor in tensors], math.prod(row)):
+    if codes := tensors[0].codes:
         return KINDS[codes.form].shapes(rows, math.prod(row), codes)
     return jax.ShapeDtypeStruct((rows, *row), dtype)
-
-
-def _joined(each: Sequence[Codes | None], cols: int) -> Codes | None:
-    """The codes of several tensors, where they can run as one matrix."""
-    first = each[0]
-    if first is None or not runs(first, cols):
-        return None
-    alike = all(codes and codes[:3] == first[:3] for codes in each)  # form, group and zero points
-    return first if alike else None
 
 
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
@@ -162,6 +162,8 @@ def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
                 raise refused(path, f"{name} has a scale that is NaN")
         else:
             check_finite(f"{name}'s scales", part.scales, path=path)
+        if isinstance(part, Shifted):
+            check_finite(f"{name}'s minima", part.minima, path=path)
         yield len(part.codes)
 
 
@@ -182,7 +184,7 @@ def abstract_params(
     table = jax.ShapeDtypeStruct((positions, config.head_dim // 2), np.float32)
 
     def place(*names: str) -> Any:
-        return as_read_here(_shapes([known[name] for name in names], dtype))
+        return as_read_here(_shapes(_joined([known[name] for name in names]), dtype))
 
     return _assemble(config, place, Rope(table, table))  # type: ignore
 

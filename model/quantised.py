@@ -13,13 +13,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.checkpoints.checkpoint import Codes, Form
+from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
 from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from reference.quantizers.nf4 import NF4
 
 LANES = 16  # float32 numbers in an AVX-512 register; of two codes in a byte, the second belongs so many columns later
-SMALLEST_GROUP = 2 * LANES  # as many columns as 16 bytes of packed codes hold
+PAIR = 2 * LANES  # columns in 16 bytes of packed codes: groups are of so many, or multiples, or of half as many
 LARGEST_GROUP = 128  # larger ones become several with the same scale, unless they are whole rows
 ROW = 64  # rows of one group end at a multiple of so many columns
 
@@ -28,10 +28,14 @@ class _Arrays(NamedTuple):
     codes: Array  # [rows, bytes]
     scales: Array  # [rows, groups]
     zeros: Array | None  # int8 [rows, groups]: what is subtracted from a level, where integers have zero points
+    minima: Array | None = None  # [rows, groups]: what is added to a level times its scale, where the form has minima
 
 
 class Quantised(_Arrays):
-    """A matrix [rows, cols] of levels times scales; zeros are appended to its columns up to whole groups."""
+    """A matrix [rows, cols] of levels times scales, plus minima; zeros are appended to its columns up to whole groups.
+
+    What is appended may stand for any finite weight.
+    """
 
     __slots__ = ()
     form: ClassVar[Form]
@@ -40,6 +44,7 @@ class Quantised(_Arrays):
     scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
     unit: ClassVar[float] = 1.0  # what all levels that `decode` gives are still to be multiplied by, a power of 2
     middle: ClassVar[int] = 0  # the zero point of what is stored of integers
+    shifted: ClassVar[bool] = False  # whether there are minima
 
     @property
     def cols(self) -> int:
@@ -75,32 +80,36 @@ class Quantised(_Arrays):
 
     def weights(self) -> Float[Array, "rows cols"]:
         """The whole matrix in float32, each weight rounded once, its appended columns included."""
-        grid = self.scales.shape
+        rows, groups = self.scales.shape
+        levels = self.decode(self.codes)
         if self.packed:  # decoded apart and then joined: with a shift for each, XLA on a CPU takes half as long again
-            codes = self.codes.reshape(*grid, -1, LANES)
-            levels = jnp.stack([self.decode(codes & 15), self.decode(codes >> 4)], axis=3)
-        else:
-            levels = self.decode(self.codes).reshape(*grid, 1, 1, -1)
+            codes = self.codes.reshape(rows, -1, LANES)
+            levels = jnp.stack([self.decode(codes & 15), self.decode(codes >> 4)], axis=2)
+        levels = levels.reshape(rows, groups, -1)
         if self.zeros is not None:
-            levels = levels - self.zeros[..., None, None, None].astype(jnp.float32)
-        levels = levels * self.unit * self.real_scales()[..., None, None, None]  # [rows, groups, pairs, 2, lanes]
-        return levels.reshape(len(self.codes), -1)
+            levels = levels - self.zeros[..., None].astype(jnp.float32)
+        levels = levels * self.unit * self.real_scales()[..., None]
+        if self.minima is not None:
+            levels = levels + self.minima[..., None]
+        return levels.reshape(rows, -1)
 
     @classmethod
     def shapes(cls, rows: int, cols: int, codes: Codes) -> "Quantised":
         """The arrays for a matrix of that shape."""
         group, _ = _group(codes, cols)
-        padded = -(-cols // group) * group if group else -(-cols // ROW) * ROW
+        whole = max(group, PAIR) if group else ROW
+        padded = -(-cols // whole) * whole
         grid = (rows, padded // group if group else 1)
         stored: list[Any] = [
             jax.ShapeDtypeStruct((rows, padded // (1 + cls.packed)), cls.dtype),
             jax.ShapeDtypeStruct(grid, cls.scale_dtype),
             jax.ShapeDtypeStruct(grid, np.int8) if codes.zeros else None,
+            jax.ShapeDtypeStruct(grid, np.float32) if cls.shifted else None,
         ]
         return cls(*stored)
 
     @classmethod
-    def stored(cls, part: Quantized | Affine, codes: Codes) -> "Quantised":
+    def stored(cls, part: Part, codes: Codes) -> "Quantised":
         """A part of `codes`, as NumPy arrays of `shapes`."""
         rows, cols = part.codes.shape
         shapes, (_, copies) = cls.shapes(rows, cols, codes), _group(codes, cols)
@@ -108,20 +117,22 @@ class Quantised(_Arrays):
         zeros = None
 
         def spread(a: np.ndarray) -> np.ndarray:
-            return np.repeat(a, copies, axis=1)[:, :groups]
+            spread = np.repeat(a, copies, axis=1)[:, :groups]
+            return np.pad(spread, [(0, 0), (0, groups - spread.shape[1])])
 
         bits = part.codes
         if isinstance(part, Affine):
             zeros = (spread(part.zeros).astype(np.int16) - cls.middle).astype(np.int8)
         elif cls.middle and cls.packed:
             bits = bits + np.int8(cls.middle)
+        minima = spread(part.minima) if isinstance(part, Shifted) else None
         if isinstance(part, Affine) and not cls.packed:
             bits = bits ^ np.uint8(cls.middle)  # less by 128, in two's complement
         bits = np.pad(bits.view(np.uint8), [(0, 0), (0, padded - cols)])
         if cls.packed:
             pairs = bits.reshape(rows, -1, 2, LANES)
             bits = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
-        arrays: Any = (bits.view(cls.dtype), spread(part.scales).astype(cls.scale_dtype), zeros)
+        arrays: Any = (bits.view(cls.dtype), spread(part.scales).astype(cls.scale_dtype), zeros, minima)
         return cls(*arrays)
 
 
@@ -151,6 +162,29 @@ class Int4(Quantised):
         return (codes.astype(jnp.int32) - 8).astype(jnp.float32)
 
 
+class Int8Min(Quantised):
+    """Integers from -128 to 127, with minima."""
+
+    __slots__ = ()
+    form = "int8_min"
+    packed = False
+    dtype = np.dtype(np.int8)
+    shifted = True
+    decode = staticmethod(Int8.decode)
+
+
+class Int4Min(Quantised):
+    """Integers from 0 to 15, with minima."""
+
+    __slots__ = ()
+    form = "int4_min"
+    shifted = True
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        return codes.astype(jnp.int32).astype(jnp.float32)
+
+
 class NF4Codes(Quantised):
     """The 16 levels of NF4, chosen by bits: 15 selections are faster than to look them up in memory."""
 
@@ -166,6 +200,22 @@ class NF4Codes(Quantised):
             return jnp.where((codes & len(lower)) != 0, choose(upper), choose(lower))
 
         return choose(NF4.levels)
+
+
+class IQ4NL(Quantised):
+    """The 16 levels of ggml's IQ4_NL, a byte each in four words: two bits of a code choose the word, two the byte."""
+
+    __slots__ = ()
+    form = "iq4_nl"
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        words = IQ4_NL_LEVELS.astype(np.int8).view("<i4").astype(np.int32)
+        codes = codes.astype(jnp.int32)
+        lower, upper = (jnp.where((codes & 4) != 0, words[i + 1], words[i]) for i in (0, 2))
+        word = jnp.where((codes & 8) != 0, upper, lower)
+        above = 24 - 8 * (codes & 3)  # bits: the byte is moved to the top, and down again with its sign
+        return (word << above >> 24).astype(jnp.float32)
 
 
 class FP8(Quantised):
@@ -202,17 +252,23 @@ class MXFP4(Quantised):
         return lax.bitcast_convert_type((bits & 8) << 12 | (bits & 7) << 9, jnp.float16).astype(jnp.float32)
 
 
-KINDS: dict[Form, type[Quantised]] = {kind.form: kind for kind in (Int8, Int4, NF4Codes, FP8, MXFP4)}
+KINDS: dict[Form, type[Quantised]] = {
+    kind.form: kind for kind in (Int8, Int4, Int8Min, Int4Min, NF4Codes, IQ4NL, FP8, MXFP4)
+}
 
 
 def runs(codes: Codes, cols: int) -> bool:
-    """Whether a matrix with so many columns can run from these codes: groups are of 32 columns, or multiples."""
-    return codes.group >= cols or codes.group % SMALLEST_GROUP == 0
+    """Whether a matrix with so many columns can run from these codes: groups are of 16 columns, 32, or multiples."""
+    return codes.group >= cols or _fits(codes.group)
+
+
+def _fits(group: int) -> bool:
+    return group == LANES or group % PAIR == 0
 
 
 def _group(codes: Codes, cols: int) -> tuple[int, int]:
     """How many columns share a scale as arrays hold them, 0 where all of a row do; and how often each is repeated."""
-    if codes.group >= cols and not (codes.group <= LARGEST_GROUP and codes.group % SMALLEST_GROUP == 0):
+    if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
         return 0, 1
     whole = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group
     return whole, codes.group // whole

@@ -10,7 +10,10 @@ import pytest
 
 from benchmarks.model_speed import GREEDY, _decoding
 from benchmarks.random_model import random_cache, random_params, random_shapes
+from benchmarks.schemes import Stored, shapes
 from model.cache import LayerCache, empty_cache
+from model.checkpoints.gguf_blocks import KINDS
+from model.compiling import compiler_options
 from model.forward import decode
 from model.ops import CPU
 from model.profile import named, parts_of
@@ -20,17 +23,21 @@ CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, v
                 eps=1e-5, theta=1e4)  # fmt: skip
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
 CAPACITY = 256  # with which keys of a layer are fewer numbers than that
-OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # as `model.jax_backend` compiles
-FORMATS = [("float32", None), ("bfloat16", None), ("float32", "q8"), ("float32", "q8_row"), ("float32", "q4")]
+OPTIONS = compiler_options()
+SCHEMES = (None, "q8", "q8_row", "q4", "Q5_K", "Q4_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL")  # our own, and GGUF's types
+FORMATS = [("bfloat16", None), *(("float32", scheme) for scheme in SCHEMES)]
 # What gives a name to numbers that are somewhere already.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
 
 
 def lowered(dtype: str, scheme: str | None, burst: int = 4):
-    shapes = random_shapes(CONFIG, dtype=np.dtype(dtype), positions=CAPACITY, quantize=scheme)
+    if scheme in KINDS:
+        params = shapes(CONFIG, Stored(dtype, *KINDS[scheme]), positions=CAPACITY)
+    else:
+        params = random_shapes(CONFIG, dtype=np.dtype(dtype), positions=CAPACITY, quantize=scheme)
     cache = jax.eval_shape(partial(empty_cache, CONFIG, batch=1, capacity=CAPACITY, dtype=np.dtype(dtype)))
     program = jax.jit(partial(decode, config=CONFIG, ops=named(CPU), burst=burst), donate_argnums=2)
-    return program.lower(shapes, *_decoding(CONFIG, cache, 1, burst, GREEDY))
+    return program.lower(params, *_decoding(CONFIG, cache, 1, burst, GREEDY))
 
 
 def written(hlo: str) -> list[tuple[str, str, int]]:

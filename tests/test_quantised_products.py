@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import ops
-from model.checkpoints.checkpoint import Codes, Form, Tensor
-from model.checkpoints.codes import dequantised, exact_weights
+from model.checkpoints.checkpoint import Codes, Form, Part, Shifted, Tensor
+from model.checkpoints.codes import WITH_MINIMA, dequantised, exact_weights
+from model.compiling import compiler_options
 from model.ops import cpu_product, dot
 from model.params import KINDS, FeedForward, Linear, abstract_params, load_params, weight_bytes
 from model.quantised import Quantised, runs
@@ -27,18 +28,20 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass
 class Matrix:
-    """Codes drawn evenly over all that there are, and scales between 2^-4 and 2^4."""
+    """Codes drawn evenly over all that there are, and scales between 2^-4 and 2^4; minima such that weights cancel."""
 
     form: Form
     zeros: bool
     group: int  # 0: a row
     seed: int
 
-    def __call__(self, rows: int, cols: int) -> tuple[Tensor, Quantized | Affine]:
+    def __call__(self, rows: int, cols: int) -> tuple[Tensor, Part]:
         rng = np.random.default_rng(self.seed)
         group = self.group or cols
         grid = (rows, -(-cols // group))
-        low, high = {"int8": (-128, 128), "int4": (-8, 8), "fp8": (0, 256)}.get(self.form, (0, 16))
+        low, high = {"int8": (-128, 128), "int8_min": (-128, 128), "int4": (-8, 8), "fp8": (0, 256)}.get(
+            self.form, (0, 16)
+        )
         scales = np.exp2(rng.uniform(-4, 4, grid)).astype(np.float32)
         if self.zeros:
             zeros = rng.integers(0, high - low, grid).astype(np.uint8)
@@ -50,6 +53,9 @@ class Matrix:
             elif self.form == "mxfp4":
                 scales = rng.integers(123, 132, grid).astype(np.uint8)
             part = Quantized(codes, scales)
+            if self.form in WITH_MINIMA:
+                scales = scales.astype(np.float16).astype(np.float32)  # times a code exact, as is asked for
+                part = Shifted(codes, scales, -scales * rng.integers(low, high, grid).astype(np.float32))
         codes = Codes(self.form, group, self.zeros, bytes=0, parts=lambda: iter([part]))
         return Tensor((rows, cols), FLOAT32, lambda: dequantised(codes, (rows, cols)), codes), part
 
@@ -58,6 +64,8 @@ kinds = st.sampled_from(
     [
         *(("int8", False, group) for group in (0, 32, 64, 1024)),
         *(("int4", False, group) for group in (0, 32, 64, 128)),
+        *((form, False, group) for form in ("int8", "int4", "int8_min", "int4_min") for group in (16, 256)),
+        *((form, False, 32) for form in ("int8_min", "int4_min", "iq4_nl")),
         *((form, True, group) for form in ("int8", "int4") for group in (0, 64)),
         *(("nf4", False, 64), ("fp8", False, 0), ("fp8", False, 128), ("mxfp4", False, 32)),
     ]
@@ -86,7 +94,7 @@ def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
     assert_product(jax.jit(product)(x, placed(tensor)), x, tensor, part)
 
 
-def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Quantized | Affine):
+def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
     assert tensor.codes
     cols = x.shape[-1]
     exact, wide = exact_weights(tensor.codes, part), np.abs(x.astype(np.float64))
@@ -147,10 +155,9 @@ def test_matrices_that_are_stacked_stay_quantised_only_together():
 @pytest.mark.parametrize("form", sorted(KINDS))
 def test_a_product_on_a_cpu_is_one_loop_over_both_cores(form):
     """No copy of the weights is made: not in float32, and not of their codes."""
-    tensor, _ = Matrix(form, False, {"int8": 64, "int4": 64, "nf4": 64, "mxfp4": 32}.get(form, 0), seed=2)(512, 768)
+    tensor, _ = Matrix(form, False, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32), seed=2)(512, 768)
     x = np.ones(768, np.float32)
-    options = {"xla_cpu_prefer_vector_width": 512}
-    text = jax.jit(cpu_product).lower(x, placed(tensor)).compile(compiler_options=options).as_text()
+    text = jax.jit(cpu_product).lower(x, placed(tensor)).compile(compiler_options()).as_text()
     assert text is not None
     assert "f32[512,768]" not in text and "f32[512,3,256]" not in text
 

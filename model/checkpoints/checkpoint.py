@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from jaxtyping import Float32, Integer
 
 from reference.config import Config
 from reference.quantizers.affine import Affine
@@ -31,23 +32,38 @@ def refused(path: str | Path, what: str) -> CheckpointError:
     return CheckpointError("".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{path}: {what}"))
 
 
-Form = Literal["int8", "int4", "nf4", "fp8", "mxfp4"]
+Form = Literal["int8", "int4", "int8_min", "int4_min", "nf4", "iq4_nl", "fp8", "mxfp4"]
+
+
+class Shifted(NamedTuple):
+    """Codes whose groups have a scale and a minimum: weights are code x scale + minimum.
+
+    float32 holds code x scale exactly, so that the sum is the one rounding of a weight.
+    """
+
+    codes: Integer[np.ndarray, "rows cols"]
+    scales: Float32[np.ndarray, "rows groups"]
+    minima: Float32[np.ndarray, "rows groups"]
+
+
+Part = Quantized | Affine | Shifted
 
 
 class Codes(NamedTuple):
     """A matrix that is stored quantised, or that is to run so: small codes, and a scale for each group of a row.
 
     `form` says what codes stand for, as in `reference.quantizers.schemes`: integers from -128 to 127 or from -8 to 7,
-    levels of NF4, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in `reference.quantizers.affine`.
+    levels of NF4 or IQ4_NL, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in
+    `reference.quantizers.affine`; with minima (`_min`), -128 to 127 or 0 to 15.
     """
 
     form: Form
     group: int  # columns that share a scale; where they do not divide a row, its last group is shorter
     zeros: bool  # whether integers have zero points
-    bytes: int  # of codes, scales and zero points in the file
+    bytes: int  # in the file, all that belongs to it
     # Runs of rows, in order, a few megabytes each: codes [rows, cols], one a weight; scales [rows, groups] of float32,
     # of mxfp4 the exponents, uint8; zero points [rows, groups] of uint8.
-    parts: Callable[[], Iterator[Quantized | Affine]]
+    parts: Callable[[], Iterator[Part]]
 
 
 class Tensor(NamedTuple):

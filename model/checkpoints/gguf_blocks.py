@@ -1,20 +1,47 @@
-"""Quantised tensors of a GGUF file: as float32, or as the codes that they are where a model can run from these."""
+"""Quantised tensors of a GGUF file: as float32, or as the codes that they are."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float16, Float32, Integer, UInt8
 
-from model.checkpoints.checkpoint import Codes, Form
+from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from model.checkpoints.codes import WITH_MINIMA
 from model.checkpoints.gguf_file import Entry
 from model.checkpoints.mapped import MappedFile
 from reference.quantizers import ggml
 from reference.quantizers.blocks import Quantized
+from reference.quantizers.ggml_blocks import Signed
+from reference.quantizers.ggml_superblocks import Superblocks
 from reference.rope import interleaved_to_halves
 
 AT_ONCE = 1 << 20  # weights decoded at a time, in float64
 
-FORMS: dict[str, Form] = {"Q8_0": "int8", "Q4_0": "int4", "MXFP4": "mxfp4"}  # the others have minima, or groups of 16
+
+class Kind(NamedTuple):
+    """What the blocks of a type are to `model.checkpoints.checkpoint.Codes`."""
+
+    form: Form
+    group: int
+
+
+KINDS = {
+    "Q8_0": Kind("int8", 32),
+    "Q5_0": Kind("int8", 32),
+    "Q5_1": Kind("int8_min", 32),
+    "Q4_0": Kind("int4", 32),
+    "Q4_1": Kind("int4_min", 32),
+    "Q6_K": Kind("int8", 16),
+    "Q5_K": Kind("int8_min", 32),
+    "Q4_K": Kind("int4_min", 32),
+    "Q3_K": Kind("int4", 16),
+    "Q2_K": Kind("int4_min", 16),
+    "IQ4_NL": Kind("iq4_nl", 32),
+    "MXFP4": Kind("mxfp4", 32),
+    "TQ1_0": Kind("int4", 256),
+    "TQ2_0": Kind("int4", 256),
+}
 
 
 def dequantised(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
@@ -31,25 +58,25 @@ def dequantised(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
 def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
     """The codes of a matrix whose rows are so many heads of interleaved pairs, in halves; 0: none, as they are.
 
-    None for a type that is read as float32.
+    None for a matrix of floats.
     """
-    form = FORMS.get(entry.type)
-    if form is None:
+    if entry.type not in KINDS:
         return None
     rows, cols = entry.shape
     head_dim = rows // heads if heads else 1
     step = max(1, AT_ONCE // cols // head_dim) * head_dim  # whole heads
 
-    def parts() -> Iterator[Quantized]:
+    def parts() -> Iterator[Part]:
         packed = _packed(file, entry)
         for begin in range(0, rows, step):
             part = _unpacked(packed[begin : begin + step], entry.type)
             if heads:
                 count = len(part.codes) // head_dim
-                part = Quantized(*(interleaved_to_halves(array, heads=count) for array in part))
+                part = type(part)(*(interleaved_to_halves(array, heads=count) for array in part))
             yield part
 
-    return Codes(form, ggml.TYPES[entry.type].weights, zeros=False, bytes=entry.bytes, parts=parts)
+    form, group = KINDS[entry.type]
+    return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts)
 
 
 def _packed(file: MappedFile, entry: Entry) -> UInt8[np.ndarray, "rows bytes"]:
@@ -57,11 +84,29 @@ def _packed(file: MappedFile, entry: Entry) -> UInt8[np.ndarray, "rows bytes"]:
     return file.array(np.dtype("u1"), (rows, entry.bytes // rows), entry.offset)
 
 
-def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized:
-    """Codes as `model.checkpoints.checkpoint.Codes` has them, and scales: float32, of MXFP4 exponents."""
+def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | Shifted:
+    """Codes, and what they are multiplied by and added to; exactly: no product of scales has more than 18 bits."""
     kind = ggml.TYPES[name]
-    codes, scales, *_ = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
-    codes = codes.reshape(len(packed), -1)
-    if name == "Q4_0":
-        codes = codes.astype(np.int8) - np.int8(8)
-    return Quantized(codes, scales if name == "MXFP4" else scales.astype(np.float32))
+    blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array.reshape(len(packed), -1)
+
+    codes, scales = rows(blocks.codes), blocks.scales
+    if isinstance(kind, Signed):
+        codes = codes.astype(np.int8) - np.int8(kind.zero)
+    minima = getattr(blocks, "minima", None)
+    if isinstance(blocks, Superblocks):
+        scales, minima = _product(blocks.d, scales), -_product(blocks.e, blocks.minima)
+    if name != "MXFP4":  # whose scales are exponents
+        scales = scales.astype(np.float32)
+    if minima is None or KINDS[name].form not in WITH_MINIMA:
+        return Quantized(codes, rows(scales))
+    return Shifted(codes, rows(scales), rows(minima.astype(np.float32)))
+
+
+def _product(
+    unit: Float16[np.ndarray, "*batch"], multiples: Integer[np.ndarray, "*batch groups"]
+) -> Float32[np.ndarray, "*batch groups"]:
+    with np.errstate(invalid="ignore"):  # 0 times infinity: what is not finite stays so
+        return unit.astype(np.float32)[..., None] * multiples.astype(np.float32)

@@ -35,6 +35,7 @@ from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # of codes that there are formats for
 
 
 class CompressedTensors(Rule):
@@ -217,14 +218,14 @@ def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> Com
 
     Readers take int-quantized for matrices that meet activations of int8, and pack-quantized for all others of int8.
     """
+    if codes.form not in FORMS:
+        raise ValueError(f"compressed-tensors has no format for {codes.form}")
     kinds: dict[Form, type[CompressedTensors]] = {
         "int8": CompressedTensors if int8_activations else PackedIntegers,
         "int4": PackedIntegers,
         "fp8": CompressedTensors,
         "mxfp4": PackedMX,
     }
-    if codes.form not in kinds:
-        raise ValueError(f"compressed-tensors has no format for {codes.form}")
     bits = 4 if codes.form in ("int4", "mxfp4") else 8
     return kinds[codes.form](codes.form, bits=bits, group=codes.group if rows_grouped else None, zeros=codes.zeros)
 

@@ -4,15 +4,16 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, refused
+from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import is_matrix
 from model.checkpoints.hf_config_writer import format_config, format_tokens
-from model.checkpoints.huggingface_compressed import CompressedTensors, format_compressed_tensors, rule_for
+from model.checkpoints.huggingface_compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
 from reference.quantizers.affine import Affine
@@ -34,7 +35,8 @@ def write_huggingface(
 ) -> None:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantised matrices are written as compressed-tensors has them, their scales in float32 unless they are exponents.
+    Quantised matrices are written as compressed-tensors has them, their scales in float32 unless they are exponents;
+    those of a GGUF file in float32 where it has no layout for all of them.
     `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
     Tokenizer files and chat template that lie in or beside the source, under their usual names, come along; `files` in
     their place.
@@ -42,6 +44,7 @@ def write_huggingface(
     directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
     or compressed-tensors cannot hold its codes.
     """
+    checkpoint = _held(checkpoint)
     rule = _rule(checkpoint, int8_activations=int8_activations)
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(name, tensor, rule)]
     # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
@@ -78,6 +81,17 @@ def _dtype(checkpoint: Checkpoint, rule: CompressedTensors | None) -> str:
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
     return checkpoint.tensors["model.embed_tokens.weight"].dtype.name
+
+
+def _held(checkpoint: Checkpoint) -> Checkpoint:
+    """Without codes of a GGUF file whose types differ, or are none of compressed-tensors'."""
+    stored = [tensor.codes for tensor in checkpoint.tensors.values() if tensor.type and tensor.codes]
+    if len({(codes.form, codes.group) for codes in stored}) < 2 and all(codes.form in FORMS for codes in stored):
+        return checkpoint
+    tensors = {
+        name: tensor._replace(codes=None) if tensor.type else tensor for name, tensor in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)
 
 
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> CompressedTensors | None:
@@ -135,6 +149,7 @@ def _arrays(
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
+        assert not isinstance(part, Shifted)  # which has no format
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):
