@@ -6,11 +6,17 @@ From the root of the repository, with LLAMASPEC_DATA,
 
 writes two models in float32, in the project's own environment, and in one of llama.cpp's (Python 3.11),
 
-    pip install numpy gguf llama-cpp-python
+    pip install numpy ml_dtypes gguf llama-cpp-python
     python -m tests.goldens.make_eval_gguf read FOLDER
 
 has it quantise and run them. The tests make the same codes, and hold them against the hashes of its files' tensors.
 stories260K's hidden vectors of 172 numbers are filled up with zeros to 192, which 32 divides.
+
+llama.cpp searches for the codes of Q2_K to Q6_K, and nobody else finds just those. So a third model has rows of sixteen
+superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from them.
+
+A fourth has a tokenizer, of single bytes, and reads a text: how well each token is predicted, and how far from what the
+model in float32 predicts.
 """
 
 import base64
@@ -26,22 +32,62 @@ import numpy as np
 
 from tests.goldens import make_gguf
 
-TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25, "MXFP4": 38}  # llama_ftype
+BLOCKS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25, "MXFP4": 38}  # llama_ftype
+SUPERBLOCKS = {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
+TYPES = {
+    "random": {"F16": 1, "BF16": 32, **BLOCKS, "TQ1_0": 36, "TQ2_0": 37},
+    "stories260K": BLOCKS,
+    "superblocks": SUPERBLOCKS,
+}
+MULTIPLIED = {type: BLOCKS[type] for type in ("Q8_0", "Q5_0", "IQ4_NL", "MXFP4")}  # of the model that reads a text
+TEXT = "One day"
 IDS = [1, 17, 42, 63, 5, 5, 30, 21]
-SHOWN = 7  # the position whose logits are kept: it sees all others
+SHOWN = 64  # logits of each position, evenly over the vocabulary
 FFN = 192
+DISTINCT = 16  # superblocks of 256 weights
 
 
-def models(data: Path | None) -> dict[str, Any]:
-    """In float32, as `tests.gguf_files` has files."""
+def model(name: str, data: Path | None = None) -> Any:
+    """In float32, as `tests.gguf_files` has files; stories260K from the folder of outside data."""
     from tests import families, gguf_files
 
-    made = {"random": gguf_files.file_of(make_gguf.CONFIG, families.random_tensors(make_gguf.CONFIG, seed=1))}
-    if data:
-        made["stories260K"] = padded_story(data)
-    for file in made.values():
-        file.keys["tokenizer.ggml.model"] = (gguf_files.STRING, "none")
-    return made
+    if name == "stories260K":
+        assert data
+        file = padded_story(data)
+    else:
+        tensors = families.random_tensors(make_gguf.CONFIG, seed=1)
+        if name == "superblocks":
+            tensors |= {at: superblocks()[chosen].reshape(tensors[at].shape) for at, chosen in choices().items()}
+        file = gguf_files.file_of(make_gguf.CONFIG, tensors)
+    file.keys["tokenizer.ggml.model"] = (gguf_files.STRING, "none")
+    return file
+
+
+def reader() -> Any:
+    """The model that reads a text, with its tokenizer."""
+    from tests import families, gguf_files, tiny_tokenizers
+
+    spec = json.loads(tiny_tokenizers.chatml())
+    config = {**make_gguf.CONFIG, "vocab_size": len(spec["model"]["vocab"]) + len(spec["added_tokens"])}
+    file = gguf_files.file_of(config, families.random_tensors(config, seed=1))
+    file.keys |= gguf_files.byte_level_keys(spec, pre="gpt-2")
+    file.keys["tokenizer.ggml.bos_token_id"] = (gguf_files.U32, config["vocab_size"] - 3)
+    file.keys["tokenizer.ggml.add_bos_token"] = (gguf_files.BOOL, True)
+    return file
+
+
+def superblocks() -> np.ndarray:
+    """[distinct, 256]"""
+    return (np.random.RandomState(5).standard_normal((DISTINCT, 256)) / 16).astype(np.float32)
+
+
+def choices() -> dict[str, np.ndarray]:
+    """Which superblocks each matrix consists of, [rows, superblocks]."""
+    from tests import families
+
+    random = np.random.RandomState(3)
+    shapes = {name: shape for name, shape in families.tensor_shapes(make_gguf.CONFIG).items() if len(shape) == 2}
+    return {name: random.randint(0, DISTINCT, (rows, cols // 256)) for name, (rows, cols) in shapes.items()}
 
 
 def padded_story(data: Path) -> Any:
@@ -64,16 +110,22 @@ def padded_story(data: Path) -> Any:
     return gguf_files.file_of(config, tensors)
 
 
-def quantised(file: Any, type: str) -> tuple[Any, str]:
-    """The file with all its matrices in `type`, and the hash of these."""
+def quantised(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
+    """The file with all its matrices in `type`, and the hash of these. `codes` are those of `superblocks`."""
     from reference.quantizers import ggml
     from tests import gguf_files
+
+    def encoded(w: np.ndarray) -> bytes:
+        if codes is not None:
+            known = {weights.tobytes(): block.tobytes() for weights, block in zip(superblocks(), codes, strict=True)}
+            return b"".join(known[weights.tobytes()] for weights in w.reshape(-1, 256))
+        return (w.astype(gguf_files.DTYPES[type]) if type in gguf_files.DTYPES else ggml.encode(w, type)).tobytes()
 
     tensors = dict(file.tensors)
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2:
-            codes = ggml.encode(np.frombuffer(tensor.data, "<f4").reshape(tensor.shape), type)
-            tensors[name] = gguf_files.Tensor(tensor.shape, codes.tobytes(), gguf_files.CODES[type])
+            weights = np.frombuffer(tensor.data, "<f4").reshape(tensor.shape)
+            tensors[name] = gguf_files.Tensor(tensor.shape, encoded(weights), gguf_files.CODES[type])
     matrices = {str(name): tensor.data for name, tensor in tensors.items() if len(tensor.shape) == 2}
     return gguf_files.File(file.keys, tensors), digest(matrices)
 
@@ -84,39 +136,87 @@ def digest(matrices: dict[str, bytes]) -> str:
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for name, file in models(Path(os.environ["LLAMASPEC_DATA"])).items():
-        file.write(folder / f"{name}.gguf")
+    for name in TYPES:
+        model(name, Path(os.environ["LLAMASPEC_DATA"])).write(folder / f"{name}.gguf")
+    reader().write(folder / "reader.gguf")
+
+
+def quantise(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
+    """By llama.cpp, all matrices in one type; they come back by name, as bytes [rows, bytes]."""
+    import gguf  # pyright: ignore[reportMissingImports]
+    import llama_cpp  # pyright: ignore[reportMissingImports]
+
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.pure, options.nthread = ftype, True, 1
+    options.output_tensor_type = options.token_embedding_type = int(gguf.GGMLQuantizationType[type])
+    assert llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), options) == 0
+    matrices = [tensor for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2]
+    assert {tensor.tensor_type.name for tensor in matrices} == {type}
+    return {tensor.name: np.ascontiguousarray(tensor.data).view(np.uint8) for tensor in matrices}
 
 
 def read(folder: Path) -> None:
     from importlib import metadata
 
-    import gguf  # pyright: ignore[reportMissingImports]
-    import llama_cpp  # pyright: ignore[reportMissingImports]
-
     made = {
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("llama_cpp_python", "gguf")},
     }
-    goldens: dict[str, Any] = {"made": made, "models": {}}
-    for source in sorted(folder.glob("*.gguf")):
-        goldens["models"][source.stem] = types = {}
-        for type, ftype in TYPES.items():
-            path = folder / f"{source.stem}-{type}.quantised"
-            options = llama_cpp.llama_model_quantize_default_params()
-            options.ftype, options.pure, options.nthread = ftype, True, 1
-            code = int(gguf.GGMLQuantizationType[type])
-            options.output_tensor_type = options.token_embedding_type = code
-            assert llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), options) == 0
-            matrices = [tensor for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2]
-            found = {int(tensor.tensor_type) for tensor in matrices}
+    goldens: dict[str, Any] = {"made": made, "models": {}, "text": read_text(folder)}
+    for model, types in TYPES.items():
+        goldens["models"][model] = golden = {}
+        for type, ftype in types.items():
+            path = folder / f"{model}-{type}.gguf"
+            codes = quantise(folder / f"{model}.gguf", path, type, ftype)
             rows = make_gguf.Model(path).logits(IDS)
-            types[type] = {
-                "types": sorted(found),
-                "sha256": digest({tensor.name: tensor.data.tobytes() for tensor in matrices}),
-                "logits": base64.b64encode(rows[SHOWN].tobytes()).decode(),
+            golden[type] = {
+                "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
+                "logits": text(np.ascontiguousarray(shown(rows))),
             }
-    (Path(__file__).parent / "eval_gguf.json").write_text(json.dumps(goldens, indent=1) + "\n")
+            if model == "superblocks":
+                golden[type]["codes"] = text(codes_of_superblocks(codes))
+    lines = json.dumps(goldens, indent=1) + "\n"
+    (Path(__file__).parent / "eval_gguf.json").write_text(lines)
+
+
+def read_text(folder: Path) -> dict[str, Any]:
+    """What is predicted of `TEXT`, in nats: of the tokens that are there, and beside the model in float32."""
+    base = make_gguf.Model(folder / "reader.gguf")
+    ids = base.tokens(TEXT)
+
+    def predicted(model: make_gguf.Model) -> np.ndarray:
+        """log p, [seq, vocab]"""
+        logits = model.logits(ids)[:-1].astype(np.float64)
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+    p, wanted = predicted(base), (np.arange(len(ids) - 1), ids[1:])
+    golden: dict[str, Any] = {"text": TEXT, "ids": ids, "loss": -p[wanted].mean(), "types": {}}
+    for type, ftype in MULTIPLIED.items():
+        path = folder / f"reader-{type}.gguf"
+        codes = quantise(folder / "reader.gguf", path, type, ftype)
+        q = predicted(make_gguf.Model(path))
+        golden["types"][type] = {
+            "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
+            "loss": -q[wanted].mean(),
+            "divergences": (np.exp(p) * (p - q)).sum(axis=-1).tolist(),
+        }
+    return golden
+
+
+def shown(logits: np.ndarray) -> np.ndarray:
+    """Those that are kept, [seq, SHOWN]."""
+    return logits[:, :: logits.shape[1] // SHOWN]
+
+
+def codes_of_superblocks(codes: dict[str, np.ndarray]) -> np.ndarray:
+    """Of each of them, [distinct, bytes], from the rows of the embedding."""
+    blocks, chosen = codes["token_embd.weight"], choices()["model.embed_tokens.weight"][:, 0]
+    return np.stack([blocks[np.argmax(chosen == i)] for i in range(DISTINCT)])
+
+
+def text(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
 
 
 if __name__ == "__main__":
