@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.random_model import random_cache
 from benchmarks.timing import Effort, Seconds, measure
 from model.cache import Cache, empty_cache
+from model.compiling import compiler_options
 from model.forward import decode, prefill
 from model.jax_backend import CACHE, STOPS
 from model.ops import Ops
@@ -39,18 +40,28 @@ class Programs:
 
 
 def compile_programs(
-    params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int, burst: int, batch: int = 1
+    params: Params,
+    config: Config,
+    *,
+    ops: Ops,
+    capacity: int,
+    chunk: int,
+    burst: int,
+    batch: int = 1,
+    options: dict[str, Any] | None = None,
 ) -> Programs:
-    """Compile for the default device. `capacity` counts the tokens of a sequence and the padding of its last chunk."""
+    """Compile for the default device, as `model.jax_backend` does unless XLA is given other `options`.
+
+    `capacity` counts the tokens of a sequence and the padding of its last chunk.
+    """
+    options = compiler_options() if options is None else options
     dtype = params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))
     began = perf_counter()
 
     def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
-        # As `model.jax_backend` compiles.
-        options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
-        return jitted.lower(params, *arguments).compile(compiler_options=options)
+        return jitted.lower(params, *arguments).compile(options)
 
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
     return Programs(

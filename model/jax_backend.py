@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
 from model.checkpoints.checkpoint import Checkpoint
+from model.compiling import compiler_options
 from model.cost import decode_cost
 from model.forward import decode, forward, prefill
 from model.memory import return_freed_memory
@@ -84,8 +85,6 @@ def compile_programs(
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
         return jitted.lower(params, *arguments)
 
-    # XLA's CPU compiler halves its vectors by default, for fear of clocking down.
-    options = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
     scalars = jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions()))
     with ThreadPoolExecutor(1) as pool:  # XLA compiles the larger, or reads it from disk, while Python traces the other
         decoding = pool.submit(
@@ -100,9 +99,9 @@ def compile_programs(
                 shape(),
                 burst=BURST,
             ).compile,
-            options,
+            compiler_options(),
         )
-        prefilling = lower(prefill, shape(1, chunk), cache, shape(1)).compile(options)
+        prefilling = lower(prefill, shape(1, chunk), cache, shape(1)).compile(compiler_options())
         programs = Programs(prefilling, decoding.result())
     return_freed_memory()
     return programs

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from model.cache import LayerCache, empty_cache
 from model.checkpoints.checkpoint import tensor_shapes
+from model.compiling import compiler_options
 from model.forward import forward
 from model.ops import XLA, Ops, Positions
 from model.params import params_of, rope_table
@@ -147,8 +148,7 @@ def compile_step(config: Config, transform: optax.GradientTransformation, *, ops
         changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, tensors)
         return optax.apply_updates(tensors, changes), state
 
-    # XLA's CPU compiler halves its vectors by default, for fear of clocking down.
-    options: Any = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
+    options: Any = compiler_options()
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),

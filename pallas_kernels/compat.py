@@ -6,10 +6,11 @@ the interpreter's model of the copy engine wants to be told), and how a kernel i
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -51,22 +52,17 @@ class Target:
             plgpu.commit_smem()
 
 
-_target = Target()
+_target = jax.make_user_context(Target())  # whatever jit keeps is kept for one value of it
 
 
 def current_target() -> Target:
-    """What kernels are built for now; a static argument of each kernel's jitted form, so that none is mixed up."""
-    return _target
+    """What kernels are built for now."""
+    return _target.value
 
 
-@contextmanager
-def use_target(target: Target) -> Iterator[None]:
-    global _target
-    before, _target = _target, target
-    try:
-        yield
-    finally:
-        _target = before
+def use_target(target: Target) -> AbstractContextManager[None]:
+    """What is traced inside is built for `target`, and kept apart from what was built for another."""
+    return _target(target)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.models import time_models
 from benchmarks.gpu.right import check
 from benchmarks.gpu.scale import dry
-from benchmarks.gpu.suite import GRACE, SETTINGS, Found, Part, plan, run_part
+from benchmarks.gpu.suite import GRACE, Found, Part, plan, run_part
 from benchmarks.gpu.tuning import product_of, tune
 from benchmarks.kernel_cases import case, kernel_cases
 from benchmarks.kernel_cases.case import BFLOAT16
@@ -388,9 +388,6 @@ def test_all_parts_together_fit_into_nine_minutes():
     parts = plan("gpu", dry=False)
     assert sum(part.seconds for part in parts) + GRACE <= 9 * 60
     assert [part.section for part in parts[:2]] == ["memory", "right"]
-    launched = {(part.options["setting"], part.options["pdl"]) for part in parts if part.section == "launching"}
-    assert {setting for setting, pdl in launched if pdl} == set(SETTINGS)
-    assert {pdl for setting, pdl in launched if setting == "default"} == {True, False}
     assert {part.section for part in plan("gpu", dry=True)} == {part.section for part in parts}
     assert sum(part.seconds for part in plan("kernels", dry=False)) + GRACE <= 9 * 60
 

@@ -8,7 +8,7 @@
     models.py     decoding and prompts of whole models
     kernels.py    each kernel beside XLA
     prompts.py    attention to a prompt beside cuDNN's
-    launching.py  the compiler's settings for CUDA graphs, and PDL
+    launching.py  CUDA graphs and PDL, with and without
     starting.py   from the start to the first token
     tuning.py     which tiles are fastest
 

@@ -11,7 +11,7 @@ import jax
 from benchmarks.gpu import scale as scales
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.kernels import time_kernels
-from benchmarks.gpu.launching import time_setting
+from benchmarks.gpu.launching import time_launches
 from benchmarks.gpu.models import time_models
 from benchmarks.gpu.prompts import time_attention
 from benchmarks.gpu.right import check
@@ -37,7 +37,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "models": time_models,
     "kernels": time_kernels,
     "attention": time_attention,
-    "launching": time_setting,
+    "launching": time_launches,
     "starting": time_start,
     "tuning": tune,
 }

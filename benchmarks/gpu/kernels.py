@@ -15,9 +15,7 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, skipped, timed
 from benchmarks.timing import Seconds, measure
-
-# A loop as a whole is one CUDA graph: else the host would be asked after each round.
-ON_THE_DEVICE = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE"}
+from model.compiling import LOOPS_IN_GRAPHS
 
 
 def time_kernels(scale: Scale, clock: Clock) -> Iterator[Row]:
@@ -47,7 +45,7 @@ def seconds(form: Callable[..., Any], case: Case, scale: Scale) -> Seconds:
     updated = [[arguments[i] for i in case.donated] for arguments in sets]
     fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
     program = jax.jit(partial(again_and_again, case, jax.jit(form)), donate_argnums=1)
-    compiled = program.lower(scale.rounds, updated, fixed).compile(compiler_options=ON_THE_DEVICE)
+    compiled = program.lower(scale.rounds, updated, fixed).compile(compiler_options=LOOPS_IN_GRAPHS)
 
     def call():
         nonlocal updated

@@ -1,23 +1,35 @@
-"""What the compiler's settings and overlapping kernels (PDL) are worth: a decode step under one of each.
-
-A setting holds for a whole process, so each has one of its own.
-"""
+"""What CUDA graphs and overlapping kernels (PDL) are worth: a decode step with one, both or neither."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.models import TABLES, decoding, params_of, programs_of
 from benchmarks.gpu.scale import Scale
-from benchmarks.report import Row
+from benchmarks.report import Row, skipped
+from model.compiling import IN_GRAPHS, LOOPS_IN_GRAPHS
 from pallas_kernels.compat import Target, use_target
 
+IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the names that the report gives them
+    "everything": LOOPS_IN_GRAPHS,
+    "a step, but branches": {"xla_gpu_enable_command_buffer": IN_GRAPHS},
+    "a step": {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},CONDITIONAL"},
+    "nothing": {"xla_gpu_enable_command_buffer": ""},
+}
 
-def time_setting(scale: Scale, _: Clock, *, setting: str, pdl: bool) -> Iterator[Row]:
-    """One row; the setting is in XLA_FLAGS already. The interpreter has no PDL to be switched off."""
-    model = scale.launched
+
+def time_launches(scale: Scale, clock: Clock) -> Iterator[Row]:
+    """A row for each setting, with PDL and without. The interpreter has no PDL to be switched off."""
+    model, context = scale.launched, scale.contexts[0]
     params = params_of(model, scale)
-    with scale.running(), nullcontext() if pdl or scale.device == "cpu" else use_target(Target(pdl=False)):
-        programs = programs_of(model, params, TABLES["kernels"], scale)
-        row = decoding(model, params, programs, scale, context=scale.contexts[0])
-    yield {"case": setting, "pdl": "on" if pdl else "off", "context": scale.contexts[0], **row}
+    for name, options in IN_A_GRAPH.items():
+        for pdl in (True, False):
+            case = {"case": name, "pdl": "on" if pdl else "off", "context": context}
+            if clock.over:
+                yield skipped(f"{name} in a graph, PDL {case['pdl']}")
+                continue
+            with scale.running(), nullcontext() if pdl or scale.device == "cpu" else use_target(Target(pdl=False)):
+                programs = programs_of(model, params, TABLES["kernels"], scale, options)
+                row = decoding(model, params, programs, scale, context=context)
+            yield {**case, **row}

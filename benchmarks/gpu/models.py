@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,9 +53,18 @@ def params_of(model: Model, scale: Scale) -> Params:
     return random_params(shapes, model.config)
 
 
-def programs_of(model: Model, params: Params, ops: Ops, scale: Scale) -> Programs:
+def programs_of(
+    model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None
+) -> Programs:
+    """Compiled as the model is, unless XLA is given other options."""
     return compile_programs(
-        params, model.config, ops=ops, capacity=capacity(scale), chunk=scale.chunk, burst=scale.burst
+        params,
+        model.config,
+        ops=ops,
+        capacity=capacity(scale),
+        chunk=scale.chunk,
+        burst=scale.burst,
+        options=options,
     )
 
 

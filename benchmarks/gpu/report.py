@@ -63,8 +63,15 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     "launching": (
-        "A decode step under the compiler's settings for CUDA graphs, with PDL and without",
-        (Column("setting", "case"), Column("PDL", "pdl"), Column("after", "context", "d"), MICROSECONDS, LEAST, MOST),
+        "A decode step, with CUDA graphs of more and of less, with PDL and without",
+        (
+            Column("in a graph", "case"),
+            Column("PDL", "pdl"),
+            Column("after", "context", "d"),
+            MICROSECONDS,
+            LEAST,
+            MOST,
+        ),
     ),
     "starting": (
         "From the start to the first token, seconds",

@@ -17,16 +17,6 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.clock import Clock
 from benchmarks.report import Row, skipped
 
-CUDA_GRAPHS = "--xla_gpu_enable_command_buffer="
-SETTINGS = {  # of the compiler, under the names that the report gives them
-    "default": "",
-    "no graphs": CUDA_GRAPHS,
-    "+WHILE": f"{CUDA_GRAPHS}+WHILE",
-    "+WHILE,+CONDITIONAL, graphs of 2": f"{CUDA_GRAPHS}+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=2",
-}
-LAUNCHES = (*((setting, True) for setting in SETTINGS), ("default", False), ("no graphs", False))
-DRY_LAUNCHES = (("default", True), ("no graphs", False))
-
 BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # or the first process takes most of the memory
 
 CANNOT_RUN = 3  # the exit status of a part that says why on its last line
@@ -74,23 +64,19 @@ class Found(NamedTuple):
 def plan(suite: str, *, dry: bool) -> list[Part]:
     """The parts of the suite `gpu`; of `kernels`, which has more time for less; or of `tuning`.
 
-    What matters most comes first: what is last is left out where time runs out. 505 seconds in all.
+    What matters most comes first: what is last is left out where time runs out. 500 seconds in all.
     """
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
     if suite == "kernels":
         return [Part("memory", 25, grace=PATIENCE), Part("kernels", 440), Part("attention", 65)]
-    launching = [
-        Part("launching", 12, {"setting": setting, "pdl": pdl}, {"XLA_FLAGS": SETTINGS[setting]})
-        for setting, pdl in (DRY_LAUNCHES if dry else LAUNCHES)
-    ]
     return [
         Part("memory", 25, grace=PATIENCE),
         Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # most of it is compiling
         Part("models", 145),
         Part("kernels", 130),
         Part("attention", 25),
-        *launching,
+        Part("launching", 65),
         Part("starting", 20, {"label": "cold"}, starts=True),
         Part("starting", 10, {"label": "warm"}, starts=True),
     ]

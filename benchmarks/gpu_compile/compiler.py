@@ -25,6 +25,7 @@ from benchmarks.gpu_compile.h200 import TARGET
 from benchmarks.gpu_compile.kernel import Kernel, read_kernels
 from benchmarks.gpu_compile.program import Program, launches
 from benchmarks.kernel_cases import kernel_cases
+from model.compiling import LOOPS_IN_GRAPHS
 
 
 @cache
@@ -41,7 +42,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
     start = sum(os.times()[:4])  # by all threads, and by the processes that assemble
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jax.jit(function, donate_argnums=donate).lower(*shapes)
-    compiled = lowered.compile()
+    compiled = lowered.compile(LOOPS_IN_GRAPHS)
     seconds = sum(os.times()[:4]) - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
     assert memory and hlo
