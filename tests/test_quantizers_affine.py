@@ -143,16 +143,6 @@ def test_powers_of_two_pass_into_the_scale(kind, seed, power, shape_and_block, b
         np.testing.assert_array_equal(scaled.scales, q.scales * 2.0**power)
 
 
-@pytest.mark.parametrize("scheme", [symmetric, affine])
-@pytest.mark.parametrize("kind", ["normal", "uniform", "student", "outliers"])
-def test_more_bits_are_better(scheme, kind):
-    w = Weights(kind, seed=3)(64, 64)
-    errors = [
-        np.mean((scheme.dequantize(scheme.quantize(w, bits=bits, block=(1, 64))) - w) ** 2) for bits in range(2, 9)
-    ]
-    assert errors == sorted(errors, reverse=True)
-
-
 @given(weights=weights, bits=bits)
 def test_blocks_do_not_know_of_each_other(weights, bits):
     w = weights(4, 6)

@@ -1,12 +1,13 @@
 """ggml's types against what its C wrote and read (goldens/quantizers), and the laws that they obey."""
 
 import base64
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reference.quantizers import ggml
@@ -230,10 +231,16 @@ def largest_floor(q: Superblocks) -> float:
     return float(np.max(q.e.astype(np.float64)[..., None] * q.minima))
 
 
-def test_superblocks_get_better_with_bits():
-    w = Weights("normal", seed=5)(8, 512)
+@settings(max_examples=5)
+@given(kind=st.sampled_from(["normal", "uniform"]), seed=st.integers(0, 2**32 - 1))
+def test_superblocks_get_better_with_bits(kind, seed):
+    """No theorem, as they differ in more than their codes: each has half of the error before it, and mostly a third.
+
+    With outliers the largest weights alone may count, for which Q4_K is hardly better than Q3_K of smaller groups.
+    """
+    w = Weights(kind, seed)(8, 512)
     errors = [np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) for name in SUPERBLOCKS]
-    assert errors == sorted(errors, reverse=True)
+    assert all(after < before / 2 for before, after in itertools.pairwise(errors))
 
 
 @given(name=st.sampled_from(["Q8_0", "Q4_0", "Q5_0", "MXFP4", *TERNARY]), weights=weights)

@@ -80,12 +80,6 @@ def test_equal_weights_are_exact(weights):
     np.testing.assert_array_equal(hqq.dequantize(hqq.quantize(w, bits=4, group=8)), w)
 
 
-def test_more_bits_are_better():
-    w = Weights("student", seed=32)(16, 64)
-    errors = [np.sum(sums(w, hqq.quantize(w, bits=bits, group=64), 64)) for bits in range(1, 9)]
-    assert errors == sorted(errors, reverse=True)
-
-
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_every_byte_comes_back(bits):
     every = np.tile(np.arange(256, dtype=np.uint8), bits)

@@ -102,12 +102,8 @@ def test_powers_of_two_pass_into_the_levels(seed, power, levels):
     np.testing.assert_array_equal(scaled.levels, q.levels * np.float32(2.0**power))
 
 
-def test_more_bits_are_better_and_importance_is_heard():
+def test_importance_is_heard():
     w = Weights("normal", seed=24)(4, 128)
-    errors = [
-        np.sum((kmeans.dequantize(kmeans.quantize(w, bits=bits, levels=optimal)) - w) ** 2) for bits in range(1, 6)
-    ]
-    assert errors == sorted(errors, reverse=True)
     h = np.where(np.arange(128) < 8, 1000.0, 1.0) * np.ones((4, 1))
     plain, heard = (kmeans.quantize(w, bits=3, levels=optimal, importance=a) for a in (None, h))
     important = [np.sum((kmeans.dequantize(q) - w)[:, :8] ** 2) for q in (plain, heard)]

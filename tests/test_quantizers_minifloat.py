@@ -242,11 +242,10 @@ def test_the_error_of_nvfp4_is_bounded(weights):
     np.testing.assert_array_equal(nvfp4.quantize(-w).codes, q.codes ^ np.uint8(8))
 
 
-def test_more_bits_are_better():
+def test_finer_blocks_and_finer_scales_are_better():
     w = Weights("normal", seed=8)(16, 64)
-    errors = [np.mean((mx.dequantize(mx.quantize(w, to=to), to=to) - w) ** 2) for to in (E2M1, E3M2, E4M3)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] > np.mean((nvfp4.dequantize(nvfp4.quantize(w)) - w) ** 2)  # finer blocks, finer scales
+    mxfp4 = mx.dequantize(mx.quantize(w, to=E2M1), to=E2M1)
+    assert np.mean((nvfp4.dequantize(nvfp4.quantize(w)) - w) ** 2) < np.mean((mxfp4 - w) ** 2)
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])

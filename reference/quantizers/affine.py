@@ -12,9 +12,13 @@ Guaranteed, for weights of float32 or narrower:  |w - s (q - z)| <= s / 2 + N (2
 
 Half a step where no code is clipped. The zero point is rounded too, so that the grid may end up to half a
 step short of the largest weight, which is then clipped to its end: half a step again. N u s is the
-rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. Quantised weights are a
-fixed point only if they still reach both ends of the grid, which clipping and rounding may prevent. As in
-`symmetric`, a float32 quotient gives the same code unless w / s is within u |w / s| of a tie.
+rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. As in `symmetric`, a
+float32 quotient gives the same code unless w / s is within u |w / s| of a tie.
+
+While s is normal, powers of two pass into it. Quantised weights are a fixed point and Q(-w) = -Q(w) where lo / s
+is not within 4 N u of a tie; there rint may leave out the last code, or the first. More bits are never
+worse on average, in the sense of `symmetric` and for the weights beside both ends: each is off by its distance
+from the nearest multiple of s, whatever z is, so that zero is exact.
 """
 
 from typing import NamedTuple

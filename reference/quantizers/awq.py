@@ -9,8 +9,10 @@ column among the many of a group. As in `smoothquant` the norm before the layer 
 in groups along a row: codes of 4 bits, a zero point, and a range that holds zero (which autoawq's does
 not widen to; it clips groups of one sign).
 
-Guaranteed, as alpha = 0 is s = 1: on the calibration's X the sum is no larger than that of plain
-rounding. And what `affine` guarantees, over s. m^alpha is at least 10^-4, so that no s is 0.
+Guaranteed, as alpha = 0 is s = 1: on the calibration's X the sum is no larger than that of plain rounding.
+And what `affine` guarantees, over s. m^alpha is at least 10^-4, so that no s is 0. Powers of two in W leave s
+as it is. Fixed points and Q(-W) = -Q(W) are those of `affine` for W diag(s), as long as s is kept: a search
+on what was quantised may end elsewhere.
 
 A checkpoint (autoawq's "gemm") holds the transposes: qweight [cols, rows / 8] and qzeros [groups, rows / 8]
 of int32, whose nibbles, from the lowest on, are those of the rows 0, 2, 4, 6, 1, 3, 5, 7; and scales

@@ -14,7 +14,9 @@ Guaranteed, with u = 2^-24:
     |w - b t|  <=  (1/2 + 4 u) b    where |w| <= 3 b / 2, and |w| - b beyond
     |x - a q / 127|  <=  (1/2 + 512 u) a / 127
 
-Weights below 10^-5 / 2 all become 0. Not a fixed point: the mean of quantised weights is another. Q(-W) = -Q(W).
+Weights below 10^-5 / 2 all become 0. Powers of two pass into b and a that are more than 10^-5. Q(-W) = -Q(W).
+Quantised weights are no fixed point: their mean is another; quantised tokens are one, as fl(fl(127 s) / 127)
+= s for every s = fl(a / 127).
 """
 
 import numpy as np

@@ -18,6 +18,8 @@ That is no property of x^ alone, so here q8_1 is q8_0, and the product differs b
 up to 2^-10 of m sum(x^).
 
 Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, as float16 rounds d, and (1/2 + 2^-15) |d| for q8_k.
+All of these are odd in x. x^ is a fixed point, but not of q8_k, whose d is rounded twice. Powers of two pass into d
+while it is normal; of single numbers float16 has denormal ones, through which they do not pass.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,8 @@ share a scale d, and in the types that end in _1 a minimum m, in float16:
     Qb_1    (max w - m) / (2^b - 1)      min(2^b - 1, floor((w - m) / d + 1/2))            d q + m,  m = min w
 
 w* is the weight of largest magnitude, the first of them, with its sign: it gets code 0, which has no
-counterpart at the other end. So Qb_0 is not odd in w, and neither 0 nor the range is special to Qb_1.
+counterpart at the other end. Since d changes its sign with w*, Q(-w) = -Q(w) for Qb_0 as for Q8_0, but not
+for Qb_1.
 
 The codes are bit for bit those of ggml's C. It computes in float32 and multiplies by fl(1 / d), where d is
 not yet rounded to float16; `round` takes ties away from zero. Where d is so small that 1 / d overflows, d is
@@ -23,7 +24,8 @@ Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d
 2^-14 d stands for at most four roundings in float32 of numbers up to 127; 2^-120 for an overflow of 1 / d.
 Below 2^-25 or so d' is 0 and so are all weights of the block; a d beyond float16, 65504, is refused.
 Quantised weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', whose
-quotient by that code is d' again. Of Qb_1 that is not guaranteed: m' and 2^b - 1 times d' are added in float32.
+quotient by that code is d' again. Of Qb_1 that is not guaranteed: m' and 2^b - 1 times d' are added in
+float32. Powers of two pass into d' and m' while both are normal.
 """
 
 from dataclasses import dataclass

@@ -17,9 +17,11 @@ log2 in float32, which rounds up to k a little below 2^k already; the nearest le
 OCP rounds to even), and no -0. Below 2^-125, where C leaves open what e becomes, it is 0 here.
 
 Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. The steps double twice, from d / 2
-to 2 d, and what lies between 6 d and 8 d is clipped. Its weights are a fixed point, and it is odd in w.
+to 2 d, and what lies between 6 d and 8 d is clipped. Its weights are a fixed point, and it is odd in w. Powers
+of two pass into e, but where log2 rounds up on one side alone.
 Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32's roundings; how large d is, no
-formula says. It is neither odd nor has it fixed points.
+formula says. It is odd in w, as d has the sign of w*, but has no fixed points. Powers of two pass into d while it
+is normal.
 """
 
 from dataclasses import dataclass

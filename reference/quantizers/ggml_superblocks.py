@@ -24,7 +24,9 @@ does `quantize` here, in float64 and by the plain sum of squares (ggml's C weigh
 Guaranteed: each code is one whose weight is nearest to w, given the stored scales (up to float64's
 roundings). So where w lies within the codes' range it moves by at most d |s| / 2, elsewhere to the end of the
 range; and no group is worse off than with zeros. Groups whose s is 0 have the code 0. Superblocks beyond
-float16's range are refused. The result is no fixed point.
+float16's range are refused. Powers of two pass into d and e while both are normal. Q3_K and Q6_K are odd in
+w, since d takes the sign of the largest step; the others are not, as m is never negative. The result is no
+fixed point: the search may start from another guess.
 """
 
 import itertools

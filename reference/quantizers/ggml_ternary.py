@@ -7,7 +7,8 @@ r"""ggml's ternary blocks: TQ1_0 and TQ2_0, for models that were trained to be t
 in float32 as ggml has it: w fl(1 / d), and ties away from zero, so that half of d becomes d.
 
 Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. Quantised
-weights are a fixed point: their largest magnitude is d', which float16 holds.
+weights are a fixed point: their largest magnitude is d', which float16 holds. Q(-w) = -Q(w), and powers of
+two pass into d' while it is normal.
 
 TQ2_0 spends 2 bits on a weight, TQ1_0 packs five trits into a byte, since 3^5 = 243 < 256. The byte is
 their number in base 3 as a fraction of 243, rounded up to 256ths. Times 3, its integer part is the first

@@ -15,7 +15,9 @@ In the end W - W^ = E U for the errors E = (e_1, e_2, ...), whence, with H as da
 
 Guaranteed: where no code is clipped |e_i| U_ii <= s / 2, and the sum is at most sum_i (s_i / 2 U_ii)^2 a row.
 Nothing is guaranteed of a single weight, nor that the output is better than that of plain rounding, although
-with correlated features it nearly always is; without correlation, X^T X diagonal, both are the same.
+with correlated features it nearly always is; without correlation, X^T X diagonal, both are the same. Powers
+of two in W pass into the scales. Q(-W) = -Q(W) on an even grid; on that of `affine` but for its ties. No
+fixed point: the largest weight of a group may have moved, and the grid with it.
 
 A checkpoint (AutoGPTQ's) holds qweight [cols bits / 32, rows] of int32, the bits of the codes one after the
 other along the inputs; qzeros [groups, rows bits / 32] along the outputs, in version 1 less by one; scales

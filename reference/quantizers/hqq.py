@@ -15,7 +15,11 @@ and z are stored in float32, the codes are taken against them.
 
 Guaranteed: the sum is no larger than that of the z it starts from, and each code is that of the nearest
 number, so that a weight between the first and the last of them is off by s / 2 at most. A group of equal
-weights, or whose s underflows, has s = 1 and z = -min. Not a fixed point, not odd.
+weights, or whose s underflows, has s = 1 and z = -min. Not odd: z is not rounded as 2^bits - 1 - z is. Powers
+of two do not pass through, as beta has a unit, that of |w|^(p - 2). A fixed point as a rule, as long as s is
+normal and both ends of the grid are in use, which a z that has moved by half a code prevents. More bits are
+never worse on average for evenly spread weights: they fill whole steps from min to max, and no z leaves them
+a smaller sum than the first.
 """
 
 from typing import NamedTuple

@@ -12,6 +12,8 @@ quantised:
 
 since no probability changes by more than a factor of exp(2 e), and what is left is a mean of values, each
 off by half a step (plus 127 2^-150 for denormal scales).
+
+Its laws are those of `symmetric`: powers of two pass into s, Q(-x) = -Q(x), and what is stored is a fixed point.
 """
 
 import numpy as np

@@ -13,10 +13,10 @@ numbers of the vector are never quantised, and every row but the first reads sca
 What such a file stands for is well defined nevertheless, and is what `dequantize` gives. `group_size`
 lets every width of a row count.
 
-Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The
-quotient may be off by 127 u or so before it is rounded; the last term is for s among the denormals of
-float32. A group of zeros, which is 0 / 0 in export.py, has s = 0 and codes 0. Quantised weights are a
-fixed point, Q(-w) = -Q(w).
+Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The quotient
+may be off by 127 u or so before it is rounded; the last term is for s among the denormals of float32. A group
+of zeros, which is 0 / 0 in export.py, has s = 0 and codes 0. While s is normal, powers of two pass into it
+and quantised weights are a fixed point; Q(-w) = -Q(w).
 """
 
 import numpy as np

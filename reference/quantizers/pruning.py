@@ -10,7 +10,8 @@ Three patterns, from the freest to the one that hardware likes best. Each is a m
 
 Guaranteed: the number that stays is exact, of equal weights the first stay, and of all masks of the
 pattern none leaves a smaller sum of squares. w * mask is a fixed point. What stays is not changed, so the
-error of a weight is 0 or |w|, and that of an output |sum_(pruned) w_j x_j|.
+error of a weight is 0 or |w|, and that of an output |sum_(pruned) w_j x_j|. Powers of two and signs of w leave the
+mask as it is, so that Q(-w) = -Q(w). A mask that keeps more keeps all that one keeps which keeps fewer.
 
 `compress` stores what stays of n_of_m, with its place among the m: 2 of 4 take half the memory and 2 bits
 a weight.

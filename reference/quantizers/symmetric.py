@@ -14,8 +14,14 @@ loses it. Among the denormals s is off by up to 2^-150, and the largest weights 
 whose s underflows to 0 (or that is zero) has codes 0.
 
 Ties go to the even code. A float32 quotient, as a kernel has it, gives the same code unless w / s is
-within u |w / s| of a tie. While s stays normal, 2^k w has the same codes and 2^k times the scale, and
-quantised weights are a fixed point: their largest magnitude is Q s, whose quotient by Q is s again.
+within u |w / s| of a tie. While s stays normal, powers of two pass into it, codes unchanged, and quantised
+weights are a fixed point: their largest magnitude is Q s, whose quotient by Q is s again.
+
+More bits can make a single weight worse, but on average they do not: where the weights of a block, beside its
+largest, follow a distribution that is symmetric and nowhere rises away from 0, the expected squared error does not
+grow with a bit. Such a distribution is a mixture of uniform ones on [-a, a] (Khinchine), and over these the error's
+integral from 0 to a is a^3 / 3 up to a = s / 2, where no grid that has 0 does worse, and from there on within
+0.0161 s^3 of a s^2 / 12; a bit more divides s by 2 or more.
 """
 
 import numpy as np
