@@ -15,12 +15,21 @@ from model.convert import convert
 from model.llama import load_backend
 from reference.quantizers import ggml
 from reference.quantizers.ggml import TYPES
+from reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
+from tests import gguf_files
+from tests.goldens import make_eval_gguf
 from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks
 from tests.goldens.quantizers.make_ggml import TYPES as EXACT
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.libggml import Libggml, libggml
+from tests.strategies import assert_within
 from tests.test_gguf_goldens import distance
+from tests.test_gguf_writing import raw_tensors
 from tests.test_verify_others import python_with
+from verify import running_error
+
+QUANTISED = [*make_eval_gguf.TYPES["random"], *make_eval_gguf.SUPERBLOCKS]
+FROM_ZERO = {"TQ1_0": 1, "TQ2_0": 1, "Q3_K": 4, "Q6_K": 32}  # by how much codes are shifted in products
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 20))
 
@@ -70,3 +79,46 @@ def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form)
     ours = load_backend(open_checkpoint(path), backend="reference", emulate_activations=emulate).logits(ids)
     each = [distance(a, b) for a, b in zip(ours, live.logits(path, ids), strict=True)]
     assert max(each if form == "float32" else each[:1]) < 1e-5
+
+
+@pytest.mark.parametrize("type", QUANTISED)
+def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
+    """Of its own vectors, rounded here, with the matrices that its own quantiser made: no number is at a tie.
+
+    Float32 sums of exact sums of integers: no more roundings than there are products, and a few of the scales. Where
+    q8_1 keeps the sum of a block in float16, that moves what is multiplied by the block's minimum by up to 2^-10.
+    """
+    make_eval_gguf.model("random").write(tmp_path / "float32.gguf")
+    live.quantise(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
+    rounding = ROUNDINGS[ROUNDING_OF[type]]
+    stored, compared = raw_tensors(path), 0
+    for name, (x, product) in live.products(path, make_eval_gguf.IDS).items():
+        (rows, cols), kind, raw = stored[f"{name}.weight"]
+        assert kind == type
+        rounded, w = rounding(x), weights_of(raw, type, rows=rows)
+        shift = shifts_of(raw, type, rows=rows)
+        bound = running_error.gamma(cols + 8) * np.abs(rounded) @ (np.abs(w + shift) + np.abs(shift)).T
+        if ROUNDING_OF[type] == "q8_0" and np.any(shift):
+            sums = np.abs(rounded.reshape(len(x), -1, 32).sum(axis=-1)).repeat(32, axis=-1) / 32
+            bound += 2.0**-10 * sums @ np.abs(shift).T
+        assert_within(product.astype(np.float64), rounded @ w.T, bound)
+        compared += product.size
+    assert compared == len(make_eval_gguf.IDS) * (2 * (256 * 3 + 128 * 2 + 512 * 2) + 64)
+
+
+def weights_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
+    if type in gguf_files.DTYPES:
+        return np.frombuffer(raw, gguf_files.DTYPES[type]).astype(np.float64).reshape(rows, -1)
+    return ggml.decode(np.frombuffer(raw, np.uint8).reshape(rows, -1), type)
+
+
+def shifts_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
+    """How far each weight is below what its code, counted from 0, stands for: that much is subtracted afterwards."""
+    if type not in TYPES:
+        return np.zeros(())
+    q = TYPES[type].unpack(np.frombuffer(raw, np.uint8).reshape(rows, -1, TYPES[type].bytes))
+    if type in FROM_ZERO:
+        return TYPES[type].dequantize(q._replace(codes=np.full_like(q.codes, FROM_ZERO[type])))
+    if "minima" not in q._fields:
+        return np.zeros(())
+    return TYPES[type].dequantize(q._replace(minima=np.zeros_like(q.minima))) - TYPES[type].dequantize(q)

@@ -17,9 +17,11 @@ import base64
 import ctypes
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
+from itertools import count, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +120,15 @@ def write(folder: Path) -> None:
         write_story(folder / "stories260K.gguf", Path(data))
 
 
+# What llama.cpp calls the vectors that a matrix is multiplied by, and the products; a layer's with its number behind.
+PRODUCTS = {
+    "attn_q": ("attn_norm", "Qcur"), "attn_k": ("attn_norm", "Kcur"), "attn_v": ("attn_norm", "Vcur"),
+    "attn_output": ("kqv_out", "attn_out"), "ffn_gate": ("ffn_norm", "ffn_gate"), "ffn_up": ("ffn_norm", "ffn_up"),
+    "ffn_down": ("ffn_swiglu", "ffn_out"), "output": ("result_norm", "result_output"),
+}  # fmt: skip
+TIE = "Q5_0", "blk.1.ffn_gate", 4  # a product, and the position of a number at a tie: tests/test_eval_emulation.py
+
+
 class Model:
     """A file in llama.cpp, with a cache of float32 and one thread."""
 
@@ -132,25 +143,67 @@ class Model:
         self.vocabulary = self.c.llama_model_get_vocab(self.model)
         self.size = self.c.llama_vocab_n_tokens(self.vocabulary)
 
-    def logits(self, ids: list[int]) -> np.ndarray:
-        """[seq, vocab]"""
+    def logits(self, ids: list[int], seen: dict[str, np.ndarray] | None = None) -> np.ndarray:
+        """[seq, vocab]. Into `seen` go all tensors of the graph, under their names, as flat float32."""
         options = self.c.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = 512
         options.n_threads = options.n_threads_batch = 1
         options.type_k = options.type_v = 0
         options.flash_attn_type = 0
+        watch = self._watch(seen) if seen is not None else None  # which nobody else keeps alive
+        if watch:
+            options.cb_eval = watch
         context = self.c.llama_init_from_model(self.model, options)
         batch = self.c.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)
         for i, id in enumerate(ids):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = id, i, 1, 1
             batch.seq_id[i][0] = 0
+        if seen is not None:
+            seen.clear()  # of a run that warms up
         assert self.c.llama_decode(context, batch) == 0
         rows = np.ctypeslib.as_array(self.c.llama_get_logits(context), shape=(len(ids) * self.size,))
         rows = rows.reshape(len(ids), self.size).copy()
         self.c.llama_batch_free(batch)
         self.c.llama_free(context)
         return rows
+
+    def greedy(self, text: str, count: int) -> tuple[list[int], float]:
+        """The tokens of a text and as many more, each the likeliest; and by how much at least its logit was larger."""
+        ids, margin = self.tokens(text), math.inf
+        for _ in range(count):
+            logits = self.logits(ids)[-1]
+            second, first = np.sort(logits)[-2:]
+            ids, margin = [*ids, int(logits.argmax())], min(margin, float(first - second))
+        return ids, margin
+
+    def products(self, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """By matrix, the vectors that llama.cpp multiplies it by, and what it gets: [seq, features] each."""
+        self.logits(ids, seen := {})
+        found = {}
+        for name, pair in PRODUCTS.items():
+            if name == "output":
+                found[name] = tuple(seen[vectors] for vectors in pair)
+            for layer in takewhile(lambda layer, y=pair[1]: f"{y}-{layer}" in seen, count()):
+                found[f"blk.{layer}.{name}"] = tuple(seen[f"{vectors}-{layer}"] for vectors in pair)
+        return {name: (x.reshape(len(ids), -1), y.reshape(len(ids), -1)) for name, (x, y) in found.items()}
+
+    def _watch(self, seen: dict[str, np.ndarray]) -> object:
+        from importlib import resources
+
+        ggml = ctypes.CDLL(str(resources.files(self.c) / "lib" / "libggml-base.so"))
+        ggml.ggml_get_name.restype = ctypes.c_char_p
+        ggml.ggml_nbytes.restype = ctypes.c_size_t
+
+        def watch(tensor: int, ask: bool, data: object) -> bool:
+            name = ggml.ggml_get_name(ctypes.c_void_p(tensor)).decode()
+            if not ask and name not in seen:  # views of it have its name, too, and come later
+                seen[name] = np.empty(ggml.ggml_nbytes(ctypes.c_void_p(tensor)) // 4, np.float32)
+                place, size = seen[name].ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(seen[name].nbytes)
+                ggml.ggml_backend_tensor_get(ctypes.c_void_p(tensor), place, ctypes.c_size_t(0), size)
+            return True
+
+        return self.c.ggml_backend_sched_eval_callback(watch)
 
     def tokens(self, text: str) -> list[int]:
         """With what begins a text, and names of control tokens as text."""
@@ -173,6 +226,9 @@ def read(folder: Path) -> None:
         rows = Model(folder / f"{type}.gguf").logits(IDS)
         logits[type] = {"sha256": sha(folder / f"{type}.gguf"), "logits": base64.b64encode(rows.tobytes()).decode()}
     goldens["logits"] = logits
+    type, matrix, position = TIE
+    x, y = (rows[position] for rows in Model(folder / f"{type}.gguf").products(IDS)[matrix])
+    goldens["tie"] = {"x": base64.b64encode(x.tobytes()).decode(), "y": base64.b64encode(y.tobytes()).decode()}
     tokens = {}
     for path in sorted(folder.glob("tokenizer-*.gguf")):
         model = Model(path)
@@ -181,9 +237,7 @@ def read(folder: Path) -> None:
     goldens["tokens"] = tokens
     if (path := folder / "stories260K.gguf").exists():
         model = Model(path)
-        ids = model.tokens("Once upon a time")
-        while len(ids) < 100:
-            ids.append(int(model.logits(ids)[-1].argmax()))
+        ids, _ = model.greedy("Once upon a time", 100 - len(model.tokens("Once upon a time")))
         goldens["story"] = {"sha256": sha(path), "ids": ids, "texts": {text: model.tokens(text) for text in TEXTS}}
     text = json.dumps(goldens, indent=1, ensure_ascii=True) + "\n"
     (Path(__file__).parent / "gguf.json").write_text(text)
