@@ -41,6 +41,15 @@ def test_a_row_is_the_definition_s(noise, head_dim):
     assert (np.abs(codes) <= 127).all()
 
 
+@given(noise=noises)
+def test_a_row_is_packed_as_the_definition_s(noise):
+    rows = to_int8(jnp.asarray(noise(5, 16)))
+    stored = kv_cache.unpack(np.asarray(rows))
+    codes, scales = from_int8(rows)
+    np.testing.assert_array_equal(stored.codes, codes)
+    np.testing.assert_array_equal(stored.scales[:, 0], scales)
+
+
 def test_zeros_stay_zeros():
     codes, scales = from_int8(to_int8(jnp.zeros((2, 6))))
     assert not codes.any() and not scales.any()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference.linear import linear
@@ -67,6 +67,14 @@ def test_the_search_is_never_worse_than_rounding(w, seed, outliers):
     exact = linear(x, w)
     plain, searched = (linear(a, b) - exact for a, b in ((x, rounded(w)), (x / s, rounded(w * s))))
     assert np.sum(searched**2) <= np.sum(plain**2) * (1 + 1e3 * U) + 1e3 * U * np.sum(exact**2) * U
+
+
+@given(w=weights, seed=st.integers(0, 2**32 - 1), power=st.integers(-20, 20))
+def test_powers_of_two_in_weights_leave_the_factors(w, seed, power):
+    assume(w.kind != "denormal")
+    w, x = w(8, 32), Weights("normal", seed)(16, 32)
+    s, scaled = (awq.search(a, x, rounded=rounded) for a in (w, w * np.float32(2.0**power)))
+    np.testing.assert_array_equal(scaled, s)
 
 
 def test_the_search_gains():

@@ -58,6 +58,14 @@ def test_the_error_of_tokens_is_bounded(weights):
     assert_within(bitnet.dequantize(q), x, (1 / 2 + 512 * U32) * q.scales.astype(np.float64))
 
 
+def test_no_scale_of_a_token_moves_when_it_is_quantised_again():
+    """fl(fl(127 s) / 127) = s for all s = fl(a / 127): here of all a in [1, 2), and so of all that are normal."""
+    tops = np.arange(2**23, dtype=np.uint32)
+    tops = (tops | np.float32(1).view(np.uint32)).view(np.float32)
+    scales = tops / np.float32(127)
+    np.testing.assert_array_equal(scales * np.float32(127) / np.float32(127), scales)
+
+
 @given(w=weights, x=weights)
 def test_the_product_of_integers_is_that_of_what_they_stand_for(w, x):
     w, x = w(3, 16), x(2, 16)

@@ -65,7 +65,30 @@ def test_the_gradient_is_that_of_the_clip(seed):
     np.testing.assert_array_equal(slope[outside], gradient[outside])
 
 
-@pytest.mark.parametrize(("scale", "zero"), [(0.0, 0.0), (-1.0, 0.0), (1.0, 0.5), (1.0, 200.0), (np.nan, 0.0)])
+@given(weights=weights, scale=st.sampled_from([0.01, 0.3, 1.0]), zero=st.integers(-8, 7), power=st.integers(-60, 60))
+def test_powers_of_two_and_signs(weights, scale, zero, power):
+    x, factor = weights(2, 8), 2.0**power
+
+    def read(x: np.ndarray, scale: float, zero: int, lowest: int) -> np.ndarray:
+        return qat.fake_quantize(x, np.array(scale), np.array(float(zero)), lowest=lowest, highest=7).values
+
+    scaled = read(x * factor, scale * factor, zero, -8)
+    np.testing.assert_array_equal(scaled, read(x, scale, zero, -8) * factor)
+    np.testing.assert_array_equal(read(-x, scale, 0, -7), -read(x, scale, 0, -7))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(wrong):
+    grid = {"scales": np.array(1.0), "zeros": np.array(0.0), "lowest": -8, "highest": 7}
+    with pytest.raises(ValueError, match=r"must be finite numbers of float32, but the one at \(1,\) is -?(nan|inf)"):
+        qat.fake_quantize(np.array([0.0, wrong]), **grid)
+    fake = qat.fake_quantize(np.array([0.0, 100.0]), **grid)
+    np.testing.assert_array_equal(qat.gradient(np.array([wrong, wrong]), fake), [wrong, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero"), [(0.0, 0.0), (-1.0, 0.0), (1.0, 0.5), (1.0, 200.0), (np.nan, 0.0), (np.inf, 0.0), (1.0, np.nan)]
+)
 def test_refusals(scale, zero):
-    with pytest.raises(ValueError, match="scales must be positive, zero points integers from -128 to 127"):
+    with pytest.raises(ValueError, match="scales must be positive and finite, zero points integers from -128 to 127"):
         qat.fake_quantize(np.ones(2), np.array(scale), np.array(zero), lowest=-128, highest=127)

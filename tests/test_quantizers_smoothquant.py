@@ -55,6 +55,20 @@ def test_at_one_half_both_sides_are_equally_hard(w, x):
     np.testing.assert_array_equal(s[~alive], 1)
 
 
+@given(w=weights, x=weights, power=st.integers(-20, 20), alpha=alphas)
+def test_laws(w, x, power, alpha):
+    w, x_tops, factor = w(3, 8), np.max(np.abs(x(4, 8).astype(np.float64)), axis=0), 2.0**power
+    s = smoothquant.factors(x_tops, w, alpha=alpha)
+    np.testing.assert_array_equal(smoothquant.factors(x_tops, -w, alpha=alpha), s)
+    alive = (x_tops > 0) & np.any(w != 0, axis=0)
+    scaled = smoothquant.factors(x_tops * factor, w.astype(np.float64) * factor, alpha=alpha)
+    exact = s[alive] * factor ** (2 * alpha - 1)
+    assert_within(scaled[alive], exact, 16 * U * exact)
+    half = smoothquant.factors(x_tops, w, alpha=0.5)
+    again = smoothquant.factors(x_tops / half, smoothquant.smooth(w, half), alpha=0.5)
+    assert_within(again, np.ones(8), 16 * U)
+
+
 @given(w=weights, x=weights)
 def test_the_ends(w, x):
     """alpha 0 moves all that is hard into the weights' favour, alpha 1 into the activations'."""

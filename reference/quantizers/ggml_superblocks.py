@@ -169,6 +169,15 @@ class Superblock:
 
 
 class Q2(Superblock):
+    """Q2_K.
+
+    >>> q = Q2_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
+    >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
+    (array([0, 1, 2, 3], dtype=int8), np.int8(15), np.int8(15))
+    >>> Q2_K.dequantize(q)[0, :4].round(1)
+    array([-35. , -14.5,   6. ,  26.5])
+    """
+
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """s and m in a byte; the codes; d, e."""
         scales = (q.scales | q.minima << 4).astype(np.uint8)
@@ -186,6 +195,15 @@ class Q2(Superblock):
 
 
 class Q3(Superblock):
+    """Q3_K.
+
+    >>> q = Q3_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
+    >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.d
+    (array([-3, -2,  0,  3], dtype=int8), np.int8(-32), array([[-0.314]], dtype=float16))
+    >>> Q3_K.dequantize(q)[0, :4].round(1)
+    array([-30.1, -20.1,   0. ,  30.1])
+    """
+
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """The codes' third bits; the other two; s + 32, first the low four bits, then the others; d."""
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
@@ -208,6 +226,15 @@ class Q3(Superblock):
 
 
 class Q4(Superblock):
+    """Q4_K.
+
+    >>> q = Q4_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
+    >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
+    (array([ 0,  4,  8, 15], dtype=int8), np.int8(63), np.int8(63))
+    >>> Q4_K.dequantize(q)[0, :4].round(1)
+    array([-32.6, -15.8,   1. ,  30.4])
+    """
+
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """d, e; s and m of 6 bits; the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
@@ -220,6 +247,15 @@ class Q4(Superblock):
 
 
 class Q5(Superblock):
+    """Q5_K.
+
+    >>> q = Q5_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
+    >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.minima[0, 0, 0]
+    (array([ 0,  8, 16, 31], dtype=int8), np.int8(63), np.int8(63))
+    >>> Q5_K.dequantize(q)[0, :4].round(1)
+    array([-32.2, -15.9,   0.3,  30.8])
+    """
+
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """d, e; s and m of 6 bits; the codes' fifth bits; the other four."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
@@ -234,6 +270,15 @@ class Q5(Superblock):
 
 
 class Q6(Superblock):
+    """Q6_K.
+
+    >>> q = Q6_K.quantize(np.tile([[-32.0, -16.0, 0.0, 31.0]], 64))
+    >>> q.codes[0, 0, :4], q.scales[0, 0, 0], q.d
+    (array([-32, -16,   0,  31], dtype=int8), np.int8(-128), array([[-0.007812]], dtype=float16))
+    >>> Q6_K.dequantize(q)[0, :4].round(1)
+    array([-32., -16.,   0.,  31.])
+    """
+
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
         """The codes' low four bits; the upper two; s; d."""
         codes = (q.codes + 32).astype(np.uint8)

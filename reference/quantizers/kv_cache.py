@@ -13,11 +13,13 @@ quantised:
 since no probability changes by more than a factor of exp(2 e), and what is left is a mean of values, each
 off by half a step (plus 127 2^-150 for denormal scales).
 
+A row is packed as its codes and then its scale, 4 bytes of float32: one array, whose rows come and go as tokens do.
+
 Its laws are those of `symmetric`: powers of two pass into s, Q(-x) = -Q(x), and what is stored is a fixed point.
 """
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int8
 
 from reference.quantizers import symmetric
 from reference.quantizers.blocks import Quantized
@@ -36,3 +38,24 @@ def quantize(x: Float[np.ndarray, "*batch head_dim"]) -> Quantized:
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
     """s q, exactly."""
     return symmetric.dequantize(q)
+
+
+def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
+    """The codes of each vector, then its scale, little-endian.
+
+    >>> pack(quantize(np.array([[127.0, -0.5]])))
+    array([[ 127,    0,    0,    0, -128,   63]], dtype=int8)
+    """
+    return np.concatenate([q.codes.astype(np.int8), q.scales.astype("<f4").view(np.int8)], axis=-1)
+
+
+def unpack(rows: Int8[np.ndarray, "*batch bytes"]) -> Quantized:
+    """What `pack` was given. Raises ValueError for rows that are no longer than a scale.
+
+    >>> unpack(pack(quantize(np.array([[127.0, -0.5]])))).codes
+    array([[127,   0]], dtype=int8)
+    """
+    if rows.shape[-1] <= 4:
+        raise ValueError(f"rows of {rows.shape[-1]} bytes hold no codes before their scale")
+    scales = np.ascontiguousarray(rows[..., -4:]).view("<f4").astype(np.float32)
+    return Quantized(rows[..., :-4], scales)

@@ -8,13 +8,19 @@ https://arxiv.org/abs/1308.3432) takes that of the clip alone, which learns. As 
 already rounded, that decides: up to half a step beyond the grid the gradient still passes.
 
 Guaranteed: y is a fixed point, |x - y| <= s / 2 where the gradient passes (up to float64's roundings),
-and y is what `affine` or `symmetric` would store, if s and z are theirs.
+and y is what `affine` or `symmetric` would store, if s and z are theirs. Powers of two in x and s pass into y;
+Q(-x) = -Q(x) where z is as far from both ends.
+
+A number that is not finite is refused, as by every quantiser here: a weight that became one is lost, and the
+training with it. (PyTorch makes the lowest number of the grid of a NaN.) A gradient that is not finite passes through.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
+
+from reference.quantizers.blocks import finite
 
 
 class Fake(NamedTuple):
@@ -32,17 +38,19 @@ def fake_quantize(
     lowest: int,
     highest: int,
 ) -> Fake:
-    """The forward pass. `scales` are positive, `zeros` integers between `lowest` and `highest`.
+    """The forward pass. `x` is finite, `scales` are positive, `zeros` integers between `lowest` and `highest`.
 
     Raises ValueError otherwise.
 
     >>> fake_quantize(np.array([0.6, 1.6, -9.0]), np.array(1.0), np.array(0.0), lowest=-1, highest=1)
     Fake(values=array([ 1.,  1., -1.]), passes=array([ True, False, False]))
     """
-    if not np.all(scales > 0) or not np.all((zeros == np.rint(zeros)) & (lowest <= zeros) & (zeros <= highest)):
-        raise ValueError(f"scales must be positive, zero points integers from {lowest} to {highest}")
+    if not np.all((scales > 0) & np.isfinite(scales)) or not np.all(
+        (zeros == np.rint(zeros)) & (lowest <= zeros) & (zeros <= highest)
+    ):
+        raise ValueError(f"scales must be positive and finite, zero points integers from {lowest} to {highest}")
     s, z = scales.astype(np.float64), zeros.astype(np.float64)
-    codes = np.rint(x.astype(np.float64) / s) + z
+    codes = np.rint(finite(x) / s) + z
     return Fake((np.clip(codes, lowest, highest) - z) * s, (codes >= lowest) & (codes <= highest))
 
 

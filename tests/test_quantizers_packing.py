@@ -1,0 +1,130 @@
+"""Whatever bytes a file holds are codes that are written as the same bytes: every byte, at every place."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.quantizers import (
+    affine,
+    awq,
+    binary,
+    bitnet,
+    ggml,
+    gptq,
+    hqq,
+    kmeans,
+    kv_cache,
+    llama2c,
+    minifloat,
+    mx,
+    nf4,
+    nvfp4,
+    pruning,
+    symmetric,
+)
+from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
+from reference.quantizers.schemes import SCHEMES
+
+
+class Layout(NamedTuple):
+    """Functions between codes and [..., bytes] of uint8, and how many bytes they take at a time."""
+
+    unpack: Callable[[np.ndarray], Any]
+    pack: Callable[..., np.ndarray]
+    bytes: int
+
+
+def of_words(words: np.ndarray) -> np.ndarray:
+    """int32 [rows, words] to bytes."""
+    return np.ascontiguousarray(words).view(np.uint8)
+
+
+def awq_words(raw: np.ndarray) -> awq.Affine:
+    """A group each for as many columns as there are rows of bytes; scales do not matter here."""
+    words = raw.view("<i4").astype(np.int32)
+    return awq.unpack(awq.Packed(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
+
+
+def gptq_words(raw: np.ndarray, *, bits: int, version: int) -> gptq.Affine:
+    """Rows of 32 codes: `raw` [..., 4 bits] as qweight, and as the zero points of 32 rows."""
+    words = raw.view("<i4").astype(np.int32)
+    scales = np.ones((len(words), 8 * raw.shape[1] // bits), np.float16)
+    return gptq.unpack(gptq.Packed(words.T.copy(), words, scales, np.zeros(32, np.int32)), bits=bits, version=version)
+
+
+def of_every_width() -> Iterator[tuple[str, Layout]]:
+    for bits in range(1, 9):
+        for module in (affine, hqq, kmeans, *([symmetric] if bits > 1 else [])):
+            unpack, pack = (partial(function, bits=bits) for function in (module.unpack, module.pack))
+            yield f"{module.__name__.rpartition('.')[2]} {bits}", Layout(unpack, pack, bits)
+    for to in (E2M1, E2M3, E3M2, E4M3, E5M2):
+        for module in (minifloat, mx):
+            unpack, pack = (partial(function, to=to) for function in (module.unpack, module.pack))
+            name = f"{module.__name__.rpartition('.')[2]} e{to.exponent_bits}m{to.mantissa_bits}"
+            yield name, Layout(unpack, pack, to.bits)
+
+
+LAYOUTS: dict[str, Layout] = {
+    **dict(of_every_width()),
+    **{name: Layout(scheme.unpack, scheme.pack, 1) for name, scheme in SCHEMES.items()},
+    **{
+        name: Layout(
+            lambda raw, kind=kind: kind.unpack(raw[:, None]), lambda q, kind=kind: kind.pack(q)[:, 0], kind.bytes
+        )
+        for name, kind in ggml.TYPES.items()
+        if name != "TQ1_0"  # 13 of 256 bytes are no five trits: `test_quantizers_ggml` has the 243 that are
+    },
+    "signs": Layout(binary.unpack, binary.pack, 1),
+    "BitNet": Layout(bitnet.unpack, bitnet.pack, 1),
+    "NF4": Layout(nf4.unpack, nf4.pack, 1),
+    "NVFP4": Layout(nvfp4.unpack, nvfp4.pack, 1),
+    "places of 2:4": Layout(pruning.unpack, pruning.pack, 1),
+    "cache": Layout(lambda raw: kv_cache.unpack(raw.view(np.int8)), lambda q: kv_cache.pack(q).view(np.uint8), 20),
+    "llama2.c": Layout(
+        lambda raw: llama2c.unpack(raw.ravel(), shape=(len(raw), 16), group=16),
+        lambda q: llama2c.pack(q).reshape(len(q.codes), 20),
+        20,
+    ),
+    "AWQ, codes": Layout(awq_words, lambda q: of_words(awq.pack(q).qweight), 4),
+    "AWQ, zeros": Layout(awq_words, lambda q: of_words(awq.pack(q).qzeros), 4),
+    **{
+        f"GPTQ {bits}, version {version}, {part}": Layout(
+            partial(gptq_words, bits=bits, version=version),
+            lambda q, bits=bits, version=version, read=read: of_words(read(gptq.pack(q, bits=bits, version=version))),
+            4 * bits,
+        )
+        for bits in (2, 3, 4, 8)
+        for version in (1, 2)
+        for part, read in {"codes": lambda p: p.qweight.T, "zeros": lambda p: p.qzeros}.items()
+    },
+}
+
+
+def every_byte(count: int) -> np.ndarray:
+    """[256, count]: at each place each byte once, and beside another in each row."""
+    return (np.arange(256)[:, None] + np.arange(count) * 37).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_byte_comes_back(name):
+    unpack, pack, count = LAYOUTS[name]
+    raw = every_byte(count)
+    np.testing.assert_array_equal(pack(unpack(raw)), raw)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_codes_come_back(name, seed):
+    """Of random bytes, so that all combinations may occur; bit for bit, as some are a scale that is NaN."""
+    unpack, pack, count = LAYOUTS[name]
+    codes = unpack(np.random.RandomState(seed).randint(0, 256, (32, count)).astype(np.uint8))
+    again = unpack(pack(codes))
+    parts = zip(codes, again, strict=True) if isinstance(codes, tuple) else [(codes, again)]
+    for before, after in parts:
+        assert (before.dtype, before.shape) == (after.dtype, after.shape)
+        assert before.tobytes() == after.tobytes()
