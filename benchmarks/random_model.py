@@ -12,6 +12,7 @@ from model.cache import Cache, LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.codes import quantised
 from model.params import Params, abstract_params, rope_table
+from model.quantised import Embedding
 from reference.config import Config
 
 NO_NAN = 0x77  # the bits of a code that may be set: no pattern of them is NaN in any scheme
@@ -45,7 +46,8 @@ def random_params(shapes: Params, config: Config) -> Params:
     paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
     leaves = [_weight(i, shape, scales="scales" in str(path[-1])) for i, (path, shape) in enumerate(paths)]
     params = jax.tree.unflatten(tree, leaves)._replace(rope=rope_table(config, len(shapes.rope.cos)))
-    return params._replace(head=params.embedding) if config.tied else params
+    table = params.embedding
+    return params._replace(head=table.matrix if isinstance(table, Embedding) else table) if config.tied else params
 
 
 def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int = 1) -> Cache:

@@ -52,7 +52,7 @@ def decode_cost(
     otherwise.
     """
     weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
-    row = 0 if config.tied else config.dim * params.embedding.dtype.itemsize
+    row = 0 if config.tied else _bytes(params.embedding) / config.vocab
     cached = position_bytes(config, dtype=cache_dtype or params.embedding.dtype) * (position + 1)
     attention = 2 * cached_numbers(config) * (position + 1) * config.heads / config.kv_heads
     flops = 2 * matrix_weights(config, head=True) + attention

@@ -115,10 +115,9 @@ def with_roundings(params: Params, found: dict[str, str]) -> Params:
             qkv=linear(given.qkv, f"{attention}.q_proj"), o=linear(given.o, f"{attention}.o_proj"), ffn=ffn
         )
 
-    tied = params.head is params.embedding
     return params._replace(
         layers=[layer(given, f"model.layers.{i}") for i, given in enumerate(params.layers)],
-        head=matrix(params.head, "model.embed_tokens.weight" if tied else "lm_head.weight"),
+        head=matrix(params.head, "model.embed_tokens.weight" if params.tied else "lm_head.weight"),
     )
 
 

@@ -18,7 +18,7 @@ from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused, t
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import alike
 from model.pallas_weights import as_read_here
-from model.quantised import KINDS, Quantised, runs
+from model.quantised import KINDS, Embedding, Quantised, runs
 from reference.config import Config
 from reference.rope import frequencies
 
@@ -69,11 +69,15 @@ class Rope(NamedTuple):
 
 
 class Params(NamedTuple):
-    embedding: Float[Array, "vocab dim"]
+    embedding: Float[Array, "vocab dim"] | Embedding
     layers: Sequence[Layer]
     norm: Float[Array, " dim"]
-    head: Matrix  # [vocab, dim]; the same array as the embedding, where the two are tied
+    head: Matrix  # [vocab, dim]; the same arrays as the embedding, where the two are tied
     rope: Rope
+
+    @property
+    def tied(self) -> bool:
+        return jax.tree.leaves(self.head)[0] is jax.tree.leaves(self.embedding)[0]
 
 
 def rope_table(config: Config, positions: int) -> Rope:
@@ -221,19 +225,19 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
             ffn=feed_forward(prefix),
         )
 
-    embedding = place("model.embed_tokens.weight")
+    table, norm = place("model.embed_tokens.weight"), place("model.norm.weight")
     return Params(
-        embedding=embedding,
+        embedding=Embedding(table, config.dim, norm.dtype) if isinstance(table, Quantised) else table,
         layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
-        norm=place("model.norm.weight"),
-        head=embedding if config.tied else place("lm_head.weight"),
+        norm=norm,
+        head=table if config.tied else place("lm_head.weight"),
         rope=rope,
     )
 
 
 def weight_bytes(params: Params) -> int:
     """Bytes that the weights take, each stored once: of `abstract_params`, before there are any."""
-    head = None if params.head is params.embedding else params.head
+    head = None if params.tied else params.head
     return sum(
         int(np.prod(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves((params.embedding, params.layers, params.norm, head))

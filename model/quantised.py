@@ -5,13 +5,14 @@ any of them, as by a plain array. Which weights they come from is said in `refer
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
 from reference.quantizers.affine import Affine
@@ -81,16 +82,21 @@ class Quantised(_Arrays):
     def weights(self) -> Float[Array, "rows cols"]:
         """The whole matrix in float32, each weight rounded once, its appended columns included."""
         rows, groups = self.scales.shape
-        levels = self.decode(self.codes)
+        halves = 2 if self.packed and self.group == LANES else 1  # groups that 16 bytes hold
+
+        def spread(a: Array) -> Array:
+            return a.reshape(rows, groups // halves, 1, halves, 1)
+
         if self.packed:  # decoded apart and then joined: with a shift for each, XLA on a CPU takes half as long again
-            codes = self.codes.reshape(rows, -1, LANES)
-            levels = jnp.stack([self.decode(codes & 15), self.decode(codes >> 4)], axis=2)
-        levels = levels.reshape(rows, groups, -1)
+            codes = self.codes.reshape(rows, groups // halves, -1, LANES)
+            levels = jnp.stack([self.decode(codes & 15), self.decode(codes >> 4)], axis=3)
+        else:
+            levels = self.decode(self.codes).reshape(rows, groups, 1, 1, -1)
         if self.zeros is not None:
-            levels = levels - self.zeros[..., None].astype(jnp.float32)
-        levels = levels * self.unit * self.real_scales()[..., None]
+            levels = levels - spread(self.zeros).astype(jnp.float32)
+        levels = levels * self.unit * spread(self.real_scales())  # [rows, groups, pairs, 2, lanes]
         if self.minima is not None:
-            levels = levels + self.minima[..., None]
+            levels = levels + spread(self.minima)
         return levels.reshape(rows, -1)
 
     @classmethod
@@ -250,6 +256,21 @@ class MXFP4(Quantised):
     def decode(codes: Array) -> Array:
         bits = codes.astype(jnp.uint16)
         return lax.bitcast_convert_type((bits & 8) << 12 | (bits & 7) << 9, jnp.float16).astype(jnp.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Embedding:
+    """A matrix [vocab, dim] of codes whose rows are looked up: those of the tokens are decoded, and no others."""
+
+    matrix: Quantised
+    dim: int = field(metadata={"static": True})
+    dtype: np.dtype = field(metadata={"static": True})  # of the rows
+
+    def __getitem__(self, tokens: Int[Array | np.ndarray, "*batch"]) -> Float[Array, "*batch dim"]:
+        tokens = jnp.asarray(tokens)
+        rows = jax.tree.map(lambda array: array[tokens.reshape(-1)], self.matrix)
+        return rows.weights()[:, : self.dim].reshape(*tokens.shape, self.dim).astype(self.dtype)
 
 
 KINDS: dict[Form, type[Quantised]] = {

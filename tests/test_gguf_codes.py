@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import reference.llama
 from model.cache import empty_cache
 from model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
-from model.checkpoints.codes import alike, exact_parts, is_matrix
+from model.checkpoints.codes import EMBEDDING, alike, exact_parts, is_matrix
 from model.checkpoints.gguf_blocks import KINDS
 from model.checkpoints.huggingface_writer import write_huggingface
 from model.checkpoints.llama2c_writer import write_llama2c
@@ -22,7 +23,7 @@ from model.forward import forward
 from model.memory import memory_of
 from model.ops import CPU, XLA
 from model.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
-from model.quantised import Int8Min, Quantised
+from model.quantised import Embedding, Int8Min, Quantised
 from model.reference_backend import load_reference_params
 from reference.quantizers import ggml
 from tests import families, gguf_files
@@ -68,7 +69,7 @@ def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed:
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
-    for i, name in enumerate(name for name in tensors if is_matrix(name)):
+    for i, name in enumerate(name for name in tensors if is_matrix(name) or name == EMBEDDING):
         *_, part, kind = name.split(".")
         theirs = f"blk.{name.split('.')[2]}.{NAMES[part]}.{kind}" if ".layers." in name else f"{NAMES[part]}.{kind}"
         shape, type = file.tensors[theirs].shape, types(name)
@@ -92,7 +93,7 @@ def joined(checkpoint: Checkpoint, *names: str) -> np.ndarray:
 
 
 def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
-    """Those of the first layer and the head: on the device, and what they stand for."""
+    """Those of the first layer, the head and the embedding: on the device, and what they stand for."""
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     layer, prefix = params.layers[0], "model.layers.0"
     assert isinstance(layer.ffn, FeedForward)
@@ -101,8 +102,11 @@ def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
         "o": (layer.o.weight, [f"{prefix}.self_attn.o_proj.weight"]),
         "gate_up": (layer.ffn.gate_up.weight, [f"{prefix}.mlp.{part}_proj.weight" for part in ("gate", "up")]),
         "down": (layer.ffn.down.weight, [f"{prefix}.mlp.down_proj.weight"]),
-        "head": (params.head, ["lm_head.weight"]),
+        "head": (params.head, [EMBEDDING if params.tied else "lm_head.weight"]),
     }
+    if not params.tied:
+        assert isinstance(params.embedding, Embedding)
+        names["embedding"] = params.embedding.matrix, [EMBEDDING]
     return {name: (weight, joined(checkpoint, *parts)) for name, (weight, parts) in names.items()}
 
 
@@ -114,7 +118,7 @@ def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
     """Of any codes, of scales that are subnormal and the largest; also where rows are permuted."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     for name, tensor in checkpoint.tensors.items():
-        if is_matrix(name):
+        if tensor.codes:
             np.testing.assert_array_equal(joined(checkpoint, name), tensor.read())
     for weight, exact in matrices(checkpoint).values():
         assert isinstance(weight, Quantised)
@@ -167,10 +171,27 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
     found = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in found.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
-    assert kinds == {**expected, "down": ("int8", 16), "head": ("int8", 16)}
+    assert kinds == {**expected, "down": ("int8", 16), "head": ("int8", 16), "embedding": ("int4_min", 32)}
     weight, exact = found["qkv"]
     assert isinstance(weight, Int8Min)
     np.testing.assert_array_equal(np.asarray(WEIGHTS(weight)), exact)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, dtype):
+    """A head that is the embedding is the same codes."""
+    checkpoint = open_checkpoint(file_in(mixed, tie_word_embeddings=tied).write(tmp_path / "x.gguf"))
+    params = load_params(checkpoint, dtype=np.dtype(dtype), positions=1)
+    assert isinstance(params.embedding, Embedding)
+    assert (params.embedding.dtype, params.tied) == (dtype, tied)
+    tokens = np.array([[3, 47, 3], [0, 1, 2]])
+    rows = params.embedding[tokens]
+    assert rows.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(rows), joined(checkpoint, EMBEDDING)[tokens].astype(dtype))
+    assert isinstance(params.head, Quantised)
+    arrays = {id(leaf): leaf for leaf in jax.tree.leaves(params._replace(rope=None))}.values()  # type: ignore
+    assert weight_bytes(params) == sum(array.nbytes for array in arrays)
 
 
 ALL: dict[str, Types] = {**{type: lambda name, type=type: type for type in sorted(ggml.TYPES)}, "Q4_K_M": mixed}
@@ -196,6 +217,7 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
 def test_the_text_is_that_of_the_weights_in_float32(tmp_path, types):
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], seed=2, num_hidden_layers=2)
     plain = {name: tensor._replace(codes=None) for name, tensor in checkpoint.tensors.items()}
+    assert checkpoint.tensors[EMBEDDING].codes
     texts = [greedy(each, tokens=24) for each in (checkpoint, replace(checkpoint, tensors=plain))]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 2  # not a token over and over

@@ -59,7 +59,7 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
         np.testing.assert_array_equal(dequantised(tensor.codes, tensor.shape), tensor.read())
         np.testing.assert_array_equal(np.concatenate(list(exact_parts(tensor))).astype(np.float32), tensor.read())
         quantised += 1
-    assert quantised == 7 * Sizes().layers + 1
+    assert quantised == 7 * Sizes().layers + 1 + (version == 2)  # KuiperLLama leaves the embedding as it is
 
 
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):

@@ -60,7 +60,7 @@ def walk(
     for tokens in chunks:
         at = start + np.arange(len(tokens))
         positions = model.positions(at[None].astype(np.int32))
-        x = model.array(_read(model.params.embedding)[tokens][None])
+        x = model.array(_read(model.params.embedding[tokens])[None])
         for i, (layer, defined) in enumerate(zip(model.params.layers, exact.layers, strict=True)):
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
             k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])

@@ -17,6 +17,7 @@ from reference.quantizers.minifloat import E2M1, E4M3
 from reference.quantizers.nf4 import NF4
 from reference.quantizers.schemes import Scheme, scheme
 
+EMBEDDING = "model.embed_tokens.weight"
 PART = 1 << 20  # weights that are quantised at once: the arithmetic is float64's, and needs some copies of them
 
 WITH_MINIMA = ("int8_min", "int4_min")

@@ -10,7 +10,7 @@ from model.checkpoints import gguf_blocks as blocks
 from model.checkpoints import gguf_layout as layout
 from model.checkpoints.checkpoint import Checkpoint, Tensor, refused, tensor_shapes
 from model.checkpoints.checks import check_model
-from model.checkpoints.codes import is_matrix
+from model.checkpoints.codes import EMBEDDING, is_matrix
 from model.checkpoints.gguf_config import architecture_of, read_config, read_tokens
 from model.checkpoints.gguf_file import Entry, Metadata, read_header
 from model.checkpoints.mapped import MappedFile
@@ -76,7 +76,7 @@ def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], entry: Entry, p
         part = entry._replace(shape=shape)
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)
     read = partial(_read, file, entry, heads=place.heads)
-    codes = blocks.codes_of(file, entry, heads=place.heads) if is_matrix(name) else None
+    codes = blocks.codes_of(file, entry, heads=place.heads) if is_matrix(name) or name == EMBEDDING else None
     return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes, entry.type)
 
 

@@ -84,14 +84,15 @@ def _dtype(checkpoint: Checkpoint, rule: CompressedTensors | None) -> str:
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Without codes of a GGUF file whose types differ, or are none of compressed-tensors'."""
-    stored = [tensor.codes for tensor in checkpoint.tensors.values() if tensor.type and tensor.codes]
-    if len({(codes.form, codes.group) for codes in stored}) < 2 and all(codes.form in FORMS for codes in stored):
-        return checkpoint
-    tensors = {
-        name: tensor._replace(codes=None) if tensor.type else tensor for name, tensor in checkpoint.tensors.items()
-    }
-    return replace(checkpoint, tensors=tensors)
+    """Without the codes of an embedding; and of a GGUF file whose types differ, or are none of compressed-tensors'."""
+    matrices = [tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)]
+    theirs = {(tensor.codes.form, tensor.codes.group) for tensor in matrices if tensor.codes and tensor.type}
+    keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
+
+    def tensor(name: str, stored: Tensor) -> Tensor:
+        return stored if is_matrix(name) and (keep or not stored.type) else stored._replace(codes=None)
+
+    return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
 
 
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> CompressedTensors | None:

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from model.checkpoints import llama2c_layout as layout
 from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_model
-from model.checkpoints.codes import is_matrix
+from model.checkpoints.codes import EMBEDDING, is_matrix
 from model.checkpoints.mapped import MappedFile
 from reference.config import Config
 from reference.quantizers.blocks import Quantized
@@ -43,7 +43,11 @@ def open_llama2c(file: MappedFile) -> Checkpoint:
         if tensor.name != layout.ROPE_TABLES:
             heads = _interleaved_heads(tensor.name, config)
             read = partial(_read, file, tensor.shape, offset, group=tensor.group, heads=heads)
-            codes = _codes(file, tensor, offset, heads=heads) if is_matrix(tensor.name) else None
+            codes = (
+                _codes(file, tensor, offset, heads=heads)
+                if is_matrix(tensor.name) or tensor.name == EMBEDDING
+                else None
+            )
             tensors[tensor.name] = Tensor(tensor.shape, FLOAT32, read, codes)
         offset += tensor.bytes
     name = "kuiper-int8" if version == layout.KUIPER else f"llama2c-v{version}"
