@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 import reference.llama
+from model import SamplingOptions, load
 from model.checkpoints import open_checkpoint
 from model.reference_backend import load_reference_params
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import encode_text
 from reference.llama import empty_cache, forward
 from tests.goldens import make_gguf
+from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
 
+STORIES = json.loads((Path(__file__).parent / "goldens" / "gguf_stories.json").read_text())["stories"]
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "gguf.json").read_text())
 IDS = np.array(GOLDENS["ids"])
 
@@ -76,3 +79,20 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
     assert golden["ids"][: len(ids)] == ids
     new = reference.llama.greedy(params, np.array(ids), config=checkpoint.config)
     assert golden["ids"] == [*ids, *(token for token, _ in zip(new, range(100 - len(ids)), strict=False))]
+
+
+IN_JAX = ("float32", "q8_0", "q4_0", "mxfp4")  # other floats run in the same program
+
+
+@pytest.mark.parametrize(
+    ("type", "backend"),
+    [*((type, "reference") for type in make_gguf.WRITTEN), *((type, "jax") for type in IN_JAX)],
+)
+def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
+    """From a file of each type that is written."""
+    golden, path = STORIES[type], tmp_path / "x.gguf"
+    assert write_story(path, type) == golden["sha256"]
+    llama, greedy = load(path, backend=backend), SamplingOptions(temperature=0.0)
+    for prompt, text in zip(prompts(), golden["texts"], strict=True):
+        told = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert "".join(token.text for token in told) == text

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model import SamplingOptions, load
 from model.checkpoints import open_checkpoint
 from model.convert import convert
 from model.llama import load_backend
@@ -17,7 +18,8 @@ from reference.quantizers import ggml
 from reference.quantizers.ggml import TYPES
 from reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
 from tests import gguf_files
-from tests.goldens import make_eval_gguf
+from tests.goldens import make_eval_gguf, make_gguf
+from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
 from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks
 from tests.goldens.quantizers.make_ggml import TYPES as EXACT
 from tests.goldens.quantizers.weights import KINDS, Weights
@@ -79,6 +81,16 @@ def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form)
     ours = load_backend(open_checkpoint(path), backend="reference", emulate_activations=emulate).logits(ids)
     each = [distance(a, b) for a, b in zip(ours, live.logits(path, ids), strict=True)]
     assert max(each if form == "float32" else each[:1]) < 1e-5
+
+
+@pytest.mark.parametrize("type", make_gguf.WRITTEN)
+def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
+    """Each type that is written, from places where no rounding changes what is likeliest."""
+    write_story(path := tmp_path / "stories.gguf", type)
+    llama, greedy = load(path, backend="reference"), SamplingOptions(temperature=0.0)
+    for prompt in prompts():
+        told = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert [token.id for token in told] == live.greedy(path, prompt, COUNT)[-COUNT:]
 
 
 @pytest.mark.parametrize("type", QUANTISED)

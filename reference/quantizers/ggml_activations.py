@@ -19,7 +19,7 @@ up to 2^-10 of m sum(x^).
 
 From the same float32 numbers these are llama.cpp's codes (tests/test_libggml.py: each product of each type). Its
 numbers are not the same as exact ones, by the noise of float32 sums in an order that is the processor's: some 10^-5
-of a step of q8_0, so of 100,000 numbers a few are across a tie from ours, and what follows from those differs by 10^-3.
+of a step of q8_0: of 100,000 numbers one or two are across a tie from ours, and what follows differs by some 10^-3.
 
 Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, as float16 rounds d, and (1/2 + 2^-15) |d| for q8_k.
 All of these are odd in x. x^ is a fixed point, but not of q8_k, whose d is rounded twice. Powers of two pass into d

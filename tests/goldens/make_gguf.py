@@ -177,6 +177,13 @@ class Model:
             ids, margin = [*ids, int(logits.argmax())], min(margin, float(first - second))
         return ids, margin
 
+    def text(self, ids: list[int]) -> str:
+        """What they spell, without control tokens and what stands before a text."""
+        found, tokens = ctypes.create_string_buffer(10_000), (ctypes.c_int32 * len(ids))(*ids)
+        count = self.c.llama_detokenize(self.vocabulary, tokens, len(ids), found, len(found), True, False)
+        assert count >= 0
+        return found.raw[:count].decode()
+
     def products(self, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """By matrix, the vectors that llama.cpp multiplies it by, and what it gets: [seq, features] each."""
         self.logits(ids, seen := {})

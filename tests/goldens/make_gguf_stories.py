@@ -1,0 +1,73 @@
+"""Write gguf_stories.json: how llama.cpp tells the built-in model's story from GGUF files of each type that is written.
+
+From the root of the repository,
+
+    python -m tests.goldens.make_gguf_stories write FOLDER
+
+writes the files, in the project's own environment, and in one of llama.cpp's (Python 3.11),
+
+    pip install numpy llama-cpp-python
+    python -m tests.goldens.make_gguf_stories read FOLDER
+
+has it tell on from places where the likeliest token is so by far, whatever the type: there a story is the same with
+and without rounded activations. The tests write the files anew, hold them against their hashes, and tell the same.
+"""
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+
+from tests.goldens.make_gguf import WRITTEN, Model
+
+STORY = """\
+Once upon a time, there was a quiet girl named Anna. She lived in a cosy hut near the forest. One fine day, she went \
+to the forest to look for feathers. Something red lay in the long grass. It was a balloon! Anna picked it up and \
+looked at it from all sides. Then Anna heard a voice. It was Pip the fox, and he was sad. "Have you seen my balloon?" \
+asked Pip. "I cannot find it." Anna said nothing and hid the balloon behind her back. Then Pip began to cry, and Anna \
+felt bad. "I am"""
+PLACES = ('"Have you', "behind her back. Then", '"I am')
+COUNT = 13  # tokens from each
+CLEAR = 5  # by how much at least the logit of each is larger than the next
+
+
+def prompts() -> list[str]:
+    return [STORY[: STORY.index(place) + len(place)] for place in PLACES]
+
+
+def write_story(path: Path, type: str) -> str:
+    """The built-in model with its matrices in `type`; returns the file's hash."""
+    from model.checkpoints import open_checkpoint
+    from model.convert import convert
+
+    dtype, scheme = (type, None) if type in ("float32", "float16", "bfloat16") else (None, type)
+    convert(open_checkpoint("stories"), path, to="gguf", dtype=dtype, quantize=scheme)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for type in WRITTEN:
+        write_story(folder / f"{type}.gguf", type)
+
+
+def read(folder: Path) -> None:
+    from importlib import metadata
+
+    made = {"python": platform.python_version(), "llama_cpp_python": metadata.version("llama_cpp_python")}
+    stories = {}
+    for type in WRITTEN:
+        path = folder / f"{type}.gguf"
+        model, texts = Model(path), []
+        for prompt in prompts():
+            ids, margin = model.greedy(prompt, COUNT)
+            assert margin > CLEAR, (type, prompt[-30:], margin)
+            texts.append(model.text(ids)[len(" " + prompt) :])
+        stories[type] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "texts": texts}
+    golden = {"made": made, "stories": stories}
+    (Path(__file__).parent / "gguf_stories.json").write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
