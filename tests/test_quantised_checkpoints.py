@@ -263,7 +263,7 @@ DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits":
 @pytest.mark.parametrize(
     ("layout", "changes", "what"),
     [
-        ("awq", {"quant_method": "bitsandbytes"}, 'quant_method "bitsandbytes" is not read (only compressed-tensors'),
+        ("awq", {"quant_method": "hqq"}, 'quant_method "hqq" is not read (only compressed-tensors, awq, gptq, bits'),
         ("awq", {"quant_method": ["awq"]}, "quant_method a list is not read"),
         ("awq", {"bits": 3}, "AWQ with 3 bits"),
         ("awq", {"version": "gemv"}, 'version "gemv"'),
@@ -295,6 +295,7 @@ def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_
         ("packed 4", "weight_shape", np.array([64, 96], np.int64), "weight_shape is [64, 96]"),
         ("packed 4", "weight_scale", None, "lacks tensor model.layers.1.mlp.up_proj.weight_scale"),
         ("packed 4", "weight_scale", np.full((96, 2), np.nan, np.float32), "is nan, not a finite number"),
+        ("packed 4", "weight_scale", np.full((96, 2), np.inf, np.float32), "not a finite number"),
         ("fp8 a row", "weight", np.full((96, 64), np.nan, ml_dtypes.float8_e4m3fn), "nan"),
     ],
 )
@@ -377,7 +378,8 @@ def refuses(checkpoint: Checkpoint, folder: Path) -> str:
 
 def test_what_no_layout_holds_is_refused(tmp_path):
     plain = random_checkpoint(CONFIGS["experts"], seed=0)
-    assert "no format for nf4" in refuses(quantised(plain, "nf4"), tmp_path / "a")
+    nf4 = refuses(quantised(plain, "nf4"), tmp_path / "a")
+    assert "which are no whole groups of 64: bitsandbytes cannot hold it (q8_row and fp8 have no groups)" in nf4
     said = refuses(quantised(random_checkpoint(replace(WIDE, ffn=40), seed=0), "q4"), tmp_path / "b")
     assert "rows of 40 weights, which are no whole groups of 64" in said
     row, fp8 = quantised(plain, "q8_row"), quantised(plain, "fp8")

@@ -49,7 +49,8 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
     scales = part.scales
     if codes.form == "mxfp4":
         scales = np.ldexp(1.0, scales.astype(np.int32) - mx.BIAS)
-    weights = levels * spread(scales)
+    with np.errstate(invalid="ignore"):  # an infinite scale times 0: whoever reads such weights refuses them
+        weights = levels * spread(scales)
     return weights + spread(part.minima) if isinstance(part, Shifted) else weights
 
 

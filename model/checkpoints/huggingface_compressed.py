@@ -83,6 +83,11 @@ class CompressedTensors(Rule):
         """The zero points [rows, groups] of a whole matrix, uint8."""
         return {"weight_zero_point": zeros.view(np.int8) ^ np.int8(-128)}
 
+    def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
+        """What is stored once for a matrix, beside what is packed."""
+        del rows, cols
+        return {}
+
     def _rows(self, grid: np.ndarray, start: int, stop: int) -> np.ndarray:
         """What belongs to some rows, of a grid of scales or zero points."""
         if not self.rows_alike:
@@ -134,6 +139,9 @@ class PackedIntegers(CompressedTensors):
 
     def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
         return {"weight_zero_point": np.ascontiguousarray(pack_words(np.ascontiguousarray(zeros.T), self.bits).T)}
+
+    def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
+        return {"weight_shape": np.array([rows, cols], np.int64)}
 
 
 class PackedMX(CompressedTensors):

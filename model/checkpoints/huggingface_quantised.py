@@ -15,6 +15,7 @@ from model.checkpoints.checkpoint import Codes, Tensor, refused
 from model.checkpoints.codes import PART, dequantised, is_matrix
 from model.checkpoints.hf_config import Fields
 from model.checkpoints.huggingface_awq_gptq import read_awq, read_gptq
+from model.checkpoints.huggingface_bitsandbytes import read_bitsandbytes
 from model.checkpoints.huggingface_compressed import read_compressed_tensors
 from model.checkpoints.huggingface_rule import FLOATS, ROWS, Arrays, Rule, Stored
 from model.checkpoints.mapped import MappedFile
@@ -35,6 +36,7 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "compressed-tensors": read_compressed_tensors,
         "awq": read_awq,
         "gptq": read_gptq,
+        "bitsandbytes": read_bitsandbytes,
     }
     method = fields.values.get("quant_method")
     if not isinstance(method, str) or method not in methods:
@@ -75,8 +77,9 @@ def _take(
                 continue
             raise refused(path, f"lacks tensor {name}")
         file, entry = located.pop(name)
-        scalar = expected.shape == (1,) and entry.shape == ()
-        if (entry.shape != expected.shape and not scalar) or entry.dtype.name not in expected.dtypes:
+        fits = entry.shape == expected.shape or (expected.shape == (1,) and entry.shape == ())
+        fits = fits or (expected.any_length and len(entry.shape) == 1)
+        if not fits or entry.dtype.name not in expected.dtypes:
             given, due = (
                 f"{entry.dtype} {list(entry.shape)}",
                 f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}",

@@ -23,6 +23,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]  # the first is what we write
     optional: bool = False
+    any_length: bool = False  # of a vector whose length the file alone knows
 
 
 class Rule(ABC):

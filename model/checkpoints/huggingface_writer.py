@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,13 @@ from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import is_matrix
 from model.checkpoints.hf_config_writer import format_config, format_tokens
+from model.checkpoints.huggingface_bitsandbytes import BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface_compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
 from reference.quantizers.affine import Affine
+
+Written = CompressedTensors | BitsAndBytes
 
 # What belongs to a model beside its weights: how it reads and writes text.
 COMPANIONS = (
@@ -35,14 +39,14 @@ def write_huggingface(
 ) -> None:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantised matrices are written as compressed-tensors has them, their scales in float32 unless they are exponents;
-    those of a GGUF file in float32 where it has no layout for all of them.
+    Quantised matrices are written as compressed-tensors has them, NF4 as bitsandbytes does, their scales in float32
+    unless they are exponents; those of a GGUF file in float32 where there is no layout for all of them.
     `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
     Tokenizer files and chat template that lie in or beside the source, under their usual names, come along; `files` in
     their place.
     `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
     directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
-    or compressed-tensors cannot hold its codes.
+    or neither can hold its codes.
     """
     checkpoint = _held(checkpoint)
     rule = _rule(checkpoint, int8_activations=int8_activations)
@@ -52,7 +56,7 @@ def write_huggingface(
     dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
     if rule:
-        config["quantization_config"] = format_compressed_tensors(rule, plain=_plain_modules(checkpoint))
+        config["quantization_config"] = _format(rule, plain=_plain_modules(checkpoint))
     tokens = {key: value for key, value in format_tokens(checkpoint).items() if value is not None}
     header = format_header(stored)
     place, end = {}, len(header)  # where the next bytes of each tensor go
@@ -76,7 +80,7 @@ def write_huggingface(
                     progress(name, tensor.bytes)
 
 
-def _dtype(checkpoint: Checkpoint, rule: CompressedTensors | None) -> str:
+def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
     """What transformers is to run in, to which it rounds scales; mxfp4 it decodes to bfloat16, exactly."""
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
@@ -95,13 +99,15 @@ def _held(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
 
 
-def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> CompressedTensors | None:
+def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
     """How the quantised matrices are written, all in the same way; None where there are none."""
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
     each = [tensor.codes for tensor in matrices.values() if tensor.codes]
     if not each:
         return None
-    grouped = any(tensor.codes.group < tensor.shape[1] for tensor in matrices.values() if tensor.codes)
+    layout = "bitsandbytes" if each[0].form == "nf4" else "compressed-tensors"
+    # bitsandbytes goes on with a block from row to row.
+    grouped = any(one.codes.group < one.shape[1] or one.codes.form == "nf4" for one in matrices.values() if one.codes)
     for name, tensor in matrices.items():
         codes = tensor.codes
         assert codes
@@ -110,11 +116,19 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> CompressedTensor
             raise refused(checkpoint.path, what)
         if grouped and tensor.shape[1] % codes.group:
             what = f"{name} has rows of {tensor.shape[1]} weights, which are no whole groups of {codes.group}"
-            raise refused(checkpoint.path, f"{what}: compressed-tensors cannot hold it (q8_row and fp8 have no groups)")
+            raise refused(checkpoint.path, f"{what}: {layout} cannot hold it (q8_row and fp8 have no groups)")
+    if each[0].form == "nf4":
+        return BitsAndBytes()
     try:
         return rule_for(each[0], rows_grouped=grouped, int8_activations=int8_activations)
     except ValueError as error:
         raise refused(checkpoint.path, str(error)) from error
+
+
+def _format(rule: Written, *, plain: list[str]) -> dict[str, Any]:
+    if isinstance(rule, BitsAndBytes):
+        return format_bitsandbytes(plain=plain)
+    return format_compressed_tensors(rule, plain=plain)
 
 
 def _plain_modules(checkpoint: Checkpoint) -> list[str]:
@@ -127,9 +141,7 @@ def _plain_modules(checkpoint: Checkpoint) -> list[str]:
     return [*plain, "lm_head"] if checkpoint.config.tied else plain
 
 
-def _entries(
-    name: str, tensor: Tensor, rule: CompressedTensors | None
-) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
+def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
     """The stored tensors that a tensor becomes, with their dtypes and shapes."""
     if rule is None or tensor.codes is None:
         yield name, (tensor.dtype, tensor.shape)
@@ -139,9 +151,7 @@ def _entries(
         yield f"{name.removesuffix('.weight')}.{part}", (np.dtype(stored.dtypes[0]), stored.shape)
 
 
-def _arrays(
-    name: str, tensor: Tensor, rule: CompressedTensors | None, *, path: str
-) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> Iterator[tuple[str, np.ndarray]]:
     """Runs of rows of each stored tensor, in order."""
     if rule is None or tensor.codes is None:
         array = tensor.read()
@@ -158,10 +168,12 @@ def _arrays(
         for stored, array in rule.pack(part).items():
             yield f"{module}.{stored}", array
     if zeros:
+        assert isinstance(rule, CompressedTensors)  # the other has none
         for stored, array in rule.pack_zeros(np.concatenate(zeros)).items():
             yield f"{module}.{stored}", array
-    if "weight_shape" in rule.stored(*tensor.shape):
-        yield f"{module}.weight_shape", np.array(tensor.shape, np.int64)
+    rows, cols = tensor.shape
+    for stored, array in rule.constants(rows, cols).items():
+        yield f"{module}.{stored}", array
 
 
 def _companions(source: Path) -> list[Path]:

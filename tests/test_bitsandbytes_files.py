@@ -1,0 +1,207 @@
+"""NF4 in Hugging Face's directories, as bitsandbytes stores it: read as it reads, written as it writes."""
+
+import base64
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.codes import exact_parts, is_matrix, quantised
+from model.checkpoints.huggingface_bitsandbytes import STATE, BitsAndBytes, format_bitsandbytes
+from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.open import open_checkpoint
+from model.params import load_params
+from model.quantised import Quantised
+from reference.quantizers import double_quantization
+from reference.quantizers.nf4 import NF4
+from tests import families
+from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS
+from tests.random_models import CONFIGS, random_checkpoint
+from tests.refusals import refusal
+from tests.test_quantised_checkpoints import CONFIG as NARROW
+
+GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "bitsandbytes_files.json").read_text())
+CONFIG = {**NARROW, "intermediate_size": 128}
+UP = "model.layers.1.mlp.up_proj"
+ROWS, COLS = SHAPE
+
+
+def golden_arrays(case: str) -> dict[str, np.ndarray]:
+    stored = GOLDENS[case]["tensors"]
+    return {
+        name: np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"]).reshape(tensor["shape"])
+        for name, tensor in stored.items()
+    }
+
+
+@pytest.mark.parametrize("case", ["once", "twice"])
+def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
+    """Its weights are float32: each the product of a scale and a level, rounded once."""
+    rule, arrays = BitsAndBytes(double=case == "twice"), golden_arrays(case)
+    stored = rule.stored(ROWS, COLS)
+    assert {name: array.shape for name, array in arrays.items() if name != STATE} == {
+        name: part.shape for name, part in stored.items() if name != STATE
+    }
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
+        name: part.dtypes[0] for name, part in stored.items()
+    }
+    rule.check(arrays, ROWS, COLS)
+    parts = [rule.part(arrays, start, start + 8, COLS) for start in range(0, ROWS, 8)]
+    weights = np.concatenate([NF4.dequantize(part) for part in parts]).astype("<f4")
+    assert hashlib.sha256(weights.tobytes()).hexdigest() == GOLDENS[case]["read"]
+
+
+def test_what_is_written_is_what_bitsandbytes_stores():
+    rule, arrays = BitsAndBytes(), golden_arrays("once")
+    ours = rule.pack(NF4.quantize(WEIGHTS(ROWS, COLS), group=64)) | rule.constants(ROWS, COLS)
+    assert ours.keys() == arrays.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, arrays[name])
+        assert array.dtype == arrays[name].dtype
+    theirs = GOLDENS["once"]["config"]
+    for key, value in format_bitsandbytes(plain=[]).items():
+        assert key == "llm_int8_skip_modules" or theirs[key] == value
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_written_is_read_again(tied, tmp_path):
+    config = replace(CONFIGS["2 to 1, wide, tied"], layers=1, tied=tied)
+    first = quantised(random_checkpoint(config, seed=3), "nf4")
+    write_huggingface(first, tmp_path / "hf")
+    second = open_checkpoint(tmp_path / "hf")
+    for name, tensor in first.tensors.items():
+        again = second.tensors[name]
+        assert bool(tensor.codes) == bool(again.codes) == is_matrix(name)
+        if tensor.codes and again.codes:
+            assert (again.codes.form, again.codes.group) == ("nf4", 64)
+            for ours, theirs in zip(tensor.codes.parts(), again.codes.parts(), strict=True):
+                np.testing.assert_array_equal(ours.codes, theirs.codes)
+                np.testing.assert_array_equal(ours.scales, theirs.scales)
+        np.testing.assert_array_equal(tensor.read(), again.read())
+    settings = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
+    assert settings["llm_int8_skip_modules"] == (["lm_head"] if tied else [])
+    params = load_params(second, dtype=np.dtype(np.float32), positions=1)
+    assert isinstance(params.layers[0].qkv.weight, Quantised)
+    assert isinstance(params.head, Quantised) != tied
+    write_huggingface(second, tmp_path / "again")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("hf", "again")]
+    assert files[0] == files[1]
+
+
+def write(folder: Path, *, double: bool = False, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
+    """A checkpoint whose matrices are in NF4, with other tensors in `UP`; returns the weights that are meant."""
+    tensors, exact = {}, {}
+    rule = BitsAndBytes()
+    for name, w in families.random_tensors(CONFIG).items():
+        if not is_matrix(name):
+            tensors[name] = w
+            continue
+        q = NF4.quantize(w, group=64)
+        stored = rule.pack(q) | rule.constants(*w.shape)
+        if double:
+            scales = double_quantization.quantize(q.scales.reshape(-1))
+            state = json.loads(stored[STATE].tobytes()) | {"nested_blocksize": 256, "nested_dtype": "float32"}
+            stored |= {
+                STATE: state_of(**state, nested_offset=float(scales.offset)),
+                "weight.absmax": scales.codes,
+                "weight.nested_absmax": scales.tops,
+                "weight.nested_quant_map": double_quantization.dynamic_levels(),
+            }
+            q = q._replace(scales=double_quantization.dequantize(scales).astype(np.float32).reshape(q.scales.shape))
+        exact[name] = NF4.dequantize(q)
+        module = name.removesuffix(".weight")
+        for part, array in {**stored, **(changes if module == UP else {})}.items():
+            if array is not None:
+                tensors[f"{module}.{part}"] = array
+    settings = {**format_bitsandbytes(plain=[]), "bnb_4bit_use_double_quant": double}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": settings}))
+    families.write_safetensors(folder / "model.safetensors", tensors)
+    return exact
+
+
+def state_of(**values: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(values).encode(), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def codes_of_bytes(monkeypatch):
+    monkeypatch.setattr(families, "CODES", {**families.CODES, "uint8": "U8"})
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_checkpoint_of_theirs_stays_in_codes(double, tmp_path):
+    exact = write(tmp_path, double=double)
+    checkpoint = open_checkpoint(tmp_path)
+    for name, weights in exact.items():
+        tensor = checkpoint.tensors[name]
+        assert tensor.codes
+        read = np.concatenate(list(exact_parts(tensor)))
+        # Scales of scales are added in float32 there, and here; in the reference once in float64.
+        bound = 4 * 2.0**-24 * np.max(np.abs(weights)) if double else 0.0
+        np.testing.assert_allclose(read, weights, rtol=0, atol=bound)
+    params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)
+    held = params.layers[1].qkv.weight
+    assert isinstance(held, Quantised) and held.form == "nf4"
+
+
+SOUND = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [128, 64]}
+NESTED = {**SOUND, "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}
+SCALES = np.full(128, np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("double", "part", "value", "what"),
+    [
+        (False, "weight.absmax", None, f"lacks tensor {UP}.weight.absmax"),
+        (False, "weight.absmax", np.ones(64, np.float32), "weight.absmax is float32 [64], but config.json makes it"),
+        (False, "weight.absmax", SCALES, "is nan, not a finite number"),
+        (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map holds other levels than NF4's"),
+        (False, STATE, state_of(**{**SOUND, "quant_type": "fp4"}), 'quant_type is "fp4" in quant_state, where "nf4"'),
+        (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize is 128 in quant_state, where 64 is due"),
+        (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape is another than [128, 64] in quant_state"),
+        (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state: is not JSON"),
+        (False, STATE, np.zeros(5000, np.uint8), "quant_state has 5000 bytes, more than 4096"),
+        (False, STATE, np.zeros((2, 2), np.uint8), f"{STATE} is uint8 [2, 2], but config.json makes it"),
+        (True, STATE, state_of(**SOUND), "nested_blocksize is null in quant_state, where 256 is due"),
+        (True, STATE, state_of(**{**NESTED, "nested_offset": "0.5"}), 'nested_offset is "0.5" in quant_state'),
+        (True, STATE, state_of(**{**NESTED, "nested_offset": 1e39}), "nested_offset is 1e+39 in quant_state"),
+        (True, STATE, state_of(**{**NESTED, "nested_offset": float("nan")}), "nested_offset is NaN in quant_state"),
+        (True, "weight.nested_absmax", np.full(1, np.inf, np.float32), "not a finite number"),
+    ],
+)
+def test_tensors_that_cannot_be_meant_are_refused(double, part, value, what, tmp_path):
+    write(tmp_path, double=double, **{part: value})
+    assert what in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"bnb_4bit_quant_type": "fp4"}, 'bitsandbytes with "fp4" in "uint8" is not read (only "nf4" in "uint8")'),
+        ({"bnb_4bit_quant_storage": "bfloat16"}, 'bitsandbytes with "nf4" in "bfloat16" is not read'),
+        ({"load_in_4bit": False, "_load_in_4bit": False, "load_in_8bit": True}, "bitsandbytes with 8 bits is not"),
+        ({"bnb_4bit_use_double_quant": True}, "weight.absmax is float32 [64], but config.json makes it uint8 [64]"),
+    ],
+)
+def test_a_configuration_that_is_not_read_is_refused(changes, what, tmp_path):
+    write(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert what in refusal(tmp_path, named=str(tmp_path))
+
+
+def test_rows_that_are_no_whole_blocks_are_refused(tmp_path):
+    narrow = replace(CONFIGS["2 to 1, wide, tied"], ffn=96)
+    with pytest.raises(
+        CheckpointError, match="rows of 96 weights, which are no whole groups of 64: bitsandbytes cannot"
+    ):
+        write_huggingface(quantised(random_checkpoint(narrow, seed=0), "nf4"), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match="rows of 96 weights are no whole blocks of 64"):
+        BitsAndBytes().check({}, 64, 96)
