@@ -9,7 +9,7 @@ writes the files, in the project's own environment, and in one of llama.cpp's (P
     pip install numpy llama-cpp-python
     python -m tests.goldens.make_gguf_stories read FOLDER
 
-has it tell on from places where the likeliest token is so by far, whatever the type: there a story is the same with
+has it tell on from places where the likeliest token is clearly so, whatever the type: there a story is the same with
 and without rounded activations. The tests write the files anew, hold them against their hashes, and tell the same.
 """
 
@@ -27,9 +27,9 @@ to the forest to look for feathers. Something red lay in the long grass. It was 
 looked at it from all sides. Then Anna heard a voice. It was Pip the fox, and he was sad. "Have you seen my balloon?" \
 asked Pip. "I cannot find it." Anna said nothing and hid the balloon behind her back. Then Pip began to cry, and Anna \
 felt bad. "I am"""
-PLACES = ('"Have you', "behind her back. Then", '"I am')
-COUNT = 13  # tokens from each
-CLEAR = 5  # by how much at least the logit of each is larger than the next
+PLACES = ('"Have you', '"I am')
+COUNT = 22  # tokens from each
+CLEAR = 0.25  # by how much at least the logit of each is larger than the next
 
 
 def prompts() -> list[str]:
