@@ -433,13 +433,13 @@ def convert(source: str, destination: str, **options: Any):
     checkpoint = open_checkpoint(source)
     if options["calibration"]:
         _prepare_jax()
-    done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    done, sizes = 0, {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}
     with _progress() as progress:
 
-        def written(name: str, count: int):
+        def written(name: str, _: int):
             nonlocal done
-            done += count
-            progress(f"writing {name}", done / total)
+            done += sizes.get(name, 0)  # as it was read: what is quantised takes fewer bytes
+            progress(f"writing {name}", done / sum(sizes.values()))
 
         notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
     for note in notes:

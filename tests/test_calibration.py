@@ -2,14 +2,17 @@
 
 import json
 import random
+import re
+import sys
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.progress
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +27,7 @@ from model.checkpoints.open import open_checkpoint
 from model.convert import CALIBRATED
 from model.forward import forward
 from model.ops import XLA
-from model.params import load_params
+from model.params import Progress, load_params
 from model.reference_backend import load_reference_params
 from model.stories.corpus import story
 from model.tokenizers.load import load_tokenizer
@@ -300,6 +303,66 @@ def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, 
     code, out, err = run("convert", there, str(tmp_path / "twice"), *request)
     assert (code, out) == (1, "") and "is quantised already, and gptq begins with weights that are not" in err
     assert not (tmp_path / "twice").exists()
+
+
+LAYERS, WINDOWS, SEQ = 4, 5, 13
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
+    """Whenever a window is about to enter: what enters the layer, what enters its second half, and the last inputs."""
+    checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
+    windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)
+    counts: list[int] = []
+
+    def count(stage: str, share: float) -> None:
+        shapes = [array.shape for array in jax.live_arrays()]
+        held = [shape for shape in shapes if len(shape) == 3 and shape[1] == SEQ and shape[2] >= checkpoint.config.dim]
+        counts.append(len(held))
+
+    read_all(calibrated(checkpoint, windows, method=name, progress=count))
+    kinds = 3 + checkpoint.config.experts  # q, k and v; o; gates and ups; each expert's down
+    assert len(counts) == LAYERS * kinds * WINDOWS
+    assert WINDOWS <= min(counts) and max(counts) <= 2 * WINDOWS + 2
+
+
+def test_progress_is_told_of_each_layer():
+    checkpoint = random_checkpoint(replace(CONFIGS["1 to 1, biases, scaled, tied"], layers=LAYERS), seed=2)
+    told: dict[str, list[float]] = {}
+    windows = random_windows(checkpoint, 0)
+    read_all(
+        calibrated(checkpoint, windows, method="gptq", progress=lambda *now: told.setdefault(now[0], []).append(now[1]))
+    )
+    assert list(told) == [f"layer {layer} of {LAYERS}" for layer in range(1, LAYERS + 1)]
+    for shares in told.values():
+        assert shares == sorted(set(shares)) and shares[0] == 0 and 0.9 < shares[-1] < 1
+
+
+def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch):
+    """On stderr; what is no terminal gets the last line alone."""
+
+    def two_layers(checkpoint: Checkpoint, windows: np.ndarray, *, method: str, progress: Progress) -> Checkpoint:
+        for layer in (1, 2):
+            for share in (0.25, 0.75):
+                progress(f"layer {layer} of 2", share)
+        return quantised(checkpoint, "q4")
+
+    update = rich.progress.Progress.update
+    monkeypatch.setattr(calibration, "calibrated", two_layers)
+    monkeypatch.setattr(rich.progress.Progress, "update", partialmethod(update, refresh=True))  # not ten times a second
+    request = ("--to", "safetensors", "--quantize", "gptq", "--calibration", str(stories_text))
+    code, out, err = run("convert", "stories", str(tmp_path / "a"), *request)
+    assert (code, out, err) == (0, "", f"{tmp_path / 'a'}: 92 tensors\n")
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, out, err = run("convert", "stories", str(tmp_path / "b"), *request)
+    shown = re.findall(r"(layer \d of 2|writing \S+) .*? +(\d+)%", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err))
+    assert (code, out) == (0, "")
+    layers = [line for line in dict.fromkeys(shown) if line[0].startswith("layer")]
+    assert layers == [("layer 1 of 2", "25"), ("layer 1 of 2", "75"), ("layer 2 of 2", "25"), ("layer 2 of 2", "75")]
+    assert shown[-1] == ("writing model.norm.weight", "100")
 
 
 # What is refused.
