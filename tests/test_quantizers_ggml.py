@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reference.quantizers import ggml
+from reference.quantizers.blocks import Quantized
 from reference.quantizers.ggml import TYPES
 from reference.quantizers.ggml_blocks import Blocks, Shifted, Signed
 from reference.quantizers.ggml_codebooks import IQ4_NL, IQ4_NL_LEVELS, MXFP4
@@ -77,6 +78,15 @@ def test_weights_are_those_of_ggml(name):
     golden = GOLDENS["dequantized"][name]
     exact = ggml.decode(read(golden["blocks"])[None], name)[0]
     np.testing.assert_array_equal(exact.astype(np.float32), read(golden["weights"], "<f4"))
+
+
+def test_every_power_of_mxfp4():
+    """The last is no NaN in ggml, but a power of two that float32 does not reach."""
+    ones = np.full((256, 1, 32), 2, np.uint8)
+    powers = MXFP4.dequantize(Quantized(ones, np.arange(256, dtype=np.uint8)[:, None]))[:, 0]
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(powers.astype(np.float32), read(GOLDENS["e8m0"], "<f4"))
+    assert powers[-1] == 2.0**128
 
 
 @pytest.mark.parametrize("name", SUPERBLOCKS)

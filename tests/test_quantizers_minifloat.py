@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.quantizers import minifloat, mx, nvfp4
-from reference.quantizers.blocks import spread
+from reference.quantizers.blocks import Quantized, spread
 from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import assert_within, roundoff
@@ -59,6 +59,17 @@ def test_every_code(name):
     assert np.max(values[finite]) == to.largest
     np.testing.assert_array_equal(to.encode(values[finite]), codes[finite])
     np.testing.assert_array_equal(minifloat.unpack(minifloat.pack(codes, to=to), to=to), codes)
+
+
+def test_every_code_of_what_blocks_share():
+    """The 256 powers of e8m0, the last a NaN, by ml_dtypes and by gfloat; in each of the microscaling formats."""
+    exponents = np.arange(256, dtype=np.uint8)
+    powers = exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
+    np.testing.assert_array_equal(powers, [float(x) for x in GOLDENS["values"]["e8m0"]])
+    for to in FORMATS.values():
+        ones = np.broadcast_to(to.encode(np.ones(1)), (256, mx.BLOCK))
+        blocks = mx.dequantize(Quantized(ones, exponents[:, None]), to=to)
+        np.testing.assert_array_equal(blocks, powers.repeat(mx.BLOCK).reshape(blocks.shape))
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

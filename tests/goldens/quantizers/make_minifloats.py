@@ -22,6 +22,7 @@ from tests.goldens.quantizers.weights import Weights
 COMMAND = "python -m tests.goldens.quantizers.make_minifloats"
 SHAPE = (2, 64)
 FORMATS = {"e4m3": "ocp_e4m3", "e5m2": "ocp_e5m2", "e2m3": "ocp_e2m3", "e3m2": "ocp_e3m2", "e2m1": "ocp_e2m1"}
+POWERS = {"e8m0": "ocp_e8m0"}  # what blocks of them share
 CASES = [
     *(Weights(kind, seed=4) for kind in ("normal", "student", "outliers", "equal", "lonely")),
     Weights("normal", seed=4, exponent=-60),
@@ -43,7 +44,7 @@ def every_code() -> dict[str, list[float | str]]:
     from gfloat import formats  # pyright: ignore[reportMissingImports]
 
     values = {}
-    for name, theirs in FORMATS.items():
+    for name, theirs in (FORMATS | POWERS).items():
         info = getattr(formats, f"format_info_{theirs}")
         decoded = [gfloat.decode_float(info, code).fval for code in range(1 << info.k)]
         values[name] = [x if np.isfinite(x) else str(x) for x in decoded]
