@@ -16,7 +16,7 @@ from benchmarks.report import Row, skipped
 from pallas_kernels.matrix import key_of
 from pallas_kernels.tile import Tile, tile_for
 
-STAGES = (3, 4, 6)
+STAGES = (2, 3, 4, 6)
 
 
 def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
