@@ -51,8 +51,8 @@ def compare_by_tensor(
 ) -> tuple[Comparison, list[Cost]]:
     """`compare` for the whole `model`, and for each of its tensors whose weights differ, in the order of use.
 
-    `running` is `model`, and `beside` is `decoded(base)`, which is computed once for all. Raises ValueError where the
-    two have tensors of different shapes.
+    `running` is `model`, and `beside` is `decoded(base)`, which is computed once for all; of its weights one tensor at
+    a time is exchanged, and no other read again. Raises ValueError where the two have tensors of different shapes.
     """
     check_alike(base, model)
     base, window = decoded(base), {"context": context, "stride": stride}
@@ -63,7 +63,8 @@ def compare_by_tensor(
             weights = tensor.read()
             if error := relative_error(base.tensors[name].read(), weights):
                 changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
-                one = beside.with_weights(replace(base, tensors={**base.tensors, name: changed}))
+                other = replace(base, tensors={**base.tensors, name: changed})
+                one = beside.with_weights(other, read_from=base)
 
                 def told(stage: str, part: float, name: str = name, i: int = i) -> None:
                     progress(name, (i + part) / len(model.tensors))

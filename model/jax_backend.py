@@ -186,11 +186,14 @@ class JaxBackend:
             logits, cache = self._forward(self._params, self._padded(part), cache, lengths=lengths)
             yield np.asarray(logits)[0, : len(part)]
 
-    def with_weights(self, checkpoint: Checkpoint) -> "JaxBackend":
-        """The same programs on the weights of another checkpoint, whose tensors are of the same shapes and forms."""
-        other = copy(self)
-        positions = len(self._params.rope.cos)
-        other._params = load_params(checkpoint, dtype=self._params.embedding.dtype, positions=positions)
+    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
+        """The same programs on the weights of another checkpoint, whose tensors are of the same shapes and forms.
+
+        Where these weights were `read_from` a checkpoint that is named, tensors that it and the other share stay.
+        """
+        other, loaded = copy(self), (read_from, self._params) if read_from else None
+        dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
+        other._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded)
         return other
 
     def _padded(self, ids: Sequence[int]) -> np.ndarray:

@@ -90,15 +90,26 @@ def rope_table(config: Config, positions: int) -> Rope:
     return Rope(jax.device_put(cos), jax.device_put(sin))
 
 
-def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, progress: Progress = no_progress) -> Params:
+def load_params(
+    checkpoint: Checkpoint,
+    *,
+    dtype: np.dtype,
+    positions: int,
+    loaded: tuple[Checkpoint, Params] | None = None,
+    progress: Progress = no_progress,
+) -> Params:
     """Read every tensor of `checkpoint` onto the default device: codes as codes, all else as `dtype`.
 
-    `check_weights` comes first. `positions` is the number of positions that the RoPE table covers.
+    `check_weights` comes first. `positions` is the number of positions that the RoPE table covers. Of another
+    checkpoint that is `loaded`, of the same shapes, the arrays of the tensors that are in both are shared.
     """
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    shared = _shared(checkpoint, *loaded) if loaded else {}
 
     def place(*names: str) -> Array | Quantised:
         nonlocal done
+        if names in shared:
+            return shared[names]
         tensors = _joined([checkpoint.tensors[name] for name in names])
         shapes = _shapes(tensors, dtype)
         buffers = jax.tree.map(lambda shape: _aligned(shape.shape, shape.dtype), shapes)
@@ -115,6 +126,29 @@ def load_params(checkpoint: Checkpoint, *, dtype: np.dtype, positions: int, prog
         return as_read_here(jax.device_put(buffers, may_alias=True))
 
     return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
+
+
+class _Names(NamedTuple):
+    """Of the tensors that become an array."""
+
+    names: tuple[str, ...]
+
+
+def _shared(checkpoint: Checkpoint, other: Checkpoint, params: Params) -> dict[tuple[str, ...], Array | Quantised]:
+    """Arrays of `params`, read from `other`, by the names of the tensors in them, where `checkpoint` has the same."""
+    found = {}
+
+    def take(place: Any, held: Any) -> None:
+        if _is_names(place) and all(checkpoint.tensors[name] == other.tensors[name] for name in place.names):
+            found[place.names] = held.matrix if isinstance(held, Embedding) else held
+
+    places = _assemble(other.config, lambda *names: _Names(names), params.rope)
+    jax.tree.map(take, places, params, is_leaf=_is_names)
+    return found
+
+
+def _is_names(node: Any) -> bool:
+    return isinstance(node, _Names)
 
 
 def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:

@@ -115,8 +115,12 @@ class ReferenceBackend:
             )
             yield logits
 
-    def with_weights(self, checkpoint: Checkpoint) -> "ReferenceBackend":
-        """A backend like this one with the weights of another checkpoint, whose tensors are of the same shapes."""
+    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
+        """A backend like this one with the weights of another checkpoint, whose tensors are of the same shapes.
+
+        All are read, whatever these were `read_from`.
+        """
+        del read_from
         other = copy(self)
         other._params = load_reference_params(checkpoint)
         return other

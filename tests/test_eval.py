@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ class Bigrams:
         for start in range(after, len(ids), self.part):
             yield self.table[list(ids[start : start + self.part])]
 
-    def with_weights(self, checkpoint):
+    def with_weights(self, checkpoint, *, read_from=None):
         raise NotImplementedError
 
 
@@ -92,7 +93,7 @@ class Counting:
     def logits_in_parts(self, ids, *, after=0):
         yield self.table[after : len(ids)]
 
-    def with_weights(self, checkpoint):
+    def with_weights(self, checkpoint, *, read_from=None):
         raise NotImplementedError
 
 
@@ -217,6 +218,22 @@ def test_a_full_disk_is_one_line(monkeypatch):
         recorded([np.zeros((1, 1))]) as kept,
     ):
         list(kept)
+
+
+@pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
+def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
+    """Such as `beside`, read from another object that says the same."""
+    base, other = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
+    model = load_backend(decoded(base))
+    assert isinstance(model, JaxBackend)
+    base, ids = decoded(base), list(range(40))
+    for name in base.tensors:
+        changed = replace(base, tensors={**base.tensors, name: other.tensors[name]})
+        one = model.with_weights(changed, read_from=base)
+        np.testing.assert_array_equal(one.logits(ids), model.with_weights(changed).logits(ids), err_msg=name)
+        arrays = [jax.tree.leaves(each._params._replace(rope=None)) for each in (model, one)]
+        own = [b for a, b in zip(*arrays, strict=True) if a is not b]
+        assert len({id(array) for array in own}) == 1, name
 
 
 @pytest.mark.parametrize("backend", ["jax", "reference"])
