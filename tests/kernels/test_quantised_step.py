@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.kernel_cases import exact
 from model.cache import LayerCache, empty_cache
+from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantised
 from model.forward import decode
 from model.ops import XLA, Ops, Positions
@@ -161,8 +162,14 @@ def test_the_text_is_that_of_the_plain_form():
 
 @pytest.mark.parametrize("form", sorted(set(KINDS) - {"int8", "int4"}))
 def test_other_codes_are_multiplied_by_the_plain_form_or_refused_by_name(form):
-    params = load(form, seed=0)
-    layer, x = params.layers[0], jnp.ones((1, 1, NARROW.dim))
+    layer, x = load("q8", seed=0).layers[0], jnp.ones((1, 1, NARROW.dim))
+    assert isinstance(layer.ffn, FeedForward)
+    rng, gate_up = np.random.default_rng(0), layer.ffn.gate_up
+    shapes = KINDS[form].shapes(
+        2 * NARROW.ffn, NARROW.dim, Codes(form, 32, zeros=False, bytes=0, parts=lambda: iter(()))
+    )
+    drawn = jax.tree.map(lambda a: jnp.asarray(rng.integers(1, 127, a.shape), a.dtype), shapes)
+    layer = layer._replace(ffn=layer.ffn._replace(gate_up=gate_up._replace(weight=drawn)))
     with pytest.raises(ValueError, match=f"kernels multiply by weights in int8 and int4, not in {form}"):
         PALLAS_ONLY.norm_gate_up(x, layer, config=NARROW)
     fallen_back, plain = (ops.norm_gate_up(x, layer, config=NARROW) for ops in (PALLAS, XLA))
