@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from reference.linear import linear
 from reference.quantizers import affine, awq
+from tests.goldens.quantizers import make_awq_search
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within, roundoff
+from verify import running_error
 
+SEARCHED = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "awq_search.json").read_text())
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "methods.json").read_text())["awq"]
 U32 = roundoff(np.float32)
 
@@ -33,6 +36,26 @@ def test_rounding_is_that_of_autoawq():
     tie = np.abs(np.abs(x - np.trunc(x)) - 0.5) < 8 * U32 * np.abs(x)
     assert not tie.any()
     assert_within(np.array(GOLDENS["rounded"]), exact, 8 * U32 * np.abs(exact))
+
+
+@pytest.mark.parametrize("case", make_awq_search.CASES)
+def test_the_search_ends_where_autoawqs_does(case):
+    """At the same alpha of twenty, each with the same loss; its own are of float32."""
+    kind, rows, cols, tokens = case
+    golden = SEARCHED["cases"][make_awq_search.key(*case)]
+    w, x = kind(rows, cols), inputs(tokens, cols)
+    s = awq.search(w, x, rounded=rounded)
+    roundings = 2 * (tokens + 16)  # of a mean and a power, and of the largest and the least, under a root
+    assert_within(np.array(golden["scales"]), s, roundings * U32 * s)
+    assert int(np.argmin(golden["losses"])) > 0
+    means, exact = np.mean(np.abs(x.astype(np.float64)), axis=0), linear(x, w)
+    for alpha, theirs in zip(awq.ALPHAS, golden["losses"], strict=True):
+        factors = awq.scales(means, alpha=alpha)
+        q = rounded(w * factors) / factors
+        loss = np.mean((linear(x, q) - exact) ** 2)
+        noise = running_error.gamma(2 * (cols + roundings)) * linear(np.abs(x), np.abs(w) + np.abs(q))
+        off = np.sqrt(np.mean(noise**2))
+        assert_within(theirs, loss, 2 * np.sqrt(loss) * off + off**2)
 
 
 def test_words_are_read_as_autoawq_does():

@@ -7,7 +7,8 @@ https://arxiv.org/abs/2306.00978).
 A weight times s, rounded, over s is off by 1 / s of a step, while the step itself hardly grows, as one
 column among the many of a group. As in `smoothquant` the norm before the layer takes 1 / s. Q is `affine`
 in groups along a row: codes of 4 bits, a zero point, and a range that holds zero (which autoawq's does
-not widen to; it clips groups of one sign).
+not widen to; it clips groups of one sign). autoawq ends at the same s, but for its `duo_scaling`, which is
+on by default and divides m_j^alpha by a mean of the weights' magnitudes to the 1 - alpha, too.
 
 Guaranteed, as alpha = 0 is s = 1: on the calibration's X the sum is no larger than that of plain rounding.
 And what `affine` guarantees, over s. m^alpha is at least 10^-4, so that no s is 0. Powers of two in W leave s

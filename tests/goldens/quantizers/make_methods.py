@@ -110,7 +110,7 @@ def smoothquant() -> dict[str, Any]:
 
 
 def awq() -> dict[str, Any]:
-    """Rounding, and the words of a checkpoint read again, by autoawq. Its search wants a whole model."""
+    """Rounding, and the words of a checkpoint read again, by autoawq. Its search: `make_awq_search`."""
     import torch  # pyright: ignore[reportMissingImports]
     from awq.quantize.quantizer import AwqQuantizer  # pyright: ignore[reportMissingImports]
     from awq.utils.packing_utils import dequantize_gemm  # pyright: ignore[reportMissingImports]
