@@ -106,6 +106,24 @@ def test_float64_does_not_mistake_a_neighbour_for_a_tie(seed, exponent):
     np.testing.assert_array_equal(q.codes[1:], np.where(above, np.arange(-125, 128), np.arange(-126, 127)))
 
 
+@given(weights=weights, bits=bits)
+def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits):
+    """As a kernel divides; the scales are those that are stored."""
+    w = weights(4, 16)
+    for scheme, lowest in ((symmetric, -(2 ** (bits - 1)) + 1), (affine, 0)):
+        q = scheme.quantize(w, bits=bits, block=(1, 16))
+        zeros = spread(q.zeros, w.shape).astype(np.float32) if isinstance(q, affine.Affine) else np.float32(0)
+        highest = 2**bits - 1 if isinstance(q, affine.Affine) else -lowest
+        scales = spread(q.scales, w.shape)
+        alive = scales >= 2.0**-126  # else a quotient may be a large number of steps
+        divisors = np.where(alive, scales, np.float32(np.inf))
+        theirs = np.clip(np.rint(w / divisors) + zeros, lowest, highest)
+        exact = w.astype(np.float64) / divisors
+        near = np.abs(np.abs(exact - np.trunc(exact)) - 0.5) <= U32 * np.abs(exact)
+        np.testing.assert_array_equal(theirs[alive & ~near], q.codes[alive & ~near])
+        assert np.all(np.abs(theirs - q.codes)[alive] <= 1)
+
+
 @given(weights=weights, shape_and_block=shapes_and_blocks, bits=bits)
 def test_quantized_weights_are_a_fixed_point(weights, shape_and_block, bits):
     shape, block = shape_and_block

@@ -231,7 +231,14 @@ def test_superblocks_take_the_nearest_codes(name, weights):
         other = kind.dequantize(q._replace(codes=np.full_like(q.codes, code)))
         least = np.minimum(least, np.abs(other - w))
     # float64 rounds w + b, the quotient, the product and the difference.
-    assert np.all(distance <= least + 8 * U * (np.abs(w) + np.abs(kind.dequantize(q)) + largest_floor(q)))
+    rounding = 8 * U * (np.abs(w) + np.abs(kind.dequantize(q)) + largest_floor(q))
+    assert np.all(distance <= least + rounding)
+    lowest, highest = (
+        kind.dequantize(q._replace(codes=np.full_like(q.codes, code))) for code in (kind.lowest, kind.highest)
+    )
+    step = np.abs(highest - lowest) / (kind.highest - kind.lowest)
+    inside = (np.minimum(lowest, highest) <= w) & (w <= np.maximum(lowest, highest))
+    assert np.all(distance[inside] <= (step / 2 + rounding)[inside])
     groups = (distance**2).reshape(-1, kind.group)
     zeros = (w.astype(np.float64) ** 2).reshape(-1, kind.group)
     assert np.all(np.sum(groups, axis=-1) <= np.sum(zeros, axis=-1) * (1 + 2 * kind.group * U))

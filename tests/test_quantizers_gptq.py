@@ -74,6 +74,9 @@ def test_the_errors_account_for_the_output(weights, seed, bits, damp):
     inside = (q.codes > 0) & (q.codes < 2**bits - 1)
     slack = 64 * COLS * U * condition * (np.max(np.abs(w)) + np.max(steps) * 2**bits)
     assert np.all((np.abs(errors) * np.diag(u))[inside] <= steps[inside] / 2 + slack)
+    most = np.sum(((steps / 2 + slack) / np.diag(u)) ** 2, axis=-1)
+    unclipped = np.all(inside, axis=-1)
+    assert np.all(np.sum(errors**2, axis=-1)[unclipped] <= most[unclipped] * (1 + 64 * COLS * U))
 
 
 @given(weights=weights, bits=st.integers(2, 8), seed=st.integers(0, 2**32 - 1))

@@ -76,6 +76,15 @@ def test_the_error_is_bounded(codebook, weights, group):
     assert_within(codebook.dequantize(q), w, np.where(tops < 1e-38, tops, bound))
 
 
+def test_the_widest_gaps_are_those_of_the_docstrings():
+    """Between levels, which twice the error is, over the largest weight; of scales the half, over the largest b."""
+    assert np.max(np.diff(NF4.levels.astype(np.float64))).round(3) == 0.304
+    assert_within(np.max(np.diff(np.unique(FP4.levels.astype(np.float64)))), 1 / 3, 2 * U32)
+    levels = double_quantization.dynamic_levels().astype(np.float64)
+    assert 0.007 < np.max(np.diff(levels)) / 2 <= 0.0071 and 1 + levels[0] <= 0.0071
+    assert levels[0].round(3) == -0.993
+
+
 @given(codebook=codebooks, weights=weights)
 def test_laws(codebook, weights):
     w = weights(2, 64)

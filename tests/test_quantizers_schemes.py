@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.attention import attention, causal_mask
+from reference.linear import linear
 from reference.quantizers import kv_cache
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.schemes import SCHEMES, scheme
@@ -135,6 +136,18 @@ def test_attention_over_a_quantized_cache(query, key, value, keys):
     with np.errstate(over="ignore"):
         bound = np.expm1(2 * e) * np.max(np.abs(v.astype(np.float64))) + step(v8)
     assert_within(ours, exact, np.minimum(bound, 1e300))
+
+
+@given(query=draws(-10, 10), key=draws(-100, 100), keys=st.integers(1, 9))
+def test_scores_over_a_quantized_cache(query, key, keys):
+    """(k - k^) q is at most the sum of |q|, times half a step of k."""
+    head_dim = 8
+    q, k = query(1, head_dim).astype(np.float64)[0], key(keys, head_dim)
+    stored = kv_cache.quantize(k)
+    scores, ours = (linear(a.astype(np.float64), q[None])[:, 0] for a in (k, kv_cache.dequantize(stored)))
+    e = step(stored) * np.sum(np.abs(q)) / np.sqrt(head_dim)
+    rounding = 2 * (head_dim + 1) * U * np.max(np.abs(k.astype(np.float64))) * np.sum(np.abs(q))
+    assert_within(ours / np.sqrt(head_dim), scores / np.sqrt(head_dim), e + rounding)
 
 
 @given(weights=weights, tokens=st.integers(2, 4))
