@@ -11,13 +11,13 @@ from jaxtyping import Int
 
 from model.calibration import calibrated
 from model.calibration_methods import METHODS
-from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.codes import is_matrix, quantised
 from model.evaluation_by_tensor import relative_error
 from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
 
-GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # in blocks of 32, which small models have whole rows of
+GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # in blocks of 32, which small models have rows of
 INT8 = {"emulate_activations": "int8"}
 
 
@@ -41,8 +41,9 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
         options = INT8 if method == "smoothquant" else {}
         yield Form(method, made, options, scaled=METHODS[method].factors is not None)
     for type in GGML:
-        if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(base).values()):
-            yield Form(f"GGUF {type}", in_type(base, type), {})
+        whole = padded(base, ggml.TYPES[type].weights)
+        if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(whole).values()):
+            yield Form(f"GGUF {type}", in_type(whole, type), {})
     yield Form("q8_row, int8 activations", quantised(base, "q8_row"), INT8)
     yield Form("q8, activations q8_0", quantised(base, "q8"), {"emulate_activations": "q8_0"})
     yield Form("float32, cache int8", changed(base, lambda w: w.astype(np.float32)), {"cache": "int8"})
@@ -51,6 +52,20 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """What schemes are for."""
     return {name: tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)}
+
+
+def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:
+    """The same model with hidden vectors of whole blocks: what is added to them is zeros."""
+    config = replace(checkpoint.config, ffn=-(-checkpoint.config.ffn // block) * block)
+    shapes = tensor_shapes(config)
+
+    def tensor(name: str, old: Tensor) -> Tensor:
+        more = [(0, new - old) for new, old in zip(shapes[name], old.shape, strict=True)]
+        return old._replace(shape=shapes[name], read=lambda: np.pad(old.read(), more))
+
+    if config == checkpoint.config:
+        return checkpoint
+    return replace(checkpoint, config=config, tensors={name: tensor(name, t) for name, t in checkpoint.tensors.items()})
 
 
 def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], **fields: Any) -> Checkpoint:
@@ -100,9 +115,10 @@ def bits(checkpoint: Checkpoint) -> float:
 
 
 def weight_error(base: Checkpoint, checkpoint: Checkpoint) -> float:
-    """`relative_error` of all matrices together."""
+    """`relative_error` of all matrices together, without what `padded` has added to them."""
 
     def flat(model: Checkpoint) -> np.ndarray:
-        return np.concatenate([tensor.read().astype(np.float64).ravel() for tensor in matrices(model).values()])
+        parts = (model.tensors[name].read()[: old.shape[0], : old.shape[1]] for name, old in matrices(base).items())
+        return np.concatenate([part.astype(np.float64).ravel() for part in parts])
 
     return relative_error(flat(base), flat(checkpoint))

@@ -4,9 +4,9 @@ python -m benchmarks.schemes [--tokens 4096] [--rounds 5]
 
 Predictions are of stories that the model itself tells, in float32 at temperature 1, each from its beginning to its end,
 as the model was trained on them. AWQ, GPTQ and SmoothQuant are calibrated with other stories of its own; SmoothQuant is
-judged with activations of int8, which it is made for. Models are the built-in one and, with LLAMASPEC_DATA,
-stories260K. Decoding is of random weights, of all forms in turn in each round. Prints a table in Markdown, and keeps
-every figure in benchmarks/results/schemes.json.
+judged with activations of int8, which it is made for, and GGUF's types with hidden vectors that zeros fill up to whole
+blocks. Models are the built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is of random weights, of all forms in
+turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/schemes.json.
 """
 
 import os
@@ -25,7 +25,7 @@ from benchmarks.machine import about
 from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params
 from benchmarks.report import write_report
-from benchmarks.scheme_forms import GGML, bits, forms, weight_error
+from benchmarks.scheme_forms import GGML, Form, bits, forms, weight_error
 from benchmarks.timing import Effort
 from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
 from model.checkpoints.checkpoint import Form as CodeForm
@@ -96,6 +96,12 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     ]
     windows = in_windows(told(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
 
+    def backend_of(form: Form) -> Predictor:
+        if form.options:
+            return load_backend(form.checkpoint, **form.options)
+        plain = decoded(form.checkpoint)
+        return running.with_weights(plain) if plain.config == base.config else load_backend(plain)
+
     def logits(model: Predictor) -> Iterator[np.ndarray]:
         return chain.from_iterable(scored_logits(model, story, context=llama.context) for story in stories)
 
@@ -104,14 +110,10 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     with recorded(logits(running)) as theirs:
         for form in forms(base, windows):
             click.echo(f"{name}: {form.name}", err=True)
-            checkpoint = form.checkpoint
-            one = (
-                load_backend(checkpoint, **form.options) if form.options else running.with_weights(decoded(checkpoint))
-            )
-            compared = comparison(logits(one), theirs, wanted, bytes=size)
+            compared = comparison(logits(backend_of(form)), theirs, wanted, bytes=size)
             rows[form.name] = {
-                "bits": bits(checkpoint),
-                "error": None if form.scaled else weight_error(base, checkpoint),
+                "bits": bits(form.checkpoint),
+                "error": None if form.scaled else weight_error(base, form.checkpoint),
                 "perplexity": compared.model.perplexity,
                 **compared.divergence._asdict(),
             }

@@ -10,12 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import scheme_forms, schemes
-from benchmarks.scheme_forms import bits, forms, weight_error
+from benchmarks.scheme_forms import bits, forms, padded, weight_error
 from benchmarks.schemes import in_windows, markdown, speeds, told
 from model import load
 from model.calibration_methods import METHODS
 from model.checkpoints.huggingface_writer import write_huggingface
 from model.checkpoints.open import BUILT_IN
+from model.llama import load_backend
 from model.shapes import SHAPES
 from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
@@ -90,6 +91,20 @@ def test_bits_and_errors_are_those_of_the_definitions():
         size = sum(np.sum(tensor.read().astype(np.float64) ** 2) for tensor in matrices)
         error = math.sqrt(sum(np.sum(d**2) for d in apart) / size)
         assert weight_error(base, found[f"GGUF {type}"]) == pytest.approx(error, rel=1e-6)
+
+
+def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
+    """With zeros, which change nothing but the order of sums; errors are those of the weights that there were."""
+    base = random_checkpoint(replace(TINY, ffn=44), seed=0)
+    whole = padded(base, 32)
+    assert (whole.config.ffn, padded(whole, 32)) == (64, whole)
+    rows = [load_backend(model, backend="reference").logits([1, 2, 3]) for model in (base, whole)]
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-12 * np.abs(rows[0]).max())
+    found = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
+    assert found["q4"].config == base.config
+    q8_0 = found["GGUF Q8_0"]
+    assert weight_error(base, whole) == 0 < weight_error(base, q8_0) == weight_error(whole, q8_0) < 0.01
+    assert bits(q8_0) == 8.5
 
 
 def test_what_is_decoded_lies_in_memory_as_a_loaded_model_does(monkeypatch):

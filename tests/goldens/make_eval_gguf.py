@@ -43,7 +43,6 @@ MULTIPLIED = {type: BLOCKS[type] for type in ("Q8_0", "Q5_0", "IQ4_NL", "MXFP4")
 TEXT = "One day"
 IDS = [1, 17, 42, 63, 5, 5, 30, 21]
 SHOWN = 64  # logits of each position, evenly over the vocabulary
-FFN = 192
 DISTINCT = 16  # superblocks of 256 weights
 
 
@@ -91,19 +90,14 @@ def choices() -> dict[str, np.ndarray]:
 
 
 def padded_story(data: Path) -> Any:
+    from benchmarks.scheme_forms import padded
     from model.checkpoints.open import open_checkpoint
     from tests import gguf_files
 
-    checkpoint = open_checkpoint(data / "stories260K" / "stories260K.bin")
+    checkpoint = padded(open_checkpoint(data / "stories260K" / "stories260K.bin"), 32)
     c, tensors = checkpoint.config, {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
-    for name, array in tensors.items():
-        more = FFN - c.ffn
-        if "gate_proj" in name or "up_proj" in name:
-            tensors[name] = np.pad(array, [(0, more), (0, 0)])
-        elif "down_proj" in name:
-            tensors[name] = np.pad(array, [(0, 0), (0, more)])
     config = {
-        "model_type": "llama", "hidden_size": c.dim, "intermediate_size": FFN, "num_hidden_layers": c.layers,
+        "model_type": "llama", "hidden_size": c.dim, "intermediate_size": c.ffn, "num_hidden_layers": c.layers,
         "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "vocab_size": c.vocab,
         "max_position_embeddings": c.context, "rms_norm_eps": c.eps, "rope_theta": c.theta,
     }  # fmt: skip
