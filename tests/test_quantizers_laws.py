@@ -160,7 +160,8 @@ FAMILIES: dict[str, Family] = {
 
 few = settings(max_examples=settings().max_examples // 4)  # of each family
 seeds = st.integers(0, 2**32 - 1)
-kinds = st.sampled_from([kind for kind in KINDS if kind not in ("denormal", "zero")])
+NORMAL = [kind for kind in KINDS if kind not in ("denormal", "zero")]
+kinds = st.sampled_from(NORMAL)
 
 
 def draw(kind: str, seed: int, cols: int) -> np.ndarray:
@@ -231,10 +232,11 @@ def test_the_table_denies_no_law_that_holds():
         for seed in range(40):
             if not missing:
                 break
-            plain = Weights(KINDS[(seed + 3) % 13], seed)(ROWS, family.cols)
+            plain = Weights(NORMAL[(seed + 3) % len(NORMAL)], seed)(ROWS, family.cols)
             denormal = Weights("denormal", seed)(ROWS, family.cols) * np.float32(2.0**-4)
-            for w in (plain, wide(seed, family.cols), tied(seed, family.cols), denormal):
+            for w in (plain, wide(seed, family.cols), tied(seed, family.cols)):
                 missing -= broken(family.read, w)
+            missing -= broken(family.read, denormal) - {"powers"}  # whose scales are not normal
         assert not missing, (name, missing)
 
 
@@ -246,6 +248,16 @@ def broken(read: Callable[[np.ndarray], np.ndarray], w: np.ndarray) -> set[str]:
         "fixed": np.array_equal(read(q), q),
     }
     return {law for law, held in holds.items() if not held}
+
+
+@given(kind=kinds, seed=seeds)
+def test_nvfp4_is_a_fixed_point_where_its_scales_are_normal(kind, seed):
+    w = draw(kind, seed, COLS)
+    q = nvfp4.quantize(w)
+    assert np.all(E4M3.decode(q.scales) >= 2.0**-6)
+    again = nvfp4.quantize(nvfp4.dequantize(q))
+    for before, after in zip(q, again, strict=True):
+        np.testing.assert_array_equal(after, before)
 
 
 @given(kind=kinds, seed=seeds, bits=st.integers(2, 8))

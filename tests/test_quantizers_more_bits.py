@@ -57,6 +57,7 @@ def test_symmetric_integers(top, reaches, negative):
 
 
 @example(top=1.0, below=0.5, reaches=[(0.125, False)])  # 2 bits happen to hold both ends exactly, and 3 do not
+@example(top=1.0, below=1.0, reaches=[(1.0, False), (1.0, True)])
 @given(top=tops, below=st.floats(0, 1), reaches=st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=4))
 def test_affine_integers(top, below, reaches):
     """Weights beside the smallest and the largest, uniform from zero to somewhere between these.
