@@ -18,6 +18,7 @@ from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
 
 GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # in blocks of 32, which small models have rows of
+SUPERBLOCKS = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")  # of 256, which are decoded only
 INT8 = {"emulate_activations": "int8"}
 
 

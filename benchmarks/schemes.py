@@ -25,11 +25,12 @@ from benchmarks.machine import about
 from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params
 from benchmarks.report import write_report
-from benchmarks.scheme_forms import GGML, Form, bits, forms, weight_error
+from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
 from benchmarks.timing import Effort
 from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
 from model.checkpoints.checkpoint import Form as CodeForm
 from model.checkpoints.codes import form_of, is_matrix
+from model.checkpoints.gguf_blocks import KINDS
 from model.checkpoints.open import open_checkpoint
 from model.evaluation import Predictor, Text, comparison, recorded, scored_logits
 from model.evaluation_by_tensor import decoded
@@ -60,13 +61,9 @@ DECODED = {
     "float32": Stored(),
     "bfloat16": Stored("bfloat16"),
     **{name: Stored(codes=form_of(name), group=SCHEMES[name].group) for name in SCHEMES},
-    "GGUF Q8_0": Stored(codes="int8", group=32),
-    "GGUF Q4_0": Stored(codes="int4", group=32),
+    **{f"GGUF {type}": Stored("float32", *KINDS[type]) for type in (*GGML, *SUPERBLOCKS) if type != "Q5_0"},
 }
-DECODED_AS = {
-    **{"awq": "q4", "gptq": "q4", "smoothquant": "q8_row"},
-    **{name: "float32" for type in GGML if (name := f"GGUF {type}") not in DECODED},
-}
+DECODED_AS = {"awq": "q4", "gptq": "q4", "smoothquant": "q8_row", "GGUF Q5_0": "GGUF Q8_0"}
 
 
 def told(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
@@ -122,7 +119,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     """Tokens a second that each of `DECODED` decodes, a round each."""
-    config, chunk = SHAPES[shape], prompt_chunk()
+    config, chunk = SHAPES[shape], prompt_chunk(SHAPES[shape])
     capacity = AFTER + BURST + chunk
     running = {}
     for name, stored in DECODED.items() if rounds else ():
@@ -164,6 +161,9 @@ def markdown(report: Mapping[str, Any]) -> str:
             found = model["rows"].get(form)
             cells += _cells(found) if found else [""] * 3
         lines.append(f"| {' | '.join([*cells, _ratio(report['decoding'], form)])} |")
+    only_decoded = [f"{form} {_ratio(report['decoding'], form)}" for form in report["decoding"] if form not in first]
+    if only_decoded:
+        lines += ["", f"Decoding: {', '.join(only_decoded)}."]
     return "\n".join(lines) + "\n"
 
 

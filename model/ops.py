@@ -6,7 +6,7 @@ one implementation of each: `XLA` runs anywhere; `CPU` differs in its products, 
 XLA's CPU compiler. Both take quantised matrices where they take arrays, so no op knows of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -161,11 +161,15 @@ def _weighted(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head
 
 
 def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
-    """`_scores` of one query a key, as `_plain_sums` of keys."""
+    """`_scores` of one query a key, as `_plain_sums` of keys.
+
+    The last sum, of 16, is a dot with ones: XLA's sums of so few and short rows take longer than reading the keys.
+    """
     if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return _scores(q, k, visible)
     q = lax.optimization_barrier(q)[:, 0]  # [batch, kv_heads, 1, head_dim]
-    scores = jnp.sum(_lane_sums(k[:, :, : visible.shape[-1]], q), axis=-1)  # [batch, kv_heads, rows]
+    partial_sums = _lane_sums(k[:, :, : visible.shape[-1]], q)  # [batch, kv_heads, rows, lanes]
+    scores = jnp.dot(partial_sums, jnp.ones(LANES), precision=lax.Precision.HIGHEST)
     return jnp.where(visible, scores[:, :, None, None], -jnp.inf)
 
 
@@ -361,37 +365,35 @@ def _lane_sums(w: Float[Array, "*rows n"], v: Float[Array, "*some n"]) -> Float[
 def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> Float[Array, " rows"]:
     """A group's scale is multiplied once for its 16 partial sums, a row's once for all.
 
-    Where groups are of 16 columns or have minima, each weight is decoded whole: that takes no more operations, and
-    minima, which codes may outweigh, are not summed apart.
+    A group's minimum is multiplied by 16 partial sums of x; adding it to each weight would take two thirds longer. So
+    rounding errors are those of levels times scales and of minima, which may cancel.
     """
     v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
     rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
     group = weight.group if grouped else block
-    whole = group < PAIR or weight.minima is not None
-    step = max(group, PAIR)
+    in_loop = grouped or weight.minima is not None  # whether scales are multiplied there
 
     def of_group(a: Array, g: int) -> Array:
         """What belongs to one group of each block, or to the row."""
         return a.reshape(rows, -1, block // group, 1)[:, :, g] if grouped else a[..., None]
 
-    def decoded(start: int) -> Iterator[tuple[int, Array]]:
-        for column, levels in weight.pieces(block, start, start + step):
-            g = column // group
-            if weight.zeros is not None:
-                levels = levels - of_group(weight.zeros, g).astype(jnp.float32)
-            if whole:
-                levels = levels * of_group(weight.real_scales(), g)
-            if weight.minima is not None:
-                levels = levels + of_group(weight.minima, g)
-            yield column, levels
+    def sums(g: int) -> Float[Array, "rows blocks lanes"]:
+        """Of one group of each block."""
+        pieces = weight.pieces(block, g * group, (g + 1) * group)
+        if weight.zeros is not None:
+            zeros = of_group(weight.zeros, g).astype(jnp.float32)
+            pieces = ((column, levels - zeros) for column, levels in pieces)
+        total = jnp.asarray(sum(levels * v[:, column : column + LANES] for column, levels in pieces))
+        if in_loop:
+            total = total * of_group(weight.real_scales(), g)
+        if weight.minima is not None:
+            inputs = sum(v[:, column : column + LANES] for column in range(g * group, (g + 1) * group, LANES))
+            total = total + inputs * of_group(weight.minima, g)
+        return total
 
-    def sums(start: int) -> Float[Array, "rows blocks lanes"]:
-        total = sum(levels * v[:, column : column + LANES] for column, levels in decoded(start))
-        return total * of_group(weight.real_scales(), start // group) if grouped and not whole else jnp.asarray(total)
-
-    partial_sums = sum(sums(start) for start in range(0, block, step))
+    partial_sums = sum(sums(g) for g in range(block // group))
     y = jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
-    return y if grouped or whole else y * weight.real_scales()[:, 0]
+    return y if in_loop else y * weight.real_scales()[:, 0]
 
 
 def _padded(x: Float[Array, "*batch cols"], weight: Quantised) -> Float[Array, "*batch padded"]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt8
 
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
 from reference.quantizers.affine import Affine
@@ -63,21 +63,25 @@ class Quantised(_Arrays):
         """The levels of codes as they are stored, those of 4 bits alone in their bytes; without `unit`."""
         raise NotImplementedError
 
+    @classmethod
+    def decode_pairs(cls, codes: Array) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+        """Of bytes that hold two codes, the levels of the low and of the high halves."""
+        return cls.decode(codes & 15), cls.decode(codes >> 4)
+
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
         """The levels in columns from `start` to `stop` of each block of so many columns, 16 at a time; without `unit`.
 
-        Each begins with its first column. What lies in the last block is a multiple of 32 columns, as are all numbers.
+        Each begins with its first column. All numbers are multiples of 16.
         """
         codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
         step = LANES * (1 + self.packed)
-        for column in range(start, stop, step):
+        for column in range(start // step * step, stop, step):
             at = column // (1 + self.packed)
             piece = codes[:, :, at : at + LANES]
-            if self.packed:
-                yield column, self.decode(piece & 15)
-                yield column + LANES, self.decode(piece >> 4)
-            else:
-                yield column, self.decode(piece)
+            levels = self.decode_pairs(piece) if self.packed else (self.decode(piece),)
+            for first, part in zip(range(column, column + step, LANES), levels, strict=True):
+                if start <= first < stop:
+                    yield first, part
 
     def weights(self) -> Float[Array, "rows cols"]:
         """The whole matrix in float32, each weight rounded once, its appended columns included."""
@@ -89,7 +93,7 @@ class Quantised(_Arrays):
 
         if self.packed:  # decoded apart and then joined: with a shift for each, XLA on a CPU takes half as long again
             codes = self.codes.reshape(rows, groups // halves, -1, LANES)
-            levels = jnp.stack([self.decode(codes & 15), self.decode(codes >> 4)], axis=3)
+            levels = jnp.stack(self.decode_pairs(codes), axis=3)
         else:
             levels = self.decode(self.codes).reshape(rows, groups, 1, 1, -1)
         if self.zeros is not None:
@@ -156,16 +160,32 @@ class Int8(Quantised):
         return codes.astype(jnp.float32)
 
 
-class Int4(Quantised):
-    """Integers from -8 to 7, stored more by 8."""
+def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
+    """codes / steps - less, exactly, for a power of two.
+
+    Put into the mantissa of 2^23 / steps, whose last bit counts 1 / steps, a code is a float without being converted;
+    that of a high half without being shifted.
+    """
+    start = np.float32(2**23 / steps)
+    return lax.bitcast_convert_type(codes.astype(jnp.uint32) | start.view(np.uint32), jnp.float32) - (start + less)
+
+
+class _Integers4(Quantised):
+    """Integers of 4 bits, stored more by `middle`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def decode_pairs(cls, codes: Array) -> tuple[Array, Array]:
+        return _counted(codes & 15, 1, less=cls.middle), _counted(codes & 240, 16, less=cls.middle)
+
+
+class Int4(_Integers4):
+    """Integers from -8 to 7."""
 
     __slots__ = ()
     form = "int4"
     middle = 8
-
-    @staticmethod
-    def decode(codes: Array) -> Array:
-        return (codes.astype(jnp.int32) - 8).astype(jnp.float32)
 
 
 class Int8Min(Quantised):
@@ -179,16 +199,12 @@ class Int8Min(Quantised):
     decode = staticmethod(Int8.decode)
 
 
-class Int4Min(Quantised):
+class Int4Min(_Integers4):
     """Integers from 0 to 15, with minima."""
 
     __slots__ = ()
     form = "int4_min"
     shifted = True
-
-    @staticmethod
-    def decode(codes: Array) -> Array:
-        return codes.astype(jnp.int32).astype(jnp.float32)
 
 
 class NF4Codes(Quantised):

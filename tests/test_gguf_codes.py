@@ -22,6 +22,8 @@ from model.checkpoints.llama2c_writer import write_llama2c
 from model.forward import forward
 from model.memory import memory_of
 from model.ops import CPU, XLA
+from model.pallas_ops import PALLAS, refusals
+from model.pallas_weights import arranged
 from model.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from model.quantised import Embedding, Int8Min, Quantised
 from model.reference_backend import load_reference_params
@@ -211,6 +213,18 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
         rows.append(np.asarray(logits)[0])
     expected, _ = reference.llama.forward(exact, tokens, reference.llama.empty_cache(config), config=config)
     assert np.abs(np.concatenate(rows) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("types", ["Q4_K", "Q3_K", "Q4_K_M", "IQ4_NL"])
+def test_kernels_leave_what_they_do_not_read_to_the_plain_form(tmp_path, types):
+    """Minima, groups of 16 and levels from a table: they say so as they are traced, and none is passed over."""
+    checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
+    params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))
+    found = refusals(checkpoint.config, params, capacity=64)
+    assert all(reason for op, reason in found.items() if op != "attend"), found
+    x = jax.device_put(np.random.default_rng(0).normal(size=(1, checkpoint.config.dim)).astype(np.float32))
+    ours, plain = (np.asarray(ops.norm_logits(x, params, config=checkpoint.config)) for ops in (PALLAS, XLA))
+    np.testing.assert_array_equal(ours, plain)
 
 
 @pytest.mark.parametrize("types", ["Q4_K", "Q6_K", "Q4_K_M", "IQ4_NL"])

@@ -87,7 +87,7 @@ def placed(tensor: Tensor) -> Quantised:
 
 @given(matrix=matrices, shape=shapes, form=st.sampled_from(sorted(FORMS)), noise=noises, dtype=dtypes)
 def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
-    """A sum of cols products, in any order, in which a scale is multiplied once more."""
+    """A sum of cols products, in any order, in which a scale is multiplied once more; minima are summed apart."""
     product, tokens = FORMS[form]
     tensor, part = matrix(*shape)
     x = noise(1, tokens, shape[1], dtype=dtype)
@@ -99,8 +99,12 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
     cols = x.shape[-1]
     exact, wide = exact_weights(tensor.codes, part), np.abs(x.astype(np.float64))
     assert y.dtype == FLOAT32
-    bound = gamma(cols + 1) * (wide @ np.abs(exact).T)
-    largest = np.max(np.abs(exact))  # of a level and of a weight: scales may be less or more than 1
+    size = np.abs(exact)
+    if isinstance(part, Shifted):  # |code x scale| and |minimum| in its place
+        alone = (part._replace(minima=0 * part.minima), part._replace(scales=0 * part.scales))
+        size = np.sum([np.abs(exact_weights(tensor.codes, one)) for one in alone], axis=0)
+    bound = gamma(cols + 1 + isinstance(part, Shifted)) * (wide @ size.T)
+    largest = np.max(size)  # of a level and of a weight: scales may be less or more than 1
     bound = bound + np.sum(flushed(wide, 480.0, 16.0 + largest), axis=-1, keepdims=True) + cols * TINY
     assert_within(y, x.astype(np.float64) @ exact.T, bound)
 

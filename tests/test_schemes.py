@@ -119,7 +119,10 @@ def test_what_is_decoded_lies_in_memory_as_a_loaded_model_does(monkeypatch):
 def test_the_table():
     row = {"bits": 4.5, "error": 0.123, "perplexity": 2.0, "mean": 0.01, "p99": 0.1, "same_top": 0.9}
     of_a = {"float32": row, "q4": row, "gptq": {**row, "error": None}}
-    models, rates = {"a": {"rows": of_a}, "b": {"rows": {"q4": row}}}, {"float32": [2.0], "q4": [1.0]}
+    models, rates = (
+        {"a": {"rows": of_a}, "b": {"rows": {"q4": row}}},
+        {"float32": [2.0], "q4": [1.0], "Q4_K": [4.0], "Q6_K": [3.0]},
+    )
     heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
     assert markdown({"models": models, "decoding": rates}).splitlines() == [
         f"| scheme | bits | error of weights | {heads} | decoding |",
@@ -127,5 +130,7 @@ def test_the_table():
         "| float32 | 4.5 | 0.12 | 2.0000 | 0.010 | 90.0 % |  |  |  |  |",
         "| q4 | 4.5 | 0.12 | 2.0000 | 0.010 | 90.0 % | 2.0000 | 0.010 | 90.0 % | slower: 0.5 (0.5 to 0.5) |",
         "| gptq | 4.5 |  | 2.0000 | 0.010 | 90.0 % |  |  |  | as q4 |",
+        "",
+        "Decoding: Q4_K 2.0 (2.0 to 2.0), Q6_K 1.5 (1.5 to 1.5).",
     ]
     assert doctest.testmod(schemes).failed == 0
