@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from reference.linear import linear
 from reference.quantizers import affine, awq
+from reference.quantizers.blocks import spread
 from tests.goldens.quantizers import make_awq_search
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights
@@ -90,6 +91,16 @@ def test_the_search_is_never_worse_than_rounding(w, seed, outliers):
     exact = linear(x, w)
     plain, searched = (linear(a, b) - exact for a, b in ((x, rounded(w)), (x / s, rounded(w * s))))
     assert np.sum(searched**2) <= np.sum(plain**2) * (1 + 1e3 * U) + 1e3 * U * np.sum(exact**2) * U
+
+
+@given(w=weights, seed=st.integers(0, 2**32 - 1))
+def test_the_error_is_that_of_affine_over_the_factors(w, seed):
+    w, x = w(8, 32), Weights("normal", seed)(16, 32)
+    s = awq.search(w, x, rounded=rounded)
+    q = awq.quantize(w * s, group=16)
+    steps = spread(q.scales.astype(np.float64), w.shape)
+    bound = steps / 2 + 15 * (2 * U32 * steps + 2.0**-150) + 8 * U * np.abs(w * s)
+    assert_within(affine.dequantize(q) / s, w, bound / s)
 
 
 @given(w=weights, seed=st.integers(0, 2**32 - 1), power=st.integers(-20, 20))
