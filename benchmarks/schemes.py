@@ -5,8 +5,8 @@ python -m benchmarks.schemes [--tokens 4096] [--rounds 5]
 Predictions are of stories that the model itself tells, in float32 at temperature 1, each from its beginning to its end,
 as the model was trained on them. AWQ, GPTQ and SmoothQuant are calibrated with other stories of its own; SmoothQuant is
 judged with activations of int8, which it is made for, and GGUF's types with hidden vectors that zeros fill up to whole
-blocks. Models are the built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is of random weights, of all forms in
-turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/schemes.json.
+blocks. Models are the built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is of random weights, of all forms
+in turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/schemes.json.
 """
 
 import os
@@ -119,7 +119,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     """Tokens a second that each of `DECODED` decodes, a round each."""
-    config, chunk = SHAPES[shape], prompt_chunk(SHAPES[shape])
+    config, chunk = SHAPES[shape], prompt_chunk()
     capacity = AFTER + BURST + chunk
     running = {}
     for name, stored in DECODED.items() if rounds else ():
