@@ -77,7 +77,7 @@ class Subject:
         """What sequences of up to `context` tokens take on the default device."""
         return memory_of(
             *(shapes, self.config),
-            **{"batch": batch, "context": context, "chunk": prompt_chunk()},
+            **{"batch": batch, "context": context, "chunk": prompt_chunk(self.config)},
             platform=jax.default_backend(),
             cache_dtype=np.dtype(self.dtype),
         )
@@ -87,7 +87,7 @@ class Subject:
 
         Raises MemoryError where weights and cache do not fit.
         """
-        chunk = min(prompt_chunk(), longest)
+        chunk = min(prompt_chunk(self.config), longest)
         capacity = -(-(longest + BURST + chunk) // 8) * 8
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)

@@ -56,7 +56,7 @@ def measured(layers: int, quantize: str | None) -> Row:
     tensors = (quantised(checkpoint, quantize) if quantize else checkpoint).tensors
     memory = memory_of(
         abstract_params(config, dtype=number.dtype, positions=1, tensors=tensors), config,
-        batch=1, context=config.context, chunk=prompt_chunk(), platform="cpu", cache_dtype=number.dtype,
+        batch=1, context=config.context, chunk=prompt_chunk(config), platform="cpu", cache_dtype=number.dtype,
     )  # fmt: skip
     arrays = memory.running - memory.process
     jax.devices()

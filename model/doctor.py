@@ -53,7 +53,7 @@ def _plain_shapes() -> dict[str, str]:
     """Of the published shapes in bfloat16, those for which some kernel is not made, and the ops that XLA runs."""
     found = {}
     for name, config in SHAPES.items():
-        rows = choose_context(None, config.context) + prompt_chunk()
+        rows = choose_context(None, config.context) + prompt_chunk(config, "gpu")
         params = abstract_params(config, dtype=np.dtype(jnp.bfloat16), positions=rows)
         reasons = refusals(config, params, capacity=rows)
         if plain := [op for op, reason in reasons.items() if reason]:

@@ -1,5 +1,6 @@
 """The compiled model behind a generation: two programs serve every prompt, turn and length."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -12,7 +13,7 @@ from jax.stages import Lowered
 from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
-from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
 from model.compiling import compiler_options
 from model.cost import decode_cost
 from model.forward import decode, forward, prefill
@@ -27,12 +28,18 @@ from reference.config import Config
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
 STOPS = 64  # ids that may end a text, at most
 BURST = 16  # tokens that decoding draws at most before it returns to the host
-CHUNK = {"cpu": 64, "gpu": 256}  # prompt tokens computed at once: enough to reuse each weight, few to waste as padding
+SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
 
 
-def prompt_chunk() -> int:
-    """The prefill chunk of the default device, in tokens."""
-    return CHUNK.get(jax.default_backend(), CHUNK["gpu"])
+def prompt_chunk(config: Config, platform: str | None = None) -> int:
+    """Prompt tokens computed at once, on the default device unless another is given.
+
+    Enough to reuse each weight, few to waste as padding: on a CPU a long prompt takes a tenth longer in chunks of 64
+    than of 128, but one would wait for what pads a short one if the model is large.
+    """
+    if (platform or jax.default_backend()) != "cpu":
+        return 256
+    return 128 if sum(math.prod(shape) for shape in tensor_shapes(config).values()) <= SMALL else 64
 
 
 def choose_ops(kernels: str) -> Ops:

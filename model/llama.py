@@ -194,7 +194,7 @@ def load_backend(
     ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
     platform = jax.default_backend()
     weights = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
-    chunk = min(prompt_chunk(), capacity)
+    chunk = min(prompt_chunk(config), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
     params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model.cost import Cost, decode_cost, prefill_cost
-from model.jax_backend import CHUNK
+from model.jax_backend import prompt_chunk
 from model.memory import Memory, gigabytes, memory_of
 from model.params import Params
 from reference.config import Config
@@ -115,7 +115,8 @@ def make_plan(
     def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
         return Work(what, after, tokens * batch, cost, device.seconds(cost, dtype), device.waits_for(cost, dtype))
 
-    chunk, platform = CHUNK[device.platform], device.platform
+    platform = device.platform
+    chunk = prompt_chunk(config, platform)
     return Plan(
         *(name, dtype, quantize, cache.name, context, batch, config.experts, device),
         memory=memory_of(

@@ -16,7 +16,7 @@ from benchmarks.model_suite import choose_subject
 from benchmarks.timing import Effort
 from model.checkpoints.codes import quantised
 from model.cost import decode_cost, prefill_cost
-from model.jax_backend import CHUNK
+from model.jax_backend import prompt_chunk
 from model.llama import choose_dtype
 from model.memory import PROCESS, Memory, check_fits, memory_of
 from model.params import abstract_params, weight_bytes
@@ -63,7 +63,7 @@ def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config
     subject = choose_subject(model=str(model), shape=None, dtype=None, quantize=quantize or None)
     planned = memory_of(
         *(subject.shapes(config.context), config),
-        **{"batch": 1, "context": config.context, "chunk": CHUNK["cpu"]},
+        **{"batch": 1, "context": config.context, "chunk": prompt_chunk(config)},
         platform="cpu",
         cache_dtype=FLOAT32,
     )
