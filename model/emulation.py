@@ -40,7 +40,7 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     if emulate == "ggml":
         found = named
     elif emulate == "q8_0":
-        blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_k")}
+        blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_1", "q8_k")}
         found = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
     elif emulate == "int8":
         found = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form == "int8"}
@@ -68,9 +68,15 @@ def emulating(product: Product) -> Callable[[Array, Any], Array]:
     """`product`, for matrices that round and for those that do not."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Any) -> Float[Array, "*batch rows"]:
-        if isinstance(weight, Rounding):
-            return product(ROUNDINGS[weight.to](x.astype(jnp.float32)), weight.weight)
-        return product(x, weight)
+        if not isinstance(weight, Rounding):
+            return product(x, weight)
+        cols = x.shape[-1]
+        numbers = ROUNDINGS[weight.to](x.astype(jnp.float32))
+        y = product(numbers[..., :cols], weight.weight)
+        if weight.to == "q8_1":
+            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of columns that are appended are 0
+            y += jnp.matmul(numbers[..., cols:], minima.T, precision=lax.Precision.HIGHEST)
+        return y
 
     return rounded
 
@@ -122,27 +128,41 @@ def with_roundings(params: Params, found: dict[str, str]) -> Params:
 
 
 class RoundingArray(np.ndarray):
-    """A matrix of NumPy that rounds the vectors which it is multiplied by; `x @ matrix.T` is all it is made for."""
+    """A matrix of NumPy that rounds the vectors which it is multiplied by; `x @ matrix.T` is all it is made for.
+
+    Of some, `matrix[i]` may be taken. `minima` are those of its blocks, for q8_1.
+    """
 
     rounding: Callable[[np.ndarray], np.ndarray] | None
+    minima: np.ndarray | None
 
     @classmethod
-    def of(cls, matrix: np.ndarray, to: str) -> "RoundingArray":
+    def of(cls, matrix: np.ndarray, to: str, minima: np.ndarray | None = None) -> "RoundingArray":
         from reference.quantizers.ggml_activations import ROUNDINGS
         from reference.quantizers.smoothquant import activations
 
         array = matrix.view(cls)
         array.rounding = activations if to == "int8" else ROUNDINGS[to]
+        array.minima = minima
         return array
 
     def __array_finalize__(self, source: Any) -> None:
         self.rounding = getattr(source, "rounding", None)
+        self.minima = getattr(source, "minima", None)
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        if self.minima is not None and isinstance(part, RoundingArray):
+            part.minima = self.minima[index]
+        return part
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         arrays = [np.asarray(each) for each in inputs]
-        if ufunc is np.matmul and inputs[1] is self and self.rounding:
-            arrays[0] = self.rounding(arrays[0])
-        return getattr(ufunc, method)(*arrays, **options)
+        if not (ufunc is np.matmul and inputs[1] is self and self.rounding):
+            return getattr(ufunc, method)(*arrays, **options)
+        numbers, cols = self.rounding(arrays[0]), arrays[0].shape[-1]
+        y = numbers[..., :cols] @ arrays[1]
+        return y if self.minima is None else y + numbers[..., cols:] @ self.minima.T
 
 
 def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
@@ -154,6 +174,19 @@ def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
     d = (most / lax.optimization_barrier(jnp.float32(127))).astype(jnp.float16).astype(jnp.float32)
     factor = jnp.where(d == 0, 0, 127 / most)
     return (jnp.round(blocks * factor) * d).reshape(*x.shape[:-1], -1)[..., :cols]
+
+
+def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks"]:
+    """`ggml_activations.q8_1` in float32, which holds its results exactly."""
+    rounded = q8_0(x)
+    more = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)]
+    blocks, sums = (jnp.pad(a, more).reshape(*x.shape[:-1], -1, BLOCK) for a in (x, rounded))
+    d = jnp.max(jnp.abs(blocks), axis=-1) / lax.optimization_barrier(jnp.float32(127))
+    stored = d.astype(jnp.float16).astype(jnp.float32)
+    codes = jnp.sum(jnp.round(sums / jnp.where(stored == 0, 1, stored)[..., None]), axis=-1)
+    # Behind a barrier, or XLA takes the product and the difference for one operation with one rounding.
+    kept = lax.optimization_barrier(d * codes).astype(jnp.float16).astype(jnp.float32)
+    return jnp.concatenate([rounded, kept - lax.optimization_barrier(stored * codes)], axis=-1)
 
 
 def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
@@ -180,6 +213,7 @@ def _cast(dtype: Any) -> Callable[[Array], Array]:
 
 ROUNDINGS: dict[str, Callable[[Array], Array]] = {
     "q8_0": q8_0,
+    "q8_1": q8_1,
     "q8_k": q8_k,
     "int8": int8,
     "bfloat16": _cast(jnp.bfloat16),

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from model.cache import cache_bytes
-from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checkpoint import Checkpoint, Shifted
 from model.checkpoints.codes import exact_parts
 from model.emulation import RoundingArray
 from model.memory import PROCESS, Memory
@@ -138,8 +138,15 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
     """
     config, rounded_to = checkpoint.config, roundings or {}
 
-    def rounding(matrix: np.ndarray, name: str) -> np.ndarray:
-        return RoundingArray.of(matrix, rounded_to[name]) if name in rounded_to else matrix
+    def rounding(matrix: np.ndarray, *names: str) -> np.ndarray:
+        if names[0] not in rounded_to:
+            return matrix
+        to = rounded_to[names[0]]
+        return RoundingArray.of(matrix, to, minima(names).reshape(*matrix.shape[:-1], -1) if to == "q8_1" else None)
+
+    def minima(names: Sequence[str]) -> np.ndarray:
+        parts = (part for name in names if (codes := checkpoint.tensors[name].codes) for part in codes.parts())
+        return np.concatenate([part.minima.astype(np.float64) for part in parts if isinstance(part, Shifted)])
 
     def tensor(name: str) -> np.ndarray:
         stored = checkpoint.tensors[name]
@@ -155,11 +162,9 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
         if config.experts:
             moe = f"{prefix}.block_sparse_moe"
             gate, down, up = (
-                rounding(
-                    np.stack([tensor(f"{moe}.experts.{e}.{w}.weight") for e in range(config.experts)]),
-                    f"{moe}.experts.0.{w}.weight",
-                )
+                rounding(np.stack([tensor(name) for name in names]), *names)
                 for w in ("w1", "w2", "w3")
+                for names in [[f"{moe}.experts.{e}.{w}.weight" for e in range(config.experts)]]
             )
             return Experts(tensor(f"{moe}.gate.weight"), gate=gate, up=up, down=down)
         return FeedForward(*(linear(f"{prefix}.mlp.{w}_proj", bias=config.ffn_bias) for w in ("gate", "up", "down")))

@@ -14,8 +14,8 @@ x* is the number of largest magnitude, the first of them, with its sign. rint ta
 is not yet rounded to float16 when the codes are made: both differ from the Q8_0 of weights, which `ggml_blocks` has.
 
 The minimum m of a block of Q4_1 or Q5_1 is multiplied by what q8_1 keeps of the sum of x^: d sum(codes), in float16.
-That is no property of x^ alone, so here q8_1 is q8_0, and the product differs by m (fl16(d sum) - fl16(d) sum):
-up to 2^-10 of m sum(x^).
+That is up to 2^-10 of it from what the numbers x^ add up to, so q8_1 has a number more for each block, after all x^:
+what m is to be multiplied by besides.
 
 From the same float32 numbers these are llama.cpp's codes (tests/test_libggml.py: each product of each type). Its
 numbers are not the same as exact ones, by the noise of float32 sums in an order that is the processor's: some 10^-5
@@ -35,7 +35,7 @@ from jaxtyping import Float, Float64
 from reference.quantizers.ggml_blocks import BLOCK, in_blocks, in_float16, in_rows, largest
 from reference.quantizers.ggml_superblocks import BLOCK as SUPERBLOCK
 
-Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*batch cols"]]
+Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*batch rounded"]]
 
 
 def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
@@ -51,6 +51,23 @@ def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     with np.errstate(divide="ignore", over="ignore"):
         factor = np.where(d == 0, 0, np.float32(127) / most)
     return in_rows(np.rint(blocks * factor) * d.astype(np.float64))[..., :cols]
+
+
+def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols_and_blocks"]:
+    """`q8_0`, and for each block fl16(d sum(codes)) - fl16(d) sum(codes).
+
+    Raises ValueError where that of `q8_0` is due, and for sums beyond float16's largest.
+
+    >>> q8_1(np.array([127.0] * 31 + [126.0]))[30:]
+    array([127., 126.,   1.])
+    """
+    rounded = q8_0(x)
+    blocks = in_blocks(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)]), BLOCK)
+    d = np.max(np.abs(blocks), axis=-1) / np.float32(127)
+    stored = d.astype(np.float16).astype(np.float64)
+    totals = np.add.reduceat(rounded, np.arange(0, x.shape[-1], BLOCK), axis=-1)
+    sums = np.rint(totals / np.where(stored == 0, 1, stored)).astype(np.float32)  # of the codes
+    return np.concatenate([rounded, in_float16(d * sums) - totals], axis=-1)
 
 
 def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
@@ -79,10 +96,11 @@ def float16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch 
     return in_float16(x.astype(np.float32)).astype(np.float64)
 
 
-ROUNDINGS: dict[str, Rounding] = {"q8_0": q8_0, "q8_k": q8_k, "bfloat16": bfloat16, "float16": float16}
+ROUNDINGS: dict[str, Rounding] = {"q8_0": q8_0, "q8_1": q8_1, "q8_k": q8_k, "bfloat16": bfloat16, "float16": float16}
 
 _OF = {
-    "q8_0": ("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "MXFP4", "Q4_1", "Q5_1"),
+    "q8_0": ("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "MXFP4"),
+    "q8_1": ("Q4_1", "Q5_1"),
     "q8_k": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"),
     "bfloat16": ("BF16",),
     "float16": ("F16",),
