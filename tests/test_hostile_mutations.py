@@ -17,6 +17,9 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
+from model.checkpoints import open_checkpoint
+from model.checkpoints.codes import quantised
+from model.checkpoints.huggingface_writer import write_huggingface
 from model.tokenizers.llama2c import read_llama2c
 from reference.quantizers import ggml
 from tests import bounded, families, gguf_files, llama2c_files, tiny_tokenizers
@@ -61,6 +64,21 @@ def header_of_safetensors(raw: bytes) -> int:
     return 8 + int.from_bytes(raw[:8], "little")
 
 
+CONFIGS = {
+    "safetensors": small("llama-3"),
+    "safetensors, NF4": small("llama-2", hidden_size=64, intermediate_size=64),
+}
+
+
+def write_directory(kind: str, folder: Path) -> Path:
+    """A good directory of Hugging Face's."""
+    families.write_checkpoint(folder, CONFIGS[kind])
+    if kind != "safetensors, NF4":
+        return folder
+    write_huggingface(quantised(open_checkpoint(folder), "nf4"), folder / "nf4")
+    return folder / "nf4"
+
+
 @cache
 def healthy(kind: str) -> tuple[bytes, int]:
     """A good file, and how much of it is no weights."""
@@ -76,17 +94,16 @@ def healthy(kind: str) -> tuple[bytes, int]:
     if kind in files:
         file = files[kind]()
         return file.bytes(), len(file.head())
-    if kind == "safetensors":
+    if kind in CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
-            families.write_checkpoint(Path(folder), small("llama-3"))
-            raw = (Path(folder) / "model.safetensors").read_bytes()
+            raw = (write_directory(kind, Path(folder)) / "model.safetensors").read_bytes()
         return raw, header_of_safetensors(raw)
     version = int(kind[-1])
     raw = llama2c_files.file_bytes(version, tied=False)
     return raw, (28, 41, 41, 32)[version]
 
 
-KINDS = ["gguf", "gguf experts", "gguf Q4_0", "gguf Q5_1", "gguf pieces", "gguf merges", "safetensors"]
+KINDS = ["gguf", "gguf experts", "gguf Q4_0", "gguf Q5_1", "gguf pieces", "gguf merges", *CONFIGS]
 KINDS += [f"llama2c {version}" for version in range(4)]
 
 
@@ -139,7 +156,7 @@ def reader(kind: str) -> Callable[[str], object]:
 
 def put(kind: str, raw: bytes, folder: Path) -> Path:
     """Write a file under the name that its kind has."""
-    path = folder / ("model.safetensors" if kind == "safetensors" else "model.bin")
+    path = folder / kind / "model.safetensors" if kind in CONFIGS else folder / "model.bin"
     path.write_bytes(raw)
     return path
 
@@ -147,7 +164,9 @@ def put(kind: str, raw: bytes, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
-    (folder / "config.json").write_text(json.dumps(small("llama-3")))
+    for kind in CONFIGS:
+        made = tmp_path_factory.mktemp("made")
+        write_directory(kind, made).rename(folder / kind)
     return folder
 
 

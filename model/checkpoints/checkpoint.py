@@ -32,6 +32,16 @@ def refused(path: str | Path, what: str) -> CheckpointError:
     return CheckpointError("".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{path}: {what}"))
 
 
+def quoted(name: str) -> str:
+    r"""A name from a file, as Python writes it, short enough for an error's line.
+
+    >>> print(quoted("a\tb"), quoted("n" * 1000)[-6:])
+    'a\tb' nnn...
+    """
+    text = repr(name)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
 Form = Literal["int8", "int4", "int8_min", "int4_min", "nf4", "iq4_nl", "fp8", "mxfp4"]
 
 

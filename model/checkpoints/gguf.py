@@ -8,7 +8,7 @@ from jaxtyping import Shaped
 
 from model.checkpoints import gguf_blocks as blocks
 from model.checkpoints import gguf_layout as layout
-from model.checkpoints.checkpoint import Checkpoint, Tensor, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused, tensor_shapes
 from model.checkpoints.checks import check_model
 from model.checkpoints.codes import EMBEDDING, is_matrix
 from model.checkpoints.gguf_config import architecture_of, read_config, read_tokens
@@ -67,7 +67,7 @@ def _places(path: str, config: Config, architecture: str, entries: Entries) -> d
     known = {place.name for place in places.values()} | {layout.ROPE_FACTORS}
     for name in entries:
         if name not in known:
-            raise refused(path, f"tensor {name!r} is not part of a model with these keys")
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with these keys")
     return places
 
 

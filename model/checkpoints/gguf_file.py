@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model.checkpoints import gguf_layout as layout
-from model.checkpoints.checkpoint import CheckpointError, refused
+from model.checkpoints.checkpoint import CheckpointError, quoted, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strangers import GGUF
 
@@ -141,7 +141,7 @@ class _Cursor:
             raise self.refused(f"{what} is not UTF-8, at its byte {error.start}") from error
 
     def value(self, key: str) -> Value:
-        title = f"key {key!r}"
+        title = f"key {quoted(key)}"
         kind = self.unsigned(4, f"the type of {title}")
         if kind == layout.STRING:
             return self.string(f"the value of {title}")
@@ -211,7 +211,7 @@ def _read_metadata(cursor: _Cursor, keys: int) -> dict[str, Value]:
         if not key or len(key) > 1000:
             raise cursor.refused(f"the name of key {i} has {len(key)} characters")
         if key in values:
-            raise cursor.refused(f"key {key!r} is there twice")
+            raise cursor.refused(f"key {quoted(key)} is there twice")
         values[key] = cursor.value(key)
     return values
 
@@ -221,7 +221,7 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
     end = 0  # of the tensors so far, from the start of the data
     for i in range(tensors):
         name = cursor.string(f"the name of tensor {i}")
-        title = f"tensor {name[:100]!r}"
+        title = f"tensor {quoted(name)}"
         if not 0 < len(name.encode()) <= layout.LONGEST_NAME:
             raise cursor.refused(
                 f"{title} has a name of {len(name.encode())} bytes, outside 1 to {layout.LONGEST_NAME}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused, tensor_shapes
 from model.checkpoints.hf_config import read_config, read_tokens
 from model.checkpoints.huggingface_quantised import Located, read_rule, take_quantised
 from model.checkpoints.huggingface_rule import FLOATS
@@ -84,11 +84,11 @@ def _locate_all(directory: Path) -> Located:
     for shard in dict.fromkeys(_shard_name(index_path, name) for name in weight_map.values()):
         for name, place in _locate(weights_file(_shard_path(directory, index_path, shard))).items():
             if weight_map.get(name) != shard:  # so none is in two shards
-                raise refused(index_path, f"puts tensor {name[:100]!r} in {short(weight_map.get(name))}, not {shard}")
+                raise refused(index_path, f"puts tensor {quoted(name)} in {short(weight_map.get(name))}, not {shard}")
             located[name] = place
     for name, shard in weight_map.items():
         if name not in located:
-            raise refused(index_path, f"tensor {name[:100]!r} is not in {shard}, where the index has it")
+            raise refused(index_path, f"tensor {quoted(name)} is not in {shard}, where the index has it")
     return located
 
 
@@ -131,7 +131,7 @@ def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...
     for name in located:
         # Llama 2's first conversions carry each layer's RoPE frequencies, which everyone computes anew.
         if name not in expected and name != HEAD and not name.endswith(".rotary_emb.inv_freq"):
-            raise refused(path, f"tensor {name[:100]!r} is not part of a model with this config.json")
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with this config.json")
     if config.tied and HEAD in located and not _equal(located[HEAD], located[EMBEDDING]):
         # transformers 4 would take the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
+from model.checkpoints.checkpoint import quoted, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strict_json import LARGEST, parse_object, short
 
@@ -80,7 +80,7 @@ def format_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes
 
 
 def _entry(path: str, name: str, value: object, start: int) -> Entry:
-    title = f"tensor {name[:100]!r}"
+    title = f"tensor {quoted(name)}"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise refused(path, f"{title} is not described by dtype, shape and data_offsets")
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -106,7 +106,7 @@ def _check_offsets(file: MappedFile, entries: dict[str, Entry], start: int) -> N
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
         if entry.offset != end:
             what = "overlaps the tensor before it" if entry.offset < end else "leaves a hole before it"
-            raise refused(file.path, f"tensor {name[:100]!r} {what}")
+            raise refused(file.path, f"tensor {quoted(name)} {what}")
         end += entry.bytes
     if end > file.size:
         raise refused(file.path, f"truncated: {file.size} bytes of the {end} that its header says")
