@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     # keys and their values
     "a key without a name": (keyed("", U32, 1), "has 0 characters"),
     "a long key": (keyed("k" * 70_000, U32, 1), "has 70000 characters"),
-    "a long key that is all escapes": (keyed("\U000e0001" * 9_000, ARRAY, (99, [])), "type 99"),
+    "a long key that is all escapes": (keyed("\U000e0001" * 100, ARRAY, (99, [])), "type 99"),
     "a key that is not UTF-8": (lambda f: f.keys.__setitem__(b"\xff\xfe", (U32, 1)), "is not UTF-8, at its byte 0"),
     "a text that is not UTF-8": (keyed("general.name", STRING, b"a\xff"), "is not UTF-8, at its byte 1"),
     "a missing size": (without(L + "block_count"), "lacks llama.block_count"),
