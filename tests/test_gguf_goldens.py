@@ -81,15 +81,9 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
     assert golden["ids"] == [*ids, *(token for token, _ in zip(new, range(100 - len(ids)), strict=False))]
 
 
-IN_JAX = ("float32", "q8_0", "q4_0", "mxfp4")  # other floats run in the same program
-
-
-@pytest.mark.parametrize(
-    ("type", "backend"),
-    [*((type, "reference") for type in make_gguf.WRITTEN), *((type, "jax") for type in IN_JAX)],
-)
+@pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
-    """From a file of each type that is written."""
+    """From a file of each type that is written. In JAX one is enough: others compile for seconds each."""
     golden, path = STORIES[type], tmp_path / "x.gguf"
     assert write_story(path, type) == golden["sha256"]
     llama, greedy = load(path, backend=backend), SamplingOptions(temperature=0.0)
