@@ -119,7 +119,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     """Tokens a second that each of `DECODED` decodes, a round each."""
-    config, chunk = SHAPES[shape], prompt_chunk()
+    config, chunk = SHAPES[shape], prompt_chunk(SHAPES[shape])
     capacity = AFTER + BURST + chunk
     running = {}
     for name, stored in DECODED.items() if rounds else ():
