@@ -24,7 +24,7 @@ CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, v
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
 CAPACITY = 256  # with which keys of a layer are fewer numbers than that
 OPTIONS = compiler_options()
-SCHEMES = (None, "q8", "q8_row", "q4", "Q5_K", "Q4_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL")  # our own, and GGUF's types
+SCHEMES = (None, "q8", "q8_row", "q4", "Q5_K", "Q4_K", "Q6_K", "Q2_K", "IQ4_NL")  # our own, and GGUF's types
 FORMATS = [("bfloat16", None), *(("float32", scheme) for scheme in SCHEMES)]
 # What gives a name to numbers that are somewhere already.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
