@@ -43,7 +43,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         if row["what"] == "breakdown":
             lines += ["", tables(row["parts"], context=row["context"])]
     lines += ["", *sentences(report["slopes"])] if report["slopes"] else []
-    lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use"]
+    lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use by the model's process"]
     lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
 

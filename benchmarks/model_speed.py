@@ -16,6 +16,7 @@ from model.cache import Cache, empty_cache
 from model.compiling import compiler_options
 from model.forward import decode, prefill
 from model.jax_backend import CACHE, STOPS
+from model.memory import return_freed_memory
 from model.ops import Ops
 from model.options import SamplingOptions
 from model.params import Params
@@ -64,7 +65,7 @@ def compile_programs(
         return jitted.lower(params, *arguments).compile(options)
 
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
-    return Programs(
+    programs = Programs(
         prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)),
         decode=compiled(decode, *_decoding(config, cache, batch, burst, GREEDY), burst=burst),
         config=config,
@@ -74,6 +75,8 @@ def compile_programs(
         batch=batch,
         seconds=perf_counter() - began,
     )
+    return_freed_memory()
+    return programs
 
 
 def decoding(

@@ -1,7 +1,5 @@
 """A model's speed on the default device, and how it changes as the work grows."""
 
-import resource
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +28,7 @@ from benchmarks.model_speed import (
 )
 from benchmarks.random_model import random_checkpoint, random_params, random_shapes
 from benchmarks.report import Row, skipped, timed, with_shares
+from benchmarks.resident import forget_peak, peak_resident_bytes
 from benchmarks.timing import Effort, Seconds, measure
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
@@ -37,7 +36,7 @@ from model.checkpoints.open import open_checkpoint
 from model.cost import decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.llama import BackendName, choose_dtype, load_backend
-from model.memory import Memory, check_fits, device_bytes, memory_of
+from model.memory import Memory, check_fits, device_bytes, memory_of, return_freed_memory
 from model.ops import Ops
 from model.options import SamplingOptions, choose_context
 from model.params import Params, abstract_params, check_weights, load_params
@@ -187,15 +186,22 @@ def run_suite(
     tokens, most = _tokens(subject, context), subject.config.context - BURST
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
+    return_freed_memory()
+    forget_peak()
     match suite, backend:
         case "decode", "reference":
-            rows = list(reference_rows(subject, tokens=tokens, progress=progress))
+            found = reference_rows(subject, tokens=tokens, progress=progress)
         case "decode", _:
-            rows = list(decode_rows(subject, tokens=tokens, batch=batch, progress=progress))
+            found = decode_rows(subject, tokens=tokens, batch=batch, progress=progress)
         case _:
             # Random weights mean as little beyond what a model was trained for as within it.
             longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
-            rows = list(growth_rows(subject, batch=batch, longest=longest, progress=progress))
+            found = growth_rows(subject, batch=batch, longest=longest, progress=progress)
+    rows, peak = [], 0
+    for row in found:
+        rows.append(row)
+        if row.get("what") != "breakdown":  # whose trace takes memory that a model does not
+            peak = peak_bytes()
     cache = last_level_cache()
     completed = [_completed(row, ceilings, cache) for row in rows if "skipped" not in row]
     return {
@@ -207,7 +213,7 @@ def run_suite(
         "rows": completed,
         "slopes": slopes(completed, ceilings),
         "skipped": [row for row in rows if "skipped" in row],
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": peak,
     }
 
 
@@ -369,8 +375,7 @@ def _doubling(first: int, last: int) -> Iterator[int]:
 
 
 def peak_bytes() -> int:
-    """The most memory that was in use: the device's, or this process's where they are the same."""
+    """The most memory that the model took: the device's, or this process's where they are the same."""
     if stats := jax.devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_resident_bytes()

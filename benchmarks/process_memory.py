@@ -8,7 +8,6 @@ programs; its arrays are small, and what `memory_of` says of them is taken off.
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.growth import slope
 from benchmarks.report import Column, Row, table, write_report
+from benchmarks.resident import forget_peak, peak_resident_bytes, resident_bytes
 
 LAYERS = (2, 8, 24)
 SCHEMES = (None, "q8", "q4")
@@ -31,7 +31,7 @@ COLUMNS = (
 def measured(layers: int, quantize: str | None) -> Row:
     """What this process takes: once JAX has started, and on top of that at most while it compiles and while it runs.
 
-    Of the latter the arrays are taken off. `/proc/self/clear_refs` lowers the high-water mark in between.
+    Of the latter the arrays are taken off.
     """
     import jax
     import numpy as np
@@ -60,17 +60,17 @@ def measured(layers: int, quantize: str | None) -> Row:
     )  # fmt: skip
     arrays = memory.running - memory.process
     jax.devices()
-    started = _resident("VmRSS")
+    started = resident_bytes()
     backend = load_backend(checkpoint, quantize=quantize)
-    compiling = _resident("VmHWM")
-    Path("/proc/self/clear_refs").write_text("5")
+    compiling = peak_resident_bytes()
+    forget_peak()
     session = Session(backend, vocab=config.vocab)
     prompt = [1] * (config.context - backend.burst)
     for _ in session.bursts(prompt, max_new_tokens=backend.burst, options=SamplingOptions(), seed=0, stops=frozenset()):
         pass
     return {
         **{"layers": layers, "quantize": quantize, "started": started},
-        **{"compiling": compiling - started, "running": _resident("VmHWM") - started - arrays},
+        **{"compiling": compiling - started, "running": peak_resident_bytes() - started - arrays},
     }
 
 
@@ -82,13 +82,6 @@ def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
     """
     a_layer = slope([(row["layers"], row[key]) for row in rows])
     return sum(row[key] - a_layer * row["layers"] for row in rows) / len(rows), a_layer
-
-
-def _resident(mark: str) -> int:
-    """Bytes of memory in use: VmRSS now, VmHWM at most."""
-    found = re.search(rf"{mark}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) << 10
 
 
 def _in_a_process_of_its_own(layers: int, quantize: str | None) -> Row:

@@ -11,7 +11,7 @@ from benchmarks.machine import random_numbers
 from model.cache import Cache, LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.codes import quantised
-from model.params import Params, abstract_params, rope_table
+from model.params import Params, abstract_params, aligned_zeros, rope_table
 from model.quantised import Embedding
 from reference.config import Config
 
@@ -42,10 +42,18 @@ def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: 
 
 
 def random_params(shapes: Params, config: Config) -> Params:
-    """Weights of these shapes: norms about 1, matrices of a size that keeps activations there, codes of any value."""
+    """Weights of these shapes: norms about 1, matrices of a size that keeps activations there, codes of any value.
+
+    On a CPU they lie as `load_params` places them, which decides how fast they are read. The largest are drawn first,
+    while there is memory for what drawing them takes beside.
+    """
     paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
-    leaves = [_weight(i, shape, scales="scales" in str(path[-1])) for i, (path, shape) in enumerate(paths)]
-    params = jax.tree.unflatten(tree, leaves)._replace(rope=rope_table(config, len(shapes.rope.cos)))
+    place = _aligned if jax.default_backend() == "cpu" else lambda drawn: drawn
+    leaves: dict[int, jax.Array] = {}
+    for i, (path, shape) in sorted(enumerate(paths), key=lambda leaf: -leaf[1][1].size):
+        leaves[i] = place(_weight(i, shape, scales="scales" in str(path[-1])))
+    params = jax.tree.unflatten(tree, [leaves[i] for i in range(len(paths))])
+    params = params._replace(rope=rope_table(config, len(shapes.rope.cos)))
     table = params.embedding
     return params._replace(head=table.matrix if isinstance(table, Embedding) else table) if config.tied else params
 
@@ -57,6 +65,12 @@ def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int =
         LayerCache(*(random_numbers(2 * i + j, *shape, dtype=dtype) for j in (0, 1))) for i in range(config.layers)
     ]
     return Cache(layers, jnp.zeros(batch, jnp.int32))
+
+
+def _aligned(drawn: jax.Array) -> jax.Array:
+    buffer = aligned_zeros(drawn.shape, np.dtype(drawn.dtype))
+    buffer[...] = drawn
+    return jax.device_put(buffer, may_alias=True)
 
 
 def _weight(seed: int, shape: Any, *, scales: bool) -> jax.Array:

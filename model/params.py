@@ -112,7 +112,7 @@ def load_params(
             return shared[names]
         tensors = _joined([checkpoint.tensors[name] for name in names])
         shapes = _shapes(tensors, dtype)
-        buffers = jax.tree.map(lambda shape: _aligned(shape.shape, shape.dtype), shapes)
+        buffers = jax.tree.map(lambda shape: aligned_zeros(shape.shape, shape.dtype), shapes)
         start = 0
         for tensor in tensors:
             for part in _stored_parts(tensor, shapes):
@@ -285,8 +285,8 @@ def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
         yield values[start : start + rows]
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of zeros in memory of its own, in huge pages as far as it fills them, the rest in small ones."""
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array in memory of its own, in huge pages as far as it fills them, the rest in small ones."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE
