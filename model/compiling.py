@@ -1,8 +1,8 @@
 """How XLA compiles a model for a device; what measures a model compiles as it does.
 
 On a CPU its vectors are halved by default, for fear of clocking down. On a GPU each run of kernels is one CUDA graph by
-default, but the loop around them is the host's, which is asked after every token whether there is another: 40 to 70 us
-of a step. With loops and branches in the graph nothing is asked.
+default, but the loop around them is the host's, which is asked after every token whether there is another: up to 70 us
+of a step, as busy as the host is (benchmarks/LOG.md). With loops and branches in the graph nothing is asked.
 """
 
 from typing import Any

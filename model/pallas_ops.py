@@ -32,6 +32,7 @@ from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from reference.config import Config
 
 QUANTISED = ("int8", "int4")  # what codes may be that kernels multiply by
+MOST_SEQUENCES = 2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (benchmarks/LOG.md)
 
 
 def norm_qkv(
@@ -41,7 +42,7 @@ def norm_qkv(
     if layer.q_norm is not None:
         raise ValueError("norm_qkv has no norms of q and k")
     q, k, v = _norm_qkv(
-        operand(layer.qkv.weight),
+        _multiplied(layer.qkv.weight, x),
         x[:, 0],
         layer.attention_norm,
         cache.k,
@@ -74,26 +75,33 @@ def attend(
 def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
-    return gemv(operand(layer.o.weight), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
+    return gemv(_multiplied(layer.o.weight, h), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
 
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
     assert isinstance(layer.ffn, FeedForward)
     weight, bias = layer.ffn.gate_up
-    return _norm_gate_up(operand(weight), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
+    return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
 
 def down_add(
     g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
     assert isinstance(layer.ffn, FeedForward)
-    return gemv(operand(layer.ffn.down.weight), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
+    return gemv(_multiplied(layer.ffn.down.weight, g), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     rows = x.reshape(-1, config.dim)
-    logits = gemv(operand(params.head), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
+    logits = gemv(_multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
+
+
+def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Codes:
+    """`operand` for the vectors of x, of which kernels are the faster for a few."""
+    if not isinstance(weight, Quantised) and len(x) > MOST_SEQUENCES:
+        raise ValueError(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
+    return operand(weight)
 
 
 def operand(weight: Matrix) -> Array | Codes:

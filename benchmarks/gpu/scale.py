@@ -58,7 +58,7 @@ class Scale:
     rounds: int  # in which a program calls a kernel with each set of arguments
     effort: Effort  # in timing kernels
     model_effort: Effort
-    chained: int  # calls of attention in a program
+    chained: int  # calls of attention in a round of a program
     tiles: tuple[int, ...]  # rows of a tile that are tried
     models: tuple[Model, ...]
     contexts: tuple[int, ...]
@@ -148,7 +148,7 @@ def full() -> Scale:
         rounds=16,
         effort=Effort(7),
         model_effort=Effort(5),
-        chained=4,
+        chained=8,
         tiles=(8, 16),
         models=(
             Model("tinyllama-1.1b", tinyllama, "bfloat16", by=("kernels", "XLA")),
