@@ -18,7 +18,7 @@ from benchmarks.report import Column, Row, table, write_report
 from benchmarks.resident import forget_peak, peak_resident_bytes, resident_bytes
 
 LAYERS = (2, 8, 24)
-SCHEMES = (None, "q8", "q4")
+SCHEMES = (None, "q8", "q4", "nf4", "fp8", "mxfp4")
 COLUMNS = (
     Column("layers", "layers", "d"),
     Column("matrices in", "quantize"),

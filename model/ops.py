@@ -340,14 +340,15 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
 def _block(weight: Matrix) -> int | None:
     """How many columns of a row to multiply in one loop, if it can be cut so.
 
-    As many as 64 slices, since more are slow. Each block leaves 16 partial sums in memory: in blocks of 256, these are
-    half of what is read of 4-bit codes.
+    As many as 64 slices, since more are slow; of codes that take long to decode, fewer. Each block leaves 16 partial
+    sums in memory: in blocks of 256, these are half of what is read of 4-bit codes.
     """
     if isinstance(weight, Quantised):
         cols, step = weight.cols, max(weight.group, PAIR) if weight.group < weight.cols else ROW
+        most = max(step, weight.slices * LANES)
     else:
-        cols, step = weight.shape[1], LANES
-    return max((size for size in range(step, min(cols, 64 * LANES) + 1, step) if cols % size == 0), default=None)
+        cols, step, most = weight.shape[1], LANES, 64 * LANES
+    return max((size for size in range(step, min(cols, most) + 1, step) if cols % size == 0), default=None)
 
 
 def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], block: int) -> Float[Array, " rows"]:

@@ -46,6 +46,7 @@ class Quantised(_Arrays):
     unit: ClassVar[float] = 1.0  # what all levels that `decode` gives are still to be multiplied by, a power of 2
     middle: ClassVar[int] = 0  # the zero point of what is stored of integers
     shifted: ClassVar[bool] = False  # whether there are minima
+    slices: ClassVar[int] = 64  # of `pieces`, how many to multiply in one loop at most
 
     @property
     def cols(self) -> int:
@@ -208,10 +209,14 @@ class Int4Min(_Integers4):
 
 
 class NF4Codes(Quantised):
-    """The 16 levels of NF4, chosen by bits: 15 selections are faster than to look them up in memory."""
+    """The 16 levels of NF4, chosen by bits: 15 selections are faster than to look them up in memory.
+
+    A loop with many of them is slow, and XLA takes a minute and 5 GB to compile 24 layers of 64 slices.
+    """
 
     __slots__ = ()
     form = "nf4"
+    slices = 4
 
     @staticmethod
     def decode(codes: Array) -> Array:

@@ -30,6 +30,7 @@ from tests.random_models import random_checkpoint
 FLOAT32 = np.dtype(np.float32)
 WIDE = Config(512, 4, 8, 4, 64, 1376, vocab=16_000, context=2048, eps=1e-5, theta=1e4)
 HEAVY = Config(1024, 2, 16, 8, 64, 2816, vocab=48_000, context=256, eps=1e-5, theta=1e4)
+DEEP = Config(256, 24, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
 SMALL = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4)
 
 WRITE = """
@@ -37,8 +38,8 @@ import sys
 from dataclasses import replace
 from model.checkpoints.llama2c_writer import write_llama2c
 from tests.random_models import random_checkpoint
-from tests.test_plan import HEAVY, WIDE
-write_llama2c(random_checkpoint({"wide": WIDE, "heavy": HEAVY}[sys.argv[1]], seed=0), sys.argv[2])
+from tests.test_plan import DEEP, HEAVY, WIDE
+write_llama2c(random_checkpoint({"wide": WIDE, "heavy": HEAVY, "deep": DEEP}[sys.argv[1]], seed=0), sys.argv[2])
 """
 RUN = """
 import json
@@ -56,7 +57,9 @@ for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), see
 """
 
 
-@pytest.mark.parametrize(("name", "config", "quantize"), [("wide", WIDE, "q4"), ("heavy", HEAVY, "")])
+@pytest.mark.parametrize(
+    ("name", "config", "quantize"), [("wide", WIDE, "q4"), ("heavy", HEAVY, ""), ("deep", DEEP, "nf4")]
+)
 def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config, quantize: str, tmp_path: Path):
     model = tmp_path / "model.bin"
     assert run_python(WRITE, name, str(model)).code == 0

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference.linear import linear
@@ -108,8 +108,13 @@ def test_inactive_features_have_no_weight():
 
 
 @given(weights=weights, bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
+@example(weights=Weights("outliers", seed=0, exponent=10), bits=2, version=1)  # a scale beyond float16
 def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, version):
     q = affine.quantize(weights(32, 64), bits=bits, block=(1, 32))
+    if np.max(q.scales) >= 65520:  # which rounds to 2^16
+        with pytest.raises(ValueError, match="float16 ends at 65504"):
+            gptq.pack(q, bits=bits, version=version)
+        return
     packed = gptq.pack(q, bits=bits, version=version)
     assert packed.qweight.shape == (64 * bits // 32, 32) and packed.qzeros.shape == (2, bits)
     again = gptq.unpack(packed, bits=bits, version=version)

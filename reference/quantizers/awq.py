@@ -28,6 +28,7 @@ from jaxtyping import Float, Float16, Float64, Int32, Integer, UInt8
 
 from reference.quantizers import affine, packing
 from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import in_float16
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ALPHAS = tuple(k / 20 for k in range(20))
@@ -89,8 +90,11 @@ def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.nda
 
 
 def pack(q: Affine) -> Packed:
-    """The scales are rounded to float16, as autoawq has them. Raises ValueError for rows that are no multiple of 8."""
-    return Packed(_words(q.codes.T), _words(q.zeros.T), q.scales.T.astype(np.float16))
+    """The scales are rounded to float16, as autoawq has them.
+
+    Raises ValueError for rows that are no multiple of 8, and for a scale beyond float16.
+    """
+    return Packed(_words(q.codes.T), _words(q.zeros.T), in_float16(q.scales.T))
 
 
 def unpack(packed: Packed) -> Affine:

@@ -8,7 +8,7 @@ channel (a row, the weights of one output), `(1, 64)` one a group of 64 along a 
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float64, Integer, Shaped
+from jaxtyping import Float, Float16, Float32, Float64, Integer, Shaped
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -67,3 +67,12 @@ def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shape
     for axis, (n, blocks) in enumerate(zip(shape, scales.shape, strict=True)):
         scales = np.repeat(scales, n // blocks, axis=axis)
     return scales
+
+
+def in_float16(x: Float32[np.ndarray, "*shape"]) -> Float16[np.ndarray, "*shape"]:
+    """`x` as it is stored. Raises ValueError where float16 would make it infinite."""
+    with np.errstate(over="ignore"):
+        stored = x.astype(np.float16)
+    if not np.isfinite(stored).all():
+        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, and float16 ends at 65504")
+    return stored

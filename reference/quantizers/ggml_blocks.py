@@ -35,7 +35,7 @@ import numpy as np
 from jaxtyping import Float, Float16, Float32, Float64, Integer, UInt8
 
 from reference.quantizers import packing
-from reference.quantizers.blocks import finite
+from reference.quantizers.blocks import finite, in_float16
 
 BLOCK = 32
 
@@ -189,15 +189,6 @@ def round_away(x: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
     """
     whole = np.trunc(x)
     return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(np.float32)
-
-
-def in_float16(x: Float32[np.ndarray, "*shape"]) -> Float16[np.ndarray, "*shape"]:
-    """`x` as it is stored. Raises ValueError where float16 would make it infinite."""
-    with np.errstate(over="ignore"):
-        stored = x.astype(np.float16)
-    if not np.isfinite(stored).all():
-        raise ValueError(f"a block needs a scale or minimum of {np.max(np.abs(x))}, and float16 ends at 65504")
-    return stored
 
 
 def pack_codes(codes: Integer[np.ndarray, "*batch 32"], bits: int) -> UInt8[np.ndarray, "*batch bytes"]:

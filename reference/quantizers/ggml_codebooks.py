@@ -30,13 +30,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
 from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized
+from reference.quantizers.blocks import Quantized, in_float16
 from reference.quantizers.ggml_blocks import (
     BLOCK,
     bytes_of,
     float16_at,
     in_blocks,
-    in_float16,
     in_rows,
     largest,
 )

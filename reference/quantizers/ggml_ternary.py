@@ -22,11 +22,11 @@ import numpy as np
 from jaxtyping import Float, Float16, Float64, Int8, UInt8
 
 from reference.quantizers import packing
+from reference.quantizers.blocks import in_float16
 from reference.quantizers.ggml_blocks import (
     bytes_of,
     float16_at,
     in_blocks,
-    in_float16,
     in_rows,
     round_away,
     times_reciprocal,

@@ -31,7 +31,7 @@ from jaxtyping import Float, Float16, Float64, Int32, UInt8
 
 from reference.quantizers import affine, packing, symmetric
 from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import finite, spread
+from reference.quantizers.blocks import finite, in_float16, spread
 
 DAMP = 0.01  # of the paper
 
@@ -99,13 +99,13 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 def pack(q: Affine, *, bits: int, version: int) -> Packed:
     """Version 1 stores zero points less by one, modulo 2^bits; 2 as they are. Scales are rounded to float16.
 
-    Raises ValueError where codes do not fill words of 32 bits.
+    Raises ValueError where codes do not fill words of 32 bits, or a scale is beyond float16.
     """
     zeros = (q.zeros - (version == 1)) & np.uint8(2**bits - 1)
     groups = q.scales.shape[1]
     g_idx = np.repeat(np.arange(groups, dtype=np.int32), q.codes.shape[1] // groups)
     qzeros = _words(zeros.T.astype(np.uint8), bits)
-    return Packed(_words(q.codes, bits).T, qzeros, q.scales.T.astype(np.float16), g_idx)
+    return Packed(_words(q.codes, bits).T, qzeros, in_float16(q.scales.T), g_idx)
 
 
 def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
