@@ -40,8 +40,7 @@ def attend_in_parts(
     batch, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
-    stages = max(2, RING_BYTES // (2 * TILE * head_dim * k.dtype.itemsize))
-    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, stages, pieces)
+    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, ring_stages(head_dim, k.dtype), pieces)
     part = SplitAttention(group, ring) if q.dtype == np.dtype("bfloat16") else SplitAttentionFloat32(group, ring)
 
     def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
@@ -84,6 +83,11 @@ def attend_in_parts(
     if splits == 1:
         return outputs.reshape(batch, -1)
     return attention_combine(*outputs, out=np.dtype(q.dtype), target=target)
+
+
+def ring_stages(head_dim: int, dtype: np.dtype) -> int:
+    """Tiles of keys, and of values, that a block has on their way at once."""
+    return max(2, RING_BYTES // (2 * TILE * head_dim * dtype.itemsize))
 
 
 def choose_splits(heads: int, capacity: int) -> int:

@@ -45,7 +45,7 @@ def attention_prefill(
 
     The cache holds the keys and values of these positions, too. Each query sees the rows up to its own position, with
     a `window` the last `window` of them; one that sees none, as before position 0, gives zeros. Rows from offset + seq
-    on, and those before every window, do not matter, whatever they hold.
+    on, and those before every window, do not matter, whatever they hold. An offset is clamped to -seq ... capacity.
 
     All arrays are bfloat16; sums and exponentials are float32, but the weights are rounded to bfloat16 before they
     multiply v, and the result is rounded once. Scores must stay below 2^31. Raises ValueError where shapes or dtypes
@@ -72,7 +72,7 @@ def _attention_prefill(q, k, v, offsets, *, seq: int, window: int | None, target
         block = pl.cdiv(seq, BLOCK) - 1 - lax.axis_index("blocks")  # the most work first
         target.let_next_start()
         target.wait_for_previous()
-        offset = offsets_ref[row]
+        offset = jnp.clip(offsets_ref[row], -seq, capacity)  # sums of a larger one overflow
         queries = Queries(block * BLOCK, offset, jnp.clip(offset + seq, 0, capacity), window)
         ring = Ring(staged, stages)
         worker = lax.axis_index("worker")

@@ -1,9 +1,12 @@
 """What the tests draw, and how they judge what comes back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+from hypothesis import example
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
@@ -19,6 +22,7 @@ class Noise:
     mean: int = 0  # in typical magnitudes: around 0 sums cancel, at 4 nearly all has one sign and they never do
     outliers: bool = False  # a few features 64 times larger, as activations have (arXiv:2208.07339)
     blank: bool = False  # the first row all zeros
+    peak: bool = False  # one element 2^15 times larger (activations: arXiv:2402.17762)
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
@@ -34,6 +38,8 @@ class Noise:
             a[..., self.rng.random(shape[-1]) < 1 / 32] *= 64
         if self.blank:
             a[:1] = 0
+        if self.peak:
+            a.flat[self.rng.integers(a.size)] *= 2.0**15
         return a.astype(dtype)
 
 
@@ -46,6 +52,19 @@ noises = st.builds(
     outliers=st.booleans(),
     blank=st.booleans(),
 )
+
+DENORMAL = -124  # an exponent at which a fifth of the numbers are smaller than any normal one of float32
+
+
+def at_extremes[Test: Callable[..., None]](**others: Any) -> Callable[[Test], Test]:
+    """Examples of a test of `noise`: denormals, and one outlier. `others` are the test's other arguments."""
+
+    def decorated(test: Test) -> Test:
+        for extreme in (Noise(seed=0, exponent=DENORMAL), Noise(seed=1, peak=True)):
+            test = example(noise=extreme, **others)(test)
+        return test
+
+    return decorated
 
 
 def sizes(block: int, most: int | None = None) -> st.SearchStrategy[int]:

@@ -10,6 +10,17 @@ from tests.strategies import assert_within, roundoff
 from verify.running_error import Approx, attended, exactly, rounded
 
 BFLOAT16: Any = ml_dtypes.bfloat16
+LARGEST = 2e4  # a score, either way
+
+
+def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> tuple[np.ndarray, np.ndarray]:
+    """A query [heads, head_dim] and keys [keys, head_dim] whose scores go from -2e4 to 2e4: exp overflows for all but
+    the largest, and the weights are 0 and 1. Even heads like the last key most, odd ones the first."""
+    q, k = np.zeros((heads, head_dim), dtype), np.zeros((keys, head_dim), dtype)
+    most = np.sqrt(LARGEST * np.sqrt(head_dim))
+    q[:, 0] = most * (-1) ** np.arange(heads)
+    k[:, 0] = np.linspace(-most, most, keys)
+    return q, k
 
 
 def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | None, tile: int) -> None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from pallas_kernels.argmax import argmax
 from pallas_kernels.compat import interpreter
-from tests.strategies import dtypes, seeds
+from tests.strategies import DENORMAL, Noise, assert_within, dtypes, seeds
+from verify.precision import TINY
 
 settings = hypothesis.settings(max_examples=8, deadline=None)  # a call of the interpreter takes half a second
 # Padded, one span, a span and a tail, several and a tail; a prime.
@@ -39,6 +40,19 @@ def test_at_the_border_of_a_span(place):
     x[0, place] = 1
     with interpreter():
         np.testing.assert_array_equal(np.asarray(argmax(jnp.asarray(x))), [place])
+
+
+@pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16])
+@pytest.mark.parametrize("noise", [Noise(0, exponent=DENORMAL), Noise(0, peak=True), Noise(0, exponent=14)])
+def test_the_largest_of_scores_of_any_size(noise, dtype):
+    """Denormals may all be taken for 0; an outlier and scores of some 2e4 either way are told apart."""
+    x = noise(3, 1025, dtype=dtype)
+    with interpreter():
+        y = np.asarray(argmax(jnp.asarray(x)))
+    x = x.astype(np.float64)
+    chosen = np.take_along_axis(x, y[:, None], axis=-1)[:, 0]
+    largest = x.max(axis=-1)
+    assert_within(chosen, largest, np.where(np.abs(largest) < TINY, TINY, 0.0))
 
 
 def test_bad_input():

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention_decode import attention_decode
+from pallas_kernels.attention_parts import ring_stages
 from pallas_kernels.attention_split_float32 import ROWS
 from pallas_kernels.compat import interpreter
 from pallas_kernels.key_ring import TILE
-from tests.kernels.attention_oracle import BFLOAT16, assert_attends
-from tests.strategies import Noise, noises
+from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
+from tests.strategies import DENORMAL, Noise, noises
 
 
 class Shape(NamedTuple):
@@ -38,11 +39,15 @@ SHAPES = [
 ]
 
 
-def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
-    """Run the kernel with NaN wherever it has nothing to look for, and hold it to its bound."""
+def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
+    """Run the kernel with NaN wherever it has nothing to look for, and hold it to its bound.
+
+    What is as large as `scores` are the numbers that scores are made of.
+    """
     heads = shape.kv_heads * shape.group
-    q = noise(len(lengths), heads, shape.head_dim, dtype=shape.dtype)
+    q = noise(len(lengths), heads, shape.head_dim, dtype=shape.dtype) * np.asarray(scores, shape.dtype)
     cache = [noise(len(lengths), shape.kv_heads, shape.capacity, shape.head_dim, dtype=shape.dtype) for _ in "kv"]
+    cache[0] *= np.asarray(scores, shape.dtype)
     stops = np.clip(lengths, 0, shape.capacity)
     for row, stop in enumerate(stops):
         for array in cache:
@@ -72,24 +77,44 @@ def test_every_shape_around_a_tile(shape):
     attend(Noise(seed=0), shape, [min(TILE + 1, shape.capacity), shape.capacity])
 
 
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
+@pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
+def test_every_length_that_is_an_edge(shape, lengths):
+    """One beyond the cache sees all of its own, and nothing of the sequence after it, which is all NaN; 0 gives 0."""
+    attend(Noise(seed=3), shape, lengths)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6]])
+@pytest.mark.parametrize(
+    ("noise", "scores"), [(Noise(seed=0), 2.0**DENORMAL), (Noise(seed=1, peak=True), 1.0)], ids=["denormals", "outlier"]
+)
+def test_extremes(shape, noise, scores):
+    attend(noise, shape, [shape.capacity - 1], scores=scores)
+
+
 @pytest.mark.parametrize(
     "shape",
-    [Shape(1, 2, 128, 7 * TILE), Shape(1, 2, 64, 13 * TILE), Shape(1, 2, 64, 7 * TILE, dtype=np.float32)],
+    [
+        Shape(1, 2, 128, 7 * TILE),
+        Shape(1, 2, 64, 13 * TILE),
+        Shape(1, 2, 64, 7 * TILE, dtype=np.float32),
+        Shape(1, 1, 128, 5 * TILE, dtype=np.float32),
+    ],
 )
 def test_a_ring_that_wraps_twice(shape):
+    assert shape.capacity // TILE > 2 * ring_stages(shape.head_dim, np.dtype(shape.dtype))
     attend(Noise(seed=1), shape, [shape.capacity - 1])
 
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6]])
 def test_large_scores(shape):
-    """±2e4, where exp overflows for all but the largest; the weights are 0 and 1."""
     heads, keys = shape.kv_heads * shape.group, 70
     first = max(0, keys - (shape.window or keys))
+    one_q, one_k = pointed(heads, keys - first, shape.head_dim, dtype=shape.dtype)
     k = np.zeros((2, shape.kv_heads, shape.capacity, shape.head_dim), shape.dtype)
-    k[:, :, first:keys, 0] = np.linspace(-400, 400, keys - first)
+    k[:, :, first:keys] = one_k
     v = Noise(seed=0)(*k.shape, dtype=shape.dtype)
-    q = np.zeros((2, heads, shape.head_dim), shape.dtype)
-    q[..., 0] = 400 * (-1) ** np.arange(heads)
+    q = np.stack([one_q, one_q])
     with interpreter():
         arrays = (jnp.asarray(a) for a in (q, k, v, np.full(2, keys, np.int32)))
         o = np.asarray(attention_decode(*arrays, window=shape.window, splits=1)).reshape(q.shape)

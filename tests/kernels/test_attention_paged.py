@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention_paged import attention_paged
+from pallas_kernels.attention_parts import ring_stages
 from pallas_kernels.compat import interpreter
 from pallas_kernels.key_ring import TILE
-from tests.kernels.attention_oracle import BFLOAT16, assert_attends
-from tests.strategies import Noise, noises
+from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
+from tests.strategies import DENORMAL, Noise, noises
 
 
 class Shape(NamedTuple):
@@ -32,13 +33,17 @@ SHAPES = [
 ]
 
 
-def attend(noise: Noise, shape: Shape, lengths: list[int]) -> None:
-    """Run the kernel over shuffled pages, with NaN wherever nothing is visible, and with pages that do not exist."""
+def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
+    """Run the kernel over shuffled pages, with NaN wherever nothing is visible, and with pages that do not exist.
+
+    What is as large as `scores` are the numbers that scores are made of.
+    """
     page, max_pages, kv_heads, group, head_dim, window, splits = shape
     capacity = page * max_pages
     pages = len(lengths) * max_pages + 2
-    q = noise(len(lengths), kv_heads * group, head_dim, dtype=BFLOAT16)
+    q = noise(len(lengths), kv_heads * group, head_dim, dtype=BFLOAT16) * BFLOAT16(scores)
     cache = [noise(pages, kv_heads, page, head_dim, dtype=BFLOAT16) for _ in "kv"]
+    cache[0] *= BFLOAT16(scores)
     table = noise.rng.permutation(pages)[: len(lengths) * max_pages].reshape(-1, max_pages).astype(np.int32)
     stops = np.clip(lengths, 0, capacity)
     seen = np.zeros((pages, page), bool)
@@ -73,8 +78,42 @@ def test_every_page_size(shape):
     attend(Noise(seed=0), shape, [shape.page * shape.max_pages, TILE + 1])
 
 
-def test_a_ring_that_wraps_twice():
-    attend(Noise(seed=1), Shape(page=128, max_pages=4, head_dim=128), [7 * TILE])
+@pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
+def test_every_length_that_is_an_edge(lengths):
+    """One beyond the table sees all of its own pages, and no other, which are all NaN; 0 gives 0."""
+    attend(Noise(seed=3), Shape(page=32, max_pages=3, kv_heads=2, group=3), lengths)
+
+
+@pytest.mark.parametrize(
+    ("noise", "scores"), [(Noise(seed=0), 2.0**DENORMAL), (Noise(seed=1, peak=True), 1.0)], ids=["denormals", "outlier"]
+)
+def test_extremes(noise, scores):
+    attend(noise, SHAPES[1], [3 * 64 - 1], scores=scores)
+
+
+def test_large_scores():
+    """Keys and values of one sequence, in pages that are in no order."""
+    shape, keys = SHAPES[1], 70
+    heads = shape.kv_heads * shape.group
+    q, rows = pointed(heads, keys, shape.head_dim)
+    table = np.array([[2, 0, 1]], np.int32)
+    k = np.zeros((3, shape.kv_heads, shape.page, shape.head_dim), BFLOAT16)
+    v = Noise(seed=0)(*k.shape, dtype=BFLOAT16)
+    at = np.arange(keys)
+    k[table[0, at // shape.page], :, at % shape.page] = rows[:, None]
+    with interpreter():
+        arrays = (jnp.asarray(a) for a in (q[None], k, v, table, np.array([keys], np.int32)))
+        o = np.asarray(attention_paged(*arrays, splits=1)).reshape(q.shape)
+    likes = np.where(np.arange(heads) % 2, 0, keys - 1)
+    due = v[table[0, likes // shape.page], np.arange(heads) // shape.group, likes % shape.page]
+    np.testing.assert_array_equal(o, due)
+
+
+@pytest.mark.parametrize("page", [128, 32])
+def test_a_ring_that_wraps_twice(page):
+    """In one copy a tile, and in two."""
+    assert 7 > 2 * ring_stages(128, np.dtype(BFLOAT16))
+    attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])
 
 
 @pytest.mark.parametrize(

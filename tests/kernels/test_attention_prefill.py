@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
 from pallas_kernels.compat import interpreter
-from tests.kernels.attention_oracle import BFLOAT16, assert_attends
-from tests.strategies import Noise, noises
+from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
+from tests.strategies import DENORMAL, Noise, noises
 
 
 class Shape(NamedTuple):
@@ -32,22 +32,25 @@ SHAPES = [
 ]
 
 
-def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | None = None) -> None:
+def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | None = None, scores: float = 1.0) -> None:
     """Run the kernel with NaN wherever no query has anything to look for, and hold it to its bound.
 
-    A `loud` key's value is so large that whoever sees it shows it.
+    A `loud` key's value is so large that whoever sees it shows it. What is as large as `scores` are the numbers that
+    scores are made of.
     """
     seq, kv_heads, group, head_dim, capacity, window = shape
-    q = noise(len(offsets), seq, kv_heads * group, head_dim, dtype=BFLOAT16)
+    q = noise(len(offsets), seq, kv_heads * group, head_dim, dtype=BFLOAT16) * BFLOAT16(scores)
     cache = [noise(len(offsets), kv_heads, capacity, head_dim, dtype=BFLOAT16) for _ in "kv"]
+    cache[0] *= BFLOAT16(scores)
     if loud is not None:
         cache[1][:, :, loud] *= 64
+    given, offsets = offsets, [max(-seq, min(offset, capacity)) for offset in offsets]
     stops = [max(0, min(offset + seq, capacity)) for offset in offsets]
     for row, (offset, stop) in enumerate(zip(offsets, stops, strict=True)):
         for array in cache:
             array[row, :, stop:] = np.nan
             array[row, :, : max(0, offset - (window or capacity + seq) + 1)] = np.nan
-    arrays = [jnp.asarray(a) for a in (q, *cache, np.array(offsets, np.int32))]
+    arrays = [jnp.asarray(a) for a in (q, *cache, np.array(given, np.int32))]
     with interpreter():
         o = np.asarray(attention_prefill(*arrays, window=window))
     assert o.dtype == BFLOAT16
@@ -81,6 +84,39 @@ def test_every_shape_at_the_end_of_the_cache(shape):
 )
 def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
     attend(Noise(seed=2), shape, offsets, loud=edge)
+
+
+@pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
+def test_sequences_that_no_worker_is_full_of(seq):
+    """Of 3 heads a key head, and at offsets beside a tile's end."""
+    attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
+
+
+@pytest.mark.parametrize("beyond", [73, 2**31 - 9, 2**31 - 1])
+def test_an_offset_outside_of_the_cache_is_clamped(beyond):
+    """One beyond sees its window before the end of its own keys; one before sees nothing, least of what is all NaN."""
+    attend(Noise(seed=4), Shape(8, 1, 1, 64, 72, window=64), [beyond, -(2**31)])
+
+
+@pytest.mark.parametrize(
+    ("noise", "scores"), [(Noise(seed=0), 2.0**DENORMAL), (Noise(seed=1, peak=True), 1.0)], ids=["denormals", "outlier"]
+)
+def test_extremes(noise, scores):
+    attend(noise, Shape(8, 1, 2, 64, 136), [120], scores=scores)
+
+
+def test_large_scores():
+    """The largest of its own is the newest key of each query, or the first."""
+    seq, keys, head_dim = 9, 70, 64
+    one, k = pointed(2, keys, head_dim)
+    q = np.repeat(one[None], seq, axis=0)
+    k = np.concatenate([k, np.full((2, head_dim), np.nan, BFLOAT16)])[None, None]
+    v = Noise(seed=0)(*k.shape, dtype=BFLOAT16)
+    with interpreter():
+        arrays = (jnp.asarray(a) for a in (q[None], k, v, np.array([keys - seq], np.int32)))
+        o = np.asarray(attention_prefill(*arrays)).reshape(seq, 2, head_dim)
+    np.testing.assert_array_equal(o[:, 0], v[0, 0, keys - seq : keys])
+    np.testing.assert_array_equal(o[:, 1], np.repeat(v[0, 0, :1], seq, axis=0))
 
 
 @pytest.mark.parametrize("shape", [Shape(BLOCK, 1, 1, 128, 6 * TILE), Shape(BLOCK, 1, 1, 64, 10 * TILE)])

@@ -4,6 +4,8 @@ The interpreter looks for races, reads that nobody wrote and reads outside of ar
 exact ones by running error analysis (verify/running_error.py), which holds for any order of sums.
 """
 
+from typing import Any
+
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
@@ -11,19 +13,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pallas_kernels import int4
 from pallas_kernels.compat import LANES, interpreter
 from pallas_kernels.gemv import gemv
-from pallas_kernels.matrix import MAX_BATCH
+from pallas_kernels.matrix import MAX_BATCH, Codes
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.tile import Tile
+from tests.strategies import DENORMAL
 from verify.running_error import Approx, added, exactly, gamma, gated, normalised, projected, rounded
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5
 settings = hypothesis.settings(max_examples=6, deadline=None)  # a call of the interpreter takes half a second
 dtypes = st.sampled_from(sorted(UNITS))
-scales = st.sampled_from([1.0, 1e-30, 1e4])
+scales = st.sampled_from([1.0, 1e-30, 1e4, 2.0**DENORMAL])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -61,6 +65,8 @@ def assert_within(y, bound: Approx) -> None:
 @example("float32", 8, 1, Tile(8, 1), 3, True, False, False, False, 1e4, 1)
 @example("float32", 2, 5, Tile(8, 5, 2), 3, True, True, True, False, 1.0, 2)  # the ring is longer than a tile
 @example("bfloat16", 1, 5, Tile(8, 2, 1), 1, False, False, True, False, 1.0, 3)
+@example("float32", 1, 1, Tile(8, 4), 1, False, False, True, False, 2.0**DENORMAL, 4)
+@example("bfloat16", 2, 1, Tile(8, 4), 1, True, False, False, True, 2.0**DENORMAL, 4)
 def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlier, scale, seed):
     rng = np.random.default_rng(seed)
     rows, cols = tiles * tile.rows, steps * chunk(dtype)
@@ -85,16 +91,20 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
     biased=st.booleans(),
     scale=scales,
     blocks=st.sampled_from([None, 1, 2]),
+    outlier=st.booleans(),
+    gates=st.sampled_from([1.0, 2.0**11]),
     seed=seeds,
 )
 @settings
-@example("float32", 1, 9, False, 1e4, None, 0)
-@example("bfloat16", 1, 9, True, 1.0, 2, 1)
-def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, seed):
+@example("float32", 1, 9, False, 1e4, None, False, 1.0, 0)
+@example("bfloat16", 1, 9, True, 1.0, 2, False, 1.0, 1)
+@example("float32", 2, 1, False, 1.0, None, False, 2.0**11, 2)  # gates of some 2e4 either way, where exp overflows
+@example("bfloat16", 1, 1, False, 2.0**DENORMAL, None, True, 1.0, 3)
+def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, outlier, gates, seed):
     rng = np.random.default_rng(seed)
     ffn, cols = 24, steps * chunk(dtype)
-    w = drawn(rng, 2 * ffn, cols, dtype=dtype)
-    x = drawn(rng, batch, cols, dtype=dtype, scale=scale)
+    w = drawn(rng, 2 * ffn, cols, dtype=dtype, scale=gates)
+    x = drawn(rng, batch, cols, dtype=dtype, scale=scale, outlier=outlier)
     norm = drawn(rng, cols, dtype=dtype)
     bias = drawn(rng, 2 * ffn, dtype=dtype) if biased else None
     with interpreter():
@@ -113,18 +123,21 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, seed):
     steps=st.sampled_from([1, 9]),
     biased=st.booleans(),
     blocks=st.sampled_from([None, 1, 5]),
+    outlier=st.booleans(),
+    scale=scales,
     seed=seeds,
 )
 @settings
-@example("bfloat16", 2, (3, 1), 64, 9, True, None, 0)
-@example("bfloat16", 2, (3, 1), 64, 9, True, 3, 0)
-def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, seed):
+@example("bfloat16", 2, (3, 1), 64, 9, True, None, False, 1.0, 0)
+@example("bfloat16", 2, (3, 1), 64, 9, True, 3, True, 1.0, 0)
+@example("float32", 1, (1, 1), 16, 1, False, None, True, 2.0**DENORMAL, 1)
+def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier, scale, seed):
     """q is returned; k and v stand in their row of the cache, and no other row of it, NaN before, has changed."""
     rng = np.random.default_rng(seed)
     heads, kv_heads = heads
     capacity, cols = 8, steps * chunk(dtype)
     w = drawn(rng, (heads + 2 * kv_heads) * head_dim, cols, dtype=dtype)
-    x = drawn(rng, batch, cols, dtype=dtype)
+    x = drawn(rng, batch, cols, dtype=dtype, scale=scale, outlier=outlier)
     norm = drawn(rng, cols, dtype=dtype)
     bias = drawn(rng, len(w), dtype=dtype) if biased else None
     at = rng.integers(0, capacity, batch)
@@ -152,17 +165,29 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, seed):
         assert np.isnan(cache.swapaxes(1, 2)[others].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("at", [-(2**31), -1, 8, 2**31 - 1])
-def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(at):
-    """What stands in the other rows, and in the cache of the sequence beside, stays."""
-    canary = jnp.full((2, 1, 8, 16), jnp.nan, jnp.bfloat16)
-    rows, angles = jnp.array([at, 3], jnp.int32), jnp.zeros((2, 8), jnp.float32)
-    x, w = jnp.concatenate([X, 2 * X]), jnp.concatenate([W, W, W])
+@pytest.mark.parametrize(
+    ("bits", "at"),
+    [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
+)
+def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
+    """What stands elsewhere, in other rows, key heads and sequences, stays, bit by bit."""
+    heads, kv_heads, capacity, head_dim = 1, 2, 8, 16
+    cols, rows = 256 if bits == 16 else 1024, (heads + 2 * kv_heads) * head_dim
+    w: Any = jnp.ones((rows, cols), jnp.bfloat16)
+    if bits < 16:
+        codes = np.ones((rows, cols), np.int8)
+        w = Codes(jnp.asarray(int4.pack(codes) if bits == 4 else codes), jnp.ones((rows, cols // 64)))
+    rng = np.random.default_rng(0)
+    canaries = rng.integers(0, 2**16, (2, 2, kv_heads, capacity, head_dim), np.uint16)
+    k, v = jnp.asarray(canaries.view(jnp.bfloat16))
+    x, angles = jnp.ones((2, cols), jnp.bfloat16), jnp.zeros((2, head_dim // 2), jnp.float32)
     with interpreter():
-        _, *caches = norm_qkv(w, x, X[0], canary, canary, rows, angles + 1, angles, heads=1, eps=EPS)
-    for cache in caches:
-        written = ~np.isnan(np.asarray(cache, np.float32))[:, 0].any(axis=-1)
-        assert np.argwhere(written).tolist() == [[0, 0 if at < 0 else 7], [1, 3]]
+        _, *caches = norm_qkv(w, x, x[0], k, v, jnp.array(at, jnp.int32), angles + 1, angles, heads=heads, eps=EPS)
+    expected = np.zeros((2, kv_heads, capacity), bool)
+    expected[[0, 1], :, np.clip(at, 0, capacity - 1)] = True
+    for canary, cache in zip(canaries, caches, strict=True):
+        changed = (np.asarray(cache).view(np.uint16) != canary).any(axis=-1)
+        np.testing.assert_array_equal(changed, expected)
 
 
 def _turned(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:

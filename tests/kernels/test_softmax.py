@@ -9,7 +9,7 @@ from pallas_kernels.compat import interpreter
 from pallas_kernels.logsumexp import logsumexp
 from pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
 from reference.softmax import softmax as exact_softmax
-from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
 from verify.running_error import ELEMENTARY, TINY, gamma
 
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
@@ -57,6 +57,8 @@ def sum_error(x: np.ndarray) -> np.ndarray:
 @example(Noise(0, exponent=13), FLOAT32, 9001, "some")  # scores of some 2e4 either way
 @example(Noise(0, outliers=True), BFLOAT16, WHOLE + 8, "all")
 @example(Noise(0), FLOAT32, 129, "all but one")
+@at_extremes(dtype=FLOAT32, length=129, hidden="some")
+@at_extremes(dtype=BFLOAT16, length=WHOLE + 8, hidden="the first half")
 def test_softmax(noise, dtype, length, hidden):
     x = drawn(noise, 2, length, dtype, hidden)
     with interpreter():
@@ -75,6 +77,8 @@ def test_softmax(noise, dtype, length, hidden):
 @settings
 @example(Noise(0, exponent=13), FLOAT32, 9001, "some")
 @example(Noise(0), FLOAT32, 1021, "all")
+@at_extremes(dtype=FLOAT32, length=129, hidden="some")
+@at_extremes(dtype=BFLOAT16, length=WHOLE + 8, hidden="the first half")
 def test_logsumexp(noise, dtype, length, hidden):
     x = drawn(noise, 2, length, dtype, hidden)
     with interpreter():

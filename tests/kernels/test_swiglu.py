@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pallas_kernels.compat import interpreter
 from pallas_kernels.swiglu import SPAN, swiglu
 from reference.swiglu import swiglu as exact_swiglu
-from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
 from verify.running_error import ELEMENTARY, TINY, gamma
 
 settings = hypothesis.settings(max_examples=8, deadline=None)  # a call of the interpreter takes half a second
@@ -20,6 +20,8 @@ widths = st.sampled_from([1, 127, 128, 129, 172, SPAN - 1, SPAN, SPAN + 8, 2 * S
 @settings
 @example(Noise(0, exponent=12), np.dtype("float32"), 2, 2 * SPAN + 1)  # gates of -88 and below, where exp overflows
 @example(Noise(0), np.dtype(jnp.bfloat16), 1, SPAN + 8)
+@at_extremes(dtype=np.dtype("float32"), rows=2, ffn=129)
+@at_extremes(dtype=np.dtype(jnp.bfloat16), rows=1, ffn=128)
 def test_swiglu(noise, dtype, rows, ffn):
     gate, up = noise(rows, ffn, dtype=dtype), noise(rows, ffn, dtype=dtype)
     with interpreter():
