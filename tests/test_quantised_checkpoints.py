@@ -236,6 +236,30 @@ def test_a_layout_means_the_weights_of_its_owner(layout, tmp_path):
     assert not isinstance(params.head, Quantised)
 
 
+@pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
+def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_path, monkeypatch):
+    """As AutoGPTQ reads it: scales[g_idx] (q - zeros[g_idx]) for each input."""
+    changes = {"bits": bits, "desc_act": True, "checkpoint_format": "gptq_v2" if version == 2 else "gptq"}
+
+    def store(w: np.ndarray) -> Layout:
+        order = np.random.RandomState(w.shape[1]).permutation(w.shape[1])
+        stored, _ = _gptq(w[:, np.argsort(order)], bits=bits, version=version)
+        q = gptq.unpack(gptq.Packed(**stored), bits=bits, version=version)
+        g_idx = stored["g_idx"][order]
+        moved = q._replace(codes=q.codes[:, order])
+        steps, zeros = q.scales.astype(np.float64)[:, g_idx], q.zeros.astype(np.float64)[:, g_idx]
+        return gptq.pack(moved, bits=bits, version=version)._asdict() | {"g_idx": g_idx}, steps * (moved.codes - zeros)
+
+    monkeypatch.setitem(LAYOUTS, "desc_act", (GPTQ_CONFIG | changes, store))
+    meant = write_layout(tmp_path, "desc_act")
+    checkpoint = open_checkpoint(tmp_path)
+    for name, weights in meant.items():
+        assert not checkpoint.tensors[name].codes
+        np.testing.assert_array_equal(checkpoint.tensors[name].read(), weights.astype(np.float32))
+    params = load_params(checkpoint, dtype=FLOAT32, positions=1)
+    assert not isinstance(params.layers[1].qkv.weight, Quantised)
+
+
 @pytest.mark.parametrize("layout", ["awq", "packed 4, zero points", "fp8 a row", "mxfp4", "int8 a row, zero points"])
 def test_what_others_quantised_is_written_as_it_is(layout, tmp_path):
     (tmp_path / "theirs").mkdir()
@@ -291,7 +315,8 @@ def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_
 @pytest.mark.parametrize(
     ("layout", "part", "value", "what"),
     [
-        ("gptq 4", "g_idx", np.arange(64, dtype=np.int32)[::-1] // 32, "another order (desc_act)"),
+        ("gptq 4", "g_idx", np.arange(64, dtype=np.int32) // 16, "g_idx names groups from 0 to 3, and there are 2"),
+        ("gptq 4", "g_idx", np.full(64, -1, np.int32), "g_idx names groups from -1 to -1, and there are 2"),
         ("packed 4", "weight_shape", np.array([64, 96], np.int64), "weight_shape is [64, 96]"),
         ("packed 4", "weight_scale", None, "lacks tensor model.layers.1.mlp.up_proj.weight_scale"),
         ("packed 4", "weight_scale", np.full((96, 2), np.nan, np.float32), "is nan, not a finite number"),

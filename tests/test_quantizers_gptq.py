@@ -123,6 +123,19 @@ def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, versio
     assert_within(again.scales, q.scales, np.maximum(2.0**-11 * q.scales, 2.0**-25))
 
 
+@given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
+def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, version):
+    """Those of the plain order, permuted: as quantised with desc_act, which sorts inputs before they are grouped."""
+    random = np.random.RandomState(seed)
+    order = random.permutation(64)
+    q = affine.quantize(Weights("normal", seed)(32, 64), bits=bits, block=(1, 16))
+    packed = gptq.pack(q, bits=bits, version=version)
+    plain = affine.dequantize(gptq.unpack(packed, bits=bits, version=version))
+    moved = gptq.pack(q._replace(codes=q.codes[:, order]), bits=bits, version=version)
+    moved = moved._replace(g_idx=packed.g_idx[order])
+    np.testing.assert_array_equal(affine.dequantize(gptq.unpack(moved, bits=bits, version=version)), plain[:, order])
+
+
 @pytest.mark.parametrize("case", GOLDENS["gptq_words"]["cases"], ids=lambda case: str(case["bits"]))
 def test_words_are_those_of_auto_gptq(case):
     golden, bits = GOLDENS["gptq_words"], case["bits"]
@@ -146,5 +159,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="4 codes of 4 bits do not fill words of 32"):
         gptq.pack(q, bits=4, version=1)
     packed = gptq.pack(affine.quantize(np.ones((8, 8)), bits=4, block=(1, 4)), bits=4, version=1)
-    with pytest.raises(ValueError, match="another order"):
-        gptq.unpack(packed._replace(g_idx=packed.g_idx[::-1].copy()), bits=4, version=1)
+    with pytest.raises(ValueError, match="g_idx names groups from 0 to 2, and there are 2"):
+        gptq.unpack(packed._replace(g_idx=packed.g_idx * 2), bits=4, version=1)
+    with pytest.raises(ValueError, match="g_idx names groups from -1 to 0, and there are 2"):
+        gptq.unpack(packed._replace(g_idx=-packed.g_idx), bits=4, version=1)

@@ -70,20 +70,27 @@ class GPTQ(Rule):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         _check_words(rows, cols)
-        g_idx = arrays.get("g_idx")
-        if g_idx is not None and not np.array_equal(g_idx, np.arange(cols) // self.group_of(cols)):
-            raise ValueError("its columns were quantised in another order (desc_act), which is not read")
+        g_idx, groups = arrays.get("g_idx"), len(arrays["scales"])
+        if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
+            raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
+
+    def in_groups(self, arrays: Arrays, cols: int) -> bool:
+        """Not where columns were quantised in another order (desc_act)."""
+        return "g_idx" not in arrays or np.array_equal(arrays["g_idx"], np.arange(cols) // self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
         words = slice(start * self.bits // 32, stop * self.bits // 32)
-        if self.bits in (4, 8):
+        grouped = self.in_groups(arrays, cols)
+        if self.bits in (4, 8) and grouped:
             codes = unpack_words(np.ascontiguousarray(arrays["qweight"][:, start:stop].T), self.bits)
             zeros = unpack_words(np.ascontiguousarray(arrays["qzeros"][:, words]), self.bits).T
             zeros = zeros + np.uint8(self.version == 1) & np.uint8((1 << self.bits) - 1)
             return Affine(codes, arrays["scales"][:, start:stop].T.astype(np.float32), zeros)
-        plain = np.zeros(cols, np.int32)
         packed = gptq.Packed(
-            arrays["qweight"][:, start:stop], arrays["qzeros"][:, words], arrays["scales"][:, start:stop], plain
+            arrays["qweight"][:, start:stop],
+            arrays["qzeros"][:, words],
+            arrays["scales"][:, start:stop],
+            (np.arange(cols) // self.group_of(cols)).astype(np.int32) if grouped else arrays["g_idx"],
         )
         return gptq.unpack(packed, bits=self.bits, version=self.version)
 

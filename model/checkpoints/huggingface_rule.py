@@ -40,13 +40,21 @@ class Rule(ABC):
     def stored(self, rows: int, cols: int) -> dict[str, Stored]:
         """The tensors of a module, the first of which no plain module has."""
 
+    def in_groups(self, arrays: Arrays, cols: int) -> bool:
+        """Whether columns that share a scale are neighbours. Where not, the matrix runs in float32."""
+        del arrays, cols
+        return True
+
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         """Raise ValueError for sizes or values that cannot be meant."""
         del arrays, rows, cols
 
     @abstractmethod
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
-        """Some rows of a matrix; start and stop are multiples of `ROWS`, unless they are the ends."""
+        """Some rows of a matrix; start and stop are multiples of `ROWS`, unless they are the ends.
+
+        With a scale for each column where they are not `in_groups`.
+        """
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:

@@ -21,7 +21,8 @@ fixed point: the largest weight of a group may have moved, and the grid with it.
 
 A checkpoint (AutoGPTQ's) holds qweight [cols bits / 32, rows] of int32, the bits of the codes one after the
 other along the inputs; qzeros [groups, rows bits / 32] along the outputs, in version 1 less by one; scales
-[groups, rows] of float16; and g_idx [cols], the group of each input, here the plain one.
+[groups, rows] of float16; and g_idx [cols], the group of each input. Where inputs were quantised in another order
+(desc_act: the most active first), a group's are not neighbours; `quantize` keeps the plain order.
 """
 
 from typing import NamedTuple
@@ -109,18 +110,25 @@ def pack(q: Affine, *, bits: int, version: int) -> Packed:
 
 
 def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
-    """What a checkpoint says; its scales in float32. The order of g_idx must be the plain one.
+    """What a checkpoint says; its scales in float32. Where g_idx is not the plain order, each input has its own.
+
+    Raises ValueError for a g_idx that names no group.
 
     >>> q = affine.quantize(np.arange(64.0).reshape(8, 8), bits=4, block=(1, 8))
     >>> again = unpack(pack(q, bits=4, version=1), bits=4, version=1)
     >>> np.array_equal(again.codes, q.codes) and np.array_equal(again.zeros, q.zeros)
     True
     """
-    if np.any(np.diff(packed.g_idx) < 0):
-        raise ValueError("columns that were quantised in another order (desc_act) cannot be read")
     zeros = _codes(packed.qzeros, bits).T
     zeros = (zeros + np.uint8(version == 1)) & np.uint8(2**bits - 1)
-    return Affine(_codes(packed.qweight.T, bits), packed.scales.T.astype(np.float32), zeros)
+    scales, g_idx = packed.scales.T.astype(np.float32), packed.g_idx
+    groups = scales.shape[1]
+    if g_idx.size and not 0 <= g_idx.min() <= g_idx.max() < groups:
+        raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
+    size = max(1, np.count_nonzero(g_idx == 0))
+    if not np.array_equal(g_idx, np.arange(len(g_idx)) // size):
+        scales, zeros = scales[:, g_idx], zeros[:, g_idx]
+    return Affine(_codes(packed.qweight.T, bits), scales, zeros)
 
 
 def _hessian(x: Float[np.ndarray, "tokens cols"]) -> Float64[np.ndarray, "cols cols"]:
