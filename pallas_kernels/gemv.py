@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
@@ -18,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.compat import Target, current_target
-from pallas_kernels.matrix import Matrix, check_operand, product_of
+from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
 from pallas_kernels.tile import Tile
 
 
@@ -42,8 +43,14 @@ def gemv(
     (bfloat16), or, for codes, none of 128 and of four groups, or below 1024; and for more vectors than shared memory
     holds.
 
-    Reads rows x cols weights once, of 4, 2, 1 or half a byte, and 4 bytes a scale; writes batch x rows numbers.
+    Reads rows x cols weights once, of 4, 2, 1 or half a byte, and 4 bytes a scale, codes twice for more than 4 vectors;
+    writes batch x rows numbers.
     """
+    if len(several := shares(w, len(x))) > 1:
+        beside: list[Any] = [None if residual is None else residual[share] for share in several]
+        fixed: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "out": out, "tile": tile}
+        parts = zip(several, beside, strict=True)
+        return jnp.concatenate([gemv(w, x[share], residual=residual, **fixed) for share, residual in parts])
     product = product_of("gemv", w, x, normed=norm is not None, tile=tile)
     rows, cols = w.shape
     for name, array, shape in (

@@ -7,6 +7,7 @@ their product is written. The loop, and what it costs, is that of `gemv`: 2 x ff
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.compat import Target, current_target
-from pallas_kernels.matrix import Matrix, check_operand, product_of
+from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
 from pallas_kernels.tile import Tile
 
 
@@ -34,6 +35,9 @@ def norm_gate_up(
     x, norm and bias are all float32 or all bfloat16, and so is W, unless it is `Codes`, as `gemv` takes them; summed,
     and SwiGLU taken, in float32. Raises ValueError where `gemv` would, and where `gate_up` is no multiple of 16.
     """
+    if len(several := shares(w, len(x))) > 1:
+        fixed: dict[str, Any] = {"eps": eps, "bias": bias, "tile": tile}
+        return jnp.concatenate([norm_gate_up(w, x[share], norm, **fixed) for share in several])
     product = product_of("norm_gate_up", w, x, normed=True, tile=tile, runs=2)
     gate_up, cols = w.shape
     check_operand("norm_gate_up", "norm", norm, (cols,), x.dtype)

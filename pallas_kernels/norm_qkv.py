@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.compat import Target, current_target
-from pallas_kernels.matrix import Matrix, check_operand, product_of
+from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
 from pallas_kernels.tile import Tile
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
@@ -53,7 +53,8 @@ def norm_qkv(
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
         raise ValueError(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got {head_dim}")
-    product = product_of("norm_qkv", w, x, normed=True, tile=tile, runs=2, rows=PIECE)
+    several = shares(w, len(x))
+    products = tuple(product_of("norm_qkv", w, x[i], normed=True, tile=tile, runs=2, rows=PIECE) for i in several)
     rows, cols = w.shape
     if rows != (heads + 2 * kv_heads) * head_dim:
         raise ValueError(f"norm_qkv takes W of {heads} + 2 x {kv_heads} heads of {head_dim} rows, got {rows} rows")
@@ -67,13 +68,28 @@ def norm_qkv(
     for name, array in (("cos", cos), ("sin", sin)):
         check_operand("norm_qkv", name, array, (batch, head_dim // 2), jnp.float32)
     return _norm_qkv(
-        w, x, norm, bias, k, v, positions, cos, sin, product=product, heads=heads, eps=eps, target=current_target()
+        w, x, norm, bias, k, v, positions, cos, sin, products=products, heads=heads, eps=eps, target=current_target()
     )
 
 
-@partial(jax.jit, static_argnames=("product", "heads", "eps", "target"))
-def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, product, heads: int, eps: float, target: Target):
-    batch, kv_heads, capacity, head_dim = k.shape
+@partial(jax.jit, static_argnames=("products", "heads", "eps", "target"))
+def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, products, heads: int, eps: float, target: Target):
+    k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
+    found, first = [], 0
+    for product in products:
+        vector, *places = (a[first : first + product.batch] for a in (x, positions, cos, sin))
+        found.append(
+            _launched(product, first, w, vector, norm, bias, k_ref, v_ref, *places, heads=heads, eps=eps, target=target)
+        )
+        first += product.batch
+    return jnp.concatenate(found), jax.freeze(k_ref), jax.freeze(v_ref)
+
+
+def _launched(
+    product, offset: int, w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
+):
+    """q of some vectors; their k and v go to the caches' sequences from `offset` on."""
+    batch, (_, kv_heads, capacity, head_dim) = len(x), k.shape
     weight = product.operands(w)
     optional = [] if bias is None else [bias]
     pieces = head_dim // (2 * PIECE)  # tiles of a head
@@ -120,11 +136,11 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, product, heads: in
 
             @pl.when(jnp.logical_and(head >= heads, head < heads + kv_heads))
             def _():
-                plgpu.copy_smem_to_gmem(piece, k_ref.at[b, head - heads, at, numbers])
+                plgpu.copy_smem_to_gmem(piece, k_ref.at[offset + b, head - heads, at, numbers])
 
             @pl.when(head >= heads + kv_heads)
             def _():
-                plgpu.copy_smem_to_gmem(piece, v_ref.at[b, head - heads - kv_heads, at, numbers])
+                plgpu.copy_smem_to_gmem(piece, v_ref.at[offset + b, head - heads - kv_heads, at, numbers])
 
         block = lax.axis_index("block")
         product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, finish=finish)
@@ -139,7 +155,4 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, product, heads: in
             "y_smem": [[plgpu.SMEM((PIECE,), x.dtype) for _ in range(2)] for _ in range(batch)],
         },
     )
-    k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
-    x, norm = product.view(x), product.view(norm)
-    q = kernel(*weight, x, norm, k_ref, v_ref, positions, cos, sin, *optional)
-    return q, jax.freeze(k_ref), jax.freeze(v_ref)
+    return kernel(*weight, product.view(x), product.view(norm), k, v, positions, cos, sin, *optional)
