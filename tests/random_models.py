@@ -30,8 +30,14 @@ CONFIGS = {
 }
 
 
-def random_checkpoint(config: Config, *, seed: int, dtype: np.dtype | type = np.float32) -> Checkpoint:
-    """Weights drawn so that activations stay near 1, norms differ from 1, and logits reach several units."""
+def random_checkpoint(
+    config: Config, *, seed: int, dtype: np.dtype | type = np.float32, few: int | None = None
+) -> Checkpoint:
+    """Weights drawn so that activations stay near 1, norms differ from 1, and logits reach several units.
+
+    With `few`, so many weights of each row are not 0, and their magnitudes add up to about 1: no product then makes
+    the errors that come in larger, and a bound that is composed over a whole model says something.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -39,6 +45,9 @@ def random_checkpoint(config: Config, *, seed: int, dtype: np.dtype | type = np.
             return rng.uniform(0.5, 1.5, shape).astype(dtype)
         if name.endswith(".bias"):
             return rng.normal(0, 0.5, shape).astype(dtype)
+        if few and "embed" not in name:
+            kept = np.argsort(rng.random(shape), axis=1) < few
+            return np.where(kept, rng.normal(0, 1 / few, shape), 0).astype(dtype)
         size = 1.0 if "embed" in name else 1 / np.sqrt(shape[1])
         return rng.normal(0, size, shape).astype(dtype)
 

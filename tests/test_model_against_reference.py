@@ -79,7 +79,18 @@ def test_every_op_is_within_its_bound(name, form, seed, data):
 
 
 def walk(
-    params: Params, exact: reference.Params, tokens, cache: Cache, starts, counts, *, config: Config, ops, unit, blocks
+    params: Params,
+    exact: reference.Params,
+    tokens,
+    cache: Cache,
+    starts,
+    counts,
+    *,
+    config: Config,
+    ops,
+    unit,
+    blocks,
+    weights_unit=0.0,
 ):
     index = (starts[:, None] + np.arange(tokens.shape[1])).astype(np.int32)
     positions = Positions(*map(jax.device_put, (index, *(np.asarray(table)[index] for table in params.rope))))
@@ -100,10 +111,10 @@ def walk(
             used = start + new.stop
             k, v = (exactly(np.asarray(a)[row, :, :used].swapaxes(0, 1)) for a in layer_cache)
             mask = causal_mask(new.stop, used, offset=start, window=config.window(i))
-            check(
-                np.asarray(h)[row, new],
-                bound.attend(exactly(np.asarray(q)[row, new]), k, v, mask, unit=unit, blocks=blocks),
+            due = bound.attend(
+                exactly(np.asarray(q)[row, new]), k, v, mask, unit=unit, blocks=blocks, weights_unit=weights_unit
             )
+            check(np.asarray(h)[row, new], due)
 
         before, x = x, ops.project_add(h, layer, x)
         for row, new, _ in rows:
@@ -137,18 +148,24 @@ def walk(
     return Cache(layers, cache.lengths)
 
 
-def composed_bound(exact: reference.Params, tokens: np.ndarray, config: Config) -> Approx:
-    """The whole model with the errors of all its ops passed on, for one sequence in float32."""
+def composed_bound(
+    exact: reference.Params, tokens: np.ndarray, config: Config, *, unit: float = 0.0, blocks: int = 1
+) -> Approx:
+    """The whole model with the errors of all its ops passed on, for one sequence.
+
+    In a dtype that rounds by `unit`, attention's weights too, and with an online softmax over so many `blocks`.
+    """
     x, at = exactly(exact.embedding[tokens]), np.arange(len(tokens))
     for i, layer in enumerate(exact.layers):
-        q, k, v = bound.norm_qkv(x, layer, at, config=config, unit=0.0)
+        q, k, v = bound.norm_qkv(x, layer, at, config=config, unit=unit)
         mask = causal_mask(len(tokens), len(tokens), window=config.window(i))
-        x = bound.project_add(bound.attend(q, k, v, mask, unit=0.0), layer, x, unit=0.0)
+        h = bound.attend(q, k, v, mask, unit=unit, blocks=blocks, weights_unit=unit)
+        x = bound.project_add(h, layer, x, unit=unit)
         if config.experts:
-            x = bound.moe_add(x, layer, config=config, unit=0.0)
+            x = bound.moe_add(x, layer, config=config, unit=unit)
         else:
-            x = bound.down_add(bound.norm_gate_up(x, layer, config=config, unit=0.0), layer, x, unit=0.0)
-    return bound.norm_logits(x, exact.norm, exact.head, config=config, unit=0.0)
+            x = bound.down_add(bound.norm_gate_up(x, layer, config=config, unit=unit), layer, x, unit=unit)
+    return bound.norm_logits(x, exact.norm, exact.head, config=config, unit=unit)
 
 
 @given(name=narrow, table=st.sampled_from(["CPU", "XLA"]), lengths=row_lengths(2), seed=seeds)

@@ -198,9 +198,12 @@ def norm_qkv(
     return rounded(q, unit), rounded(k, unit), rounded(v, unit)
 
 
-def attend(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, unit: float, blocks: int = 1) -> Approx:
-    """Attention, heads side by side."""
-    return rounded(attended(q, k, v, mask, blocks=blocks).map(lambda part: part.reshape(len(part), -1)), unit)
+def attend(
+    q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, unit: float, blocks: int = 1, weights_unit: float = 0.0
+) -> Approx:
+    """Attention, heads side by side. `weights_unit` is the `unit` of `attended`."""
+    h = attended(q, k, v, mask, blocks=blocks, unit=weights_unit)
+    return rounded(h.map(lambda part: part.reshape(len(part), -1)), unit)
 
 
 def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:

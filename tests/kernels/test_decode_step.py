@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,12 @@ from model.cache import LayerCache, empty_cache
 from model.forward import decode, prefill
 from model.ops import XLA, Ops, Positions
 from model.options import SamplingOptions
-from model.pallas_ops import PALLAS, PALLAS_ONLY, refusals
+from model.pallas_ops import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, refusals
 from model.params import abstract_params, load_params
 from model.reference_backend import load_reference_params
 from model.sampling import as_arrays
 from model.shapes import SHAPES
+from pallas_kernels.attention_split_float32 import ROWS
 from pallas_kernels.compat import interpreter
 from reference.config import Config
 from tests.random_models import random_checkpoint
@@ -30,22 +32,23 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize(("dtype", "biased"), [("float32", False), ("bfloat16", True)])
-def test_every_op_of_a_decode_step_is_within_its_bound(dtype, biased):
-    """Two sequences of different lengths. Attention rounds its weights, too: its own test knows that bound."""
+def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
+    """Two sequences of different lengths. Prefill attention is a kernel in bfloat16 alone; of a step all is."""
     config = replace(TINY, layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
     checkpoint = random_checkpoint(config, seed=1, dtype=DTYPES[dtype])
     params = load_params(checkpoint, dtype=DTYPES[dtype], positions=CAPACITY)
     exact = load_reference_params(checkpoint)
     cache = empty_cache(config, batch=2, capacity=CAPACITY, dtype=DTYPES[dtype])
-    ops = Ops(*PALLAS_ONLY)._replace(attend=XLA.attend)
+    starts, lengths = np.zeros(2, np.int32), np.array([1, 71])
     rng = np.random.default_rng(0)
-    starts = np.array([0, 71], np.int32)
-    tokens = rng.integers(0, config.vocab, (2, 1)).astype(np.int32)
     with interpreter():
-        walk(
-            params, exact, tokens, cache, starts, np.ones(2, int),
-            config=config, ops=ops, unit=UNITS[dtype], blocks=1,
-        )  # fmt: skip
+        for ops, counts in ((PALLAS, lengths), (PALLAS_ONLY, np.ones(2, int))):
+            tokens = rng.integers(0, config.vocab, (2, counts.max())).astype(np.int32)
+            cache = walk(
+                params, exact, tokens, cache, starts, counts, config=config, ops=Ops(*ops), unit=UNITS[dtype],
+                blocks=CAPACITY // ROWS + 3, weights_unit=UNITS[dtype],
+            )  # fmt: skip
+            starts = starts + counts.astype(np.int32)
 
 
 def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
@@ -67,6 +70,44 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
         ours = text(PALLAS)
     assert ours == text(XLA)
     assert len(set(ours)) > 1
+
+
+@pytest.mark.parametrize("batch", [1, MOST_SEQUENCES, MOST_SEQUENCES + 1])
+def test_products_of_floats_are_kernels_for_few_sequences(batch):
+    """For more the plain form takes their place; attention is a kernel all the same."""
+    dtype = DTYPES["bfloat16"]
+    params = abstract_params(TINY, dtype=dtype, positions=CAPACITY)
+    layer = params.layers[0]
+    cache = jax.eval_shape(partial(empty_cache, TINY, batch=batch, capacity=CAPACITY, dtype=dtype)).layers[0]
+
+    def each(*sizes: int, dtype: np.dtype = dtype) -> Any:
+        return jax.ShapeDtypeStruct((batch, 1, *sizes), dtype)
+
+    x, h, q = each(TINY.dim), each(TINY.heads * TINY.head_dim), each(TINY.heads, TINY.head_dim)
+    at, angles = each(dtype=np.dtype(np.int32)), each(TINY.head_dim // 2, dtype=DTYPES["float32"])
+    positions = Positions(at, angles, angles)
+    calls = {
+        "norm_qkv": (x, layer, cache, positions),
+        "attend": (q, cache, positions),
+        "project_add": (h, layer, x),
+        "norm_gate_up": (x, layer),
+        "down_add": (h, layer, x),
+        "norm_logits": (x, params),
+    }
+    fixed: dict[str, Any] = {name: {"config": TINY} for name in ("norm_qkv", "norm_gate_up", "norm_logits")}
+    fixed["attend"] = {"config": TINY, "window": None}
+
+    def has_kernel(ops: Ops, name: str) -> bool:
+        """Each waits for the one before it."""
+        program = jax.make_jaxpr(partial(getattr(ops, name), **fixed.get(name, {})))(*calls[name])
+        return "griddepcontrol_wait" in str(program)
+
+    few = batch <= MOST_SEQUENCES
+    assert {name for name in calls if has_kernel(PALLAS, name)} == set(calls if few else ["attend"])
+    if not few:
+        for name in set(calls) - {"attend"}:
+            with pytest.raises(ValueError, match=f"by up to {MOST_SEQUENCES} vectors, XLA is faster for {batch}"):
+                has_kernel(PALLAS_ONLY, name)
 
 
 def refused(config: Config) -> dict[str, str | None]:

@@ -17,8 +17,8 @@ from pallas_kernels.compat import current_target, interpreter
 from pallas_kernels.gemv import gemv
 from pallas_kernels.matrix import Codes, product_of
 from pallas_kernels.tile import Tile
-from tests.strategies import Noise, assert_within, dtypes, noises, roundoff
-from verify.running_error import ELEMENTARY, U, gamma
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
+from verify.running_error import ELEMENTARY, TINY, U, gamma
 
 SCHEMES = [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, columns that share a scale
 LARGEST = {8: 127, 4: 7}
@@ -60,13 +60,15 @@ def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
 
     A product is rounded, then added to those of the other pieces of its share, to the 3 columns beside it, scaled,
     added to the units before, and to 31 lanes: so many roundings at most. Codes that are `OFFSETS` too large have
-    larger products, and as much is in the sum that takes them away, of 9 roundings more.
+    larger products, and as much is in the sum that takes them away, of 9 roundings more. What is below `TINY` may
+    be taken for 0: each x, and each product before and after its scale.
     """
     share = 128 // w.bits
     units = -(-x.shape[1] // 1024) * 1024 // (32 * share)
     offset = OFFSETS[w.bits]
     size = w.times(np.abs(w.codes + float(offset)) + offset)
-    return gamma(1 + share // 4 + 3 + 1 + units + 31 + 9 * bool(offset)) * (np.abs(x) @ size.T)
+    flushed = TINY * (size.sum(axis=-1) + 2 * x.shape[1] * (np.max(w.scales) + 1))
+    return gamma(1 + share // 4 + 3 + 1 + units + 31 + 9 * bool(offset)) * (np.abs(x) @ size.T) + flushed
 
 
 @settings(max_examples=8)
@@ -85,6 +87,8 @@ def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
 @example(noise=Noise(4), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
 @example(noise=Noise(5), scheme=(4, 64), cols=1536, batch=2, tile=Tile(8, 3, 1), dtype=np.dtype("float32"))
 @example(noise=Noise(6), scheme=(8, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
+@at_extremes(scheme=(8, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@at_extremes(scheme=(4, 64), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
     """Tiles that share a thread block among them: six of 8 rows, or three of 16."""
     bits, group = scheme

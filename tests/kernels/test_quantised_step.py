@@ -15,13 +15,14 @@ from model.checkpoints.codes import quantised
 from model.forward import decode
 from model.ops import XLA, Ops, Positions
 from model.options import SamplingOptions
-from model.pallas_ops import PALLAS, PALLAS_ONLY, operand, prompt_product
+from model.pallas_ops import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, operand, prompt_product
 from model.pallas_weights import Int4Words, arranged, packed, unpacked
 from model.params import FeedForward, Params, load_params
 from model.quantised import KINDS, Int4, Quantised
 from model.sampling import as_arrays
 from pallas_kernels import int4
 from pallas_kernels.compat import interpreter
+from pallas_kernels.matrix import MAX_BATCH
 from reference.config import Config
 from tests.random_models import random_checkpoint
 from tests.strategies import Noise, assert_within
@@ -158,6 +159,13 @@ def test_the_text_is_that_of_the_plain_form():
         ours = text(PALLAS_ONLY)
     assert ours == text(XLA)
     assert len(set(ours)) > 1
+
+
+@pytest.mark.parametrize("batch", [MOST_SEQUENCES + 1, MAX_BATCH, MAX_BATCH + 1])
+def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch):
+    layer, x = load("q8", seed=0).layers[0], jax.ShapeDtypeStruct((batch, 1, NARROW.dim), FLOAT32)
+    program = str(jax.make_jaxpr(PALLAS.project_add)(x, layer, x))
+    assert ("griddepcontrol_wait" in program) == (batch <= MAX_BATCH)
 
 
 @pytest.mark.parametrize("form", sorted(set(KINDS) - {"int8", "int4"}))

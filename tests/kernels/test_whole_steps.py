@@ -1,0 +1,136 @@
+"""Logits of whole steps, a chunk of a prompt and a token after it: kernels and the plain form, within one proof.
+
+The weights are few in each row (`random_checkpoint`), or what a proof must allow for would be larger than the logits.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.cache import Cache, LayerCache, empty_cache
+from model.forward import forward
+from model.ops import XLA, Ops
+from model.pallas_ops import PALLAS, PALLAS_ONLY
+from model.params import load_params
+from model.reference_backend import load_reference_params
+from pallas_kernels.compat import interpreter
+from reference.config import Config
+from tests.random_models import random_checkpoint
+from tests.strategies import assert_within
+from tests.test_model_against_reference import UNITS, composed_bound
+
+CAPACITY = 136
+PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and hardly any
+STEPS = 2
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
+# As narrow as kernels take vectors of each dtype. In bfloat16 a second layer would leave no proof.
+CONFIGS = {
+    "float32": Config(
+        dim=128, layers=2, heads=2, kv_heads=1, head_dim=64, ffn=128, vocab=64, context=128, eps=1e-5, theta=1e4
+    ),
+    "bfloat16": Config(
+        dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4
+    ),
+}
+
+
+class Story:
+    """Two prompts, greedily continued: what is fed, and the logits after all of it."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.config = dtype, CONFIGS[dtype]
+        checkpoint = random_checkpoint(self.config, seed=3, dtype=DTYPES[dtype], few=4)
+        self.params = load_params(checkpoint, dtype=DTYPES[dtype], positions=CAPACITY)
+        self.exact = load_reference_params(checkpoint)
+        self.prompt = np.random.default_rng(0).integers(0, self.config.vocab, (2, PROMPT.max())).astype(np.int32)
+
+    def chunk(self, ops: Ops) -> tuple[np.ndarray, Cache]:
+        """Logits of the prompts, and the cache with them."""
+        empty = empty_cache(self.config, batch=2, capacity=CAPACITY, dtype=DTYPES[self.dtype])
+        program = jax.jit(partial(forward, config=self.config, ops=ops))
+        logits, filled = program(self.params, self.prompt, empty, lengths=jnp.asarray(PROMPT, jnp.int32))
+        return np.asarray(logits), filled
+
+    def decode(self, ops: Ops, logits: np.ndarray, held: Cache, *, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+        """What follows a chunk's logits: tokens [2, steps], and the logits after each [2, steps, vocab]."""
+        program = jax.jit(partial(forward, config=self.config, ops=ops))
+        drawn, after = [logits[np.arange(2), PROMPT - 1].argmax(axis=-1)], []
+        for _ in range(steps):
+            logits, held = program(self.params, drawn[-1][:, None].astype(np.int32), held)
+            after.append(np.asarray(logits)[:, 0])
+            drawn.append(after[-1].argmax(axis=-1))
+        return np.stack(drawn, axis=1), np.stack(after, axis=1)
+
+    def check(self, chunk: np.ndarray, tokens: np.ndarray, after: np.ndarray) -> None:
+        """Of each sequence every logit is within the bound of the exact one."""
+        for row, length in enumerate(PROMPT):
+            fed = np.concatenate([self.prompt[row, :length], tokens[row, : after.shape[1]]])
+            due = composed_bound(self.exact, fed, self.config, unit=UNITS[self.dtype], blocks=len(fed) // 8 + 3)
+            assert np.median(due.error) < 0.05 * np.abs(due.value).max()  # it says something
+            assert_within(np.concatenate([chunk[row, :length], after[row]]), due.value, due.error)
+
+
+@cache
+def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
+    """A story, and what the plain form makes of its prompts."""
+    story = Story(dtype)
+    return story, *story.chunk(XLA)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_a_chunk_and_greedy_steps_after_it(dtype):
+    """Prefill attention is a kernel in bfloat16 alone; of a step all is."""
+    story, chunk, held = plain(dtype)
+    tokens, after = story.decode(XLA, chunk, held)
+    story.check(chunk, tokens, after)
+    assert len(np.unique(tokens)) > 2
+    with interpreter():
+        if dtype == "bfloat16":
+            chunk, held = story.chunk(PALLAS)
+        ours, after = story.decode(PALLAS_ONLY, chunk, held)
+    np.testing.assert_array_equal(ours, tokens)
+    story.check(chunk, tokens, after)
+
+
+def newest_key_missing(q, cache, positions, **options):
+    return XLA.attend(q, cache, positions._replace(at=positions.at - 1), **options)
+
+
+def values_for_keys(q, cache, positions, **options):
+    return XLA.attend(q, LayerCache(cache.v, cache.k), positions, **options)
+
+
+def turned_too_far(x, layer, cache, positions, **options):
+    far = positions._replace(cos=jnp.roll(positions.cos, 1, axis=-1), sin=jnp.roll(positions.sin, 1, axis=-1))
+    return XLA.norm_qkv(x, layer, cache, far, **options)
+
+
+def row_before(x, layer, cache, positions, **options):
+    return XLA.norm_qkv(x, layer, cache, positions._replace(at=positions.at - 1), **options)
+
+
+def without_residual(h, layer, x):
+    return XLA.project_add(h, layer, 0 * x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "mutant"),
+    [
+        ("float32", "attend", newest_key_missing),
+        ("float32", "norm_qkv", turned_too_far),
+        ("float32", "norm_qkv", row_before),
+        ("bfloat16", "attend", newest_key_missing),
+        ("bfloat16", "attend", values_for_keys),
+        ("bfloat16", "project_add", without_residual),
+    ],
+)
+def test_the_bound_tells_a_wrong_step(dtype: str, op: str, mutant: Callable[..., Any]):
+    story, chunk, held = plain(dtype)
+    tokens, after = story.decode(XLA._replace(**{op: mutant}), chunk, held, steps=1)
+    with pytest.raises(AssertionError, match="was due"):
+        story.check(chunk, tokens, after)
