@@ -249,6 +249,8 @@ def test_a_kernel_that_does_other_than_planned_is_named():
     tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
     assert list(broken_by(tensor, PROGRAM, [SOUND])) == ["gemv: no wgmma in a loop"]
     assert list(broken_by(tensor, PROGRAM, [replace(SOUND, wgmma=4)])) == []
+    short = replace(CASE, kernels={"gemv": Limits(loop=35)})
+    assert list(broken_by(short, PROGRAM, [SOUND])) == ["gemv: 36 instructions in the main loop where 35 are allowed"]
     assert list(broken_by(CASE, PROGRAM, [])) == ["compiled nothing where gemv were due"]
     padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", ours=False, bytes=1 << 20)))
     assert list(broken_by(CASE, padded, [SOUND])) == ["fusion writes 1048576 bytes beside our kernels"]

@@ -13,7 +13,7 @@ from benchmarks.gpu_compile.compiler import compile_case, compile_step
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
 from benchmarks.gpu_compile.workers import Failure, call_each
-from benchmarks.kernel_cases import SAMPLE, kernel_cases, refusal
+from benchmarks.kernel_cases import SAMPLE, gated_cases, refusal, sampled
 from benchmarks.report import write_report
 from model.shapes import SHAPES
 
@@ -24,12 +24,12 @@ VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
-def kernel_table(only: str, models: set[str], compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Name, rows and broken gates of every case of these models whose name holds `only`."""
-    wanted = {name: case for name, case in kernel_cases().items() if only in name and models & set(case.models)}
-    names = [name for name in wanted if refusal(name) is None]
+def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+    """Name, rows and broken gates of every case, or of the sample, whose name holds `only`."""
+    cases = sampled() if sample else gated_cases()
+    names = [name for name in cases if only in name and refusal(name) is None]
     for name, compiled in compile(compile_case, names):
-        case = kernel_cases()[name]
+        case = cases[name]
         if isinstance(compiled, Failure):
             yield name, [], [compiled.reason]
         else:
@@ -37,8 +37,9 @@ def kernel_table(only: str, models: set[str], compile: Compile) -> Iterator[tupl
             yield name, [kernel_row(case, kernel) for kernel in kernels], list(broken_by(case, program, kernels))
 
 
-def step_table(only: str, models: set[str], compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
     """The same of the decode steps; `only` may begin with "decode step"."""
+    models = SAMPLE if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):
         if isinstance(compiled, Failure):
@@ -52,7 +53,7 @@ def step_table(only: str, models: set[str], compile: Compile) -> Iterator[tuple[
 
 @click.command()
 @click.option("--only", default="", help="Cases and steps whose name holds this; nothing is kept then.")
-@click.option("--sample", is_flag=True, help="What two of the models have, and their steps.")
+@click.option("--sample", is_flag=True, help="What two of the models have, some variants, and their steps.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
 @click.option("--keep/--no-keep", default=True, help="Write benchmarks/results/gpu-compile.json and .md.")
@@ -65,8 +66,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
 
     compiled, broken = 0, 0
     tables: list[list[Row]] = []
-    models = SAMPLE if sample else set(SHAPES)
-    for entries in (kernel_table(only, models, compile), step_table(only, models, compile)):
+    for entries in (kernel_table(only, sample, compile), step_table(only, sample, compile)):
         tables.append([])
         for name, rows, wrong in entries:
             tables[-1] += rows
@@ -80,7 +80,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
     )
     click.echo(text)
     if keep and not only:
-        about = {**{name: version(name) for name in VERSIONS}, "models": sorted(models)}
+        about = {**{name: version(name) for name in VERSIONS}, "models": sorted(SAMPLE if sample else SHAPES)}
         kept = {"about": about, "kernels": kernels, "steps": steps}
         write_report(kept, RESULTS.with_suffix(".json"))
         RESULTS.with_suffix(".md").write_text(text + "\n")

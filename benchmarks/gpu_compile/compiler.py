@@ -24,7 +24,7 @@ from benchmarks.decode_steps import FEW_LAYERS, decode_step
 from benchmarks.gpu_compile.h200 import TARGET
 from benchmarks.gpu_compile.kernel import Kernel, read_kernels
 from benchmarks.gpu_compile.program import Program, launches
-from benchmarks.kernel_cases import kernel_cases
+from benchmarks.kernel_cases import gated_cases
 from model.compiling import LOOPS_IN_GRAPHS
 
 
@@ -59,7 +59,7 @@ def compile_case(name: str) -> tuple[Program, list[Kernel]]:
 
     Kernels are compiled, and written about, once in a process, however many programs have them.
     """
-    case = kernel_cases()[name]
+    case = gated_cases()[name]
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
         os.environ["MOSAIC_GPU_DUMP_TO"] = folder
         program = compile_for_h200(case.function, *case.arrays, donate=case.donated)

@@ -40,6 +40,8 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
     # The limits are stated to one decimal.
     if limits.instructions is not None and per_weight is not None and round(per_weight, 1) > limits.instructions:
         yield f"{per_weight:.2f} instructions a weight where {limits.instructions} are allowed"
+    if limits.loop is not None and kernel.loop > limits.loop:
+        yield f"{kernel.loop} instructions in the main loop where {limits.loop} are allowed"
     if bits and kernel.narrow:
         yield f"{kernel.narrow} loads of less than 128 bits from global memory in the main loop"
     if limits.wgmma and not kernel.wgmma:

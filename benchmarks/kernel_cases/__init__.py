@@ -4,6 +4,7 @@ It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 
 and held against the exact numbers and timed on one (benchmarks/gpu).
 
     case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
+    limits.py     what the compiler may make of a product
     plain.py      XLA's form of every op
     exact.py      the exact numbers and their error bounds
     ...           cases, by family
@@ -14,18 +15,26 @@ A kernel joins it with a function of a model's config and a dtype, named in `OPS
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from benchmarks.kernel_cases.attention import attention_decode_cases, attention_paged_cases, attention_prefill_cases
+from benchmarks.kernel_cases.attention import (
+    attention_decode_cases,
+    attention_paged_cases,
+    attention_prefill_cases,
+    window_cases,
+)
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
 from benchmarks.kernel_cases.products import (
+    bias_cases,
+    form_cases,
     gemm_cases,
     gemv_cases,
     norm_gate_up_cases,
     norm_qkv_cases,
     quantised_cases,
+    several_cases,
 )
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
 from model.shapes import SHAPES
@@ -45,8 +54,10 @@ OPS: tuple[Callable[[Config, np.dtype, Work], Iterator[Case]], ...] = (
     logit_cases,
 )
 
-# Models that have most of what there is: what is compiled and lowered where all of the table would take too long.
+# Models that have most of what there is: what is compiled and lowered where all of the table would take too long. Heads
+# of 64 and of 128.
 SAMPLE = {"tinyllama-1.1b", "llama-3.1-8b"}
+ONE_IN = 12  # of the variants are in the sample
 
 # What kernels refuse of the table, by name, and in which words: the plain form runs there.
 REFUSED = (
@@ -79,3 +90,39 @@ def kernel_cases() -> dict[str, Case]:
             known = cases.get(case.name, case)
             cases[case.name] = replace(known, models=(*known.models, model))
     return cases
+
+
+@cache
+def variants() -> dict[str, Case]:
+    """What else the table of ops `PALLAS` has kernels for, by name: of two models, so that each pair of features meets.
+
+    Codes in every group that kernels take, activations in float32, biases, sliding windows, several vectors. Published
+    Llamas have none of them; models of other families, and other files, have.
+    """
+    both = [partial(op, dtype=dtype, work=Work()) for op in (form_cases, window_cases) for dtype in (FLOAT32, BFLOAT16)]
+    asked: dict[str, list[Callable[[Config], Iterator[Case]]]] = {
+        "tinyllama-1.1b": [
+            *both,
+            partial(bias_cases, dtype=BFLOAT16, work=Work()),
+            partial(several_cases, dtype=FLOAT32, work=Work(), batch=2),
+        ],
+        "llama-3.1-8b": [
+            *both,
+            partial(bias_cases, dtype=FLOAT32, work=Work()),
+            partial(several_cases, dtype=BFLOAT16, work=Work(), batch=2),
+            partial(several_cases, dtype=BFLOAT16, work=Work(), batch=4),
+        ],
+    }
+    cases = (replace(case, models=(model,)) for model, ops in asked.items() for op in ops for case in op(SHAPES[model]))
+    return {case.name: case for case in cases if case.name not in kernel_cases()}
+
+
+def gated_cases() -> dict[str, Case]:
+    """All that is lowered and compiled without a GPU: the table and the variants."""
+    return kernel_cases() | variants()
+
+
+def sampled() -> dict[str, Case]:
+    """Those of a check that has to be short: what two models have of the table, and some variants."""
+    some = [case for case in kernel_cases().values() if SAMPLE & set(case.models)]
+    return {case.name: case for case in (*some, *list(variants().values())[::ONE_IN])}

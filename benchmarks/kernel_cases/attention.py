@@ -1,11 +1,13 @@
 """Cases of attention, over caches that are full."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.case import BFLOAT16, Case, Limits, Work, array, times
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
@@ -13,14 +15,23 @@ from reference.config import Config
 
 INT32 = np.dtype(np.int32)
 
-# By dtype and head_dim. Keys and values were just written by the kernel before, and are not read before its end.
-DECODE = {
-    (BFLOAT16, 64): Limits(114, eager=False, wgmma=True),
-    (BFLOAT16, 128): Limits(168, eager=False, wgmma=True),
-    (FLOAT32, 64): Limits(180, eager=False),
-    (FLOAT32, 128): Limits(255, eager=False),
-}
+WINDOW = 1000  # positions; its ends are within tiles, of 64 keys or 128
+TURN = 518  # instructions, of a tile of 64 keys and values
 PREFILL = Limits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
+
+
+def decode_limits(config: Config, dtype: np.dtype) -> Limits:
+    """In bfloat16 the tensor cores count any group of query heads as 8, and o lies in registers, by head_dim; in
+    float32 each query head of a group has its o, q and online softmax there.
+
+    Keys and values were just written by the kernel before, and are not read before its end.
+    """
+    if config.head_dim not in (64, 128):
+        return Limits()  # refused
+    if dtype == BFLOAT16:
+        return Limits({64: 114, 128: 168}[config.head_dim], eager=False, wgmma=True, loop=TURN)
+    group = config.heads // config.kv_heads
+    return Limits(79 if group == 1 else 180 if group <= 4 else 255, eager=False)
 
 
 def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
@@ -28,7 +39,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Itera
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     for batch in work.batches(1, 64):
         cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
-        kernels = {"attention_decode": DECODE.get((dtype, head_dim), Limits())}
+        kernels = {"attention_decode": decode_limits(config, dtype)}
         if batch * kv_heads < 132:  # fewer blocks than processors: several share the keys of a head
             kernels["attention_combine"] = Limits()
         yield Case(
@@ -49,7 +60,7 @@ def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterat
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     pages = work.capacity // work.page
     cache = array(work.sequences * pages, kv_heads, work.page, head_dim, dtype=dtype)
-    kernels = {"attention_paged": DECODE.get((dtype, head_dim), Limits())}
+    kernels = {"attention_paged": decode_limits(config, dtype)}
     if work.sequences * kv_heads < 132:
         kernels["attention_combine"] = Limits()
     yield Case(
@@ -92,3 +103,11 @@ def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iter
             flops=4 * heads * head_dim * work.chunk * (work.capacity - work.chunk // 2),
             streams=False,
         )
+
+
+def window_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """The same of one sequence, or of those that share pages, with a sliding window."""
+    for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
+        for case in cases(config, dtype, work._replace(several=False)):
+            forms = {name: partial(getattr(case, name), window=WINDOW) for name in ("function", "plain", "exact")}
+            yield replace(case, op=f"{case.op} window", **forms)

@@ -21,6 +21,7 @@ class Limits(NamedTuple):
     instructions: float | None = None  # of a thread, per weight, in the main loop
     eager: bool = True  # loads weights while the kernel before it still runs
     wgmma: bool = False  # leaves its products to the tensor cores
+    loop: int | None = None  # instructions of the main loop, where it does not go over weights
 
 
 class Work(NamedTuple):

@@ -25,9 +25,13 @@ def rounded(x: Approx, dtype: Any) -> Approx:
     return rounded_by(x, 0.0 if np.dtype(dtype) == np.float32 else ROUNDING)
 
 
-def gemv(w, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None) -> Approx:
-    y = _product(_normed(x, norm, eps), w)
+def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None) -> Approx:
+    y = _biased(_product(_normed(x, norm, eps), w), bias)
     return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
+
+
+def _biased(y: Approx, bias) -> Approx:
+    return y if bias is None else added(y, exactly(bias))
 
 
 def _product(x: Approx, w) -> Approx:
@@ -48,16 +52,18 @@ def gemm(x, w) -> Approx:
     return rounded(projected(exactly(x), exactly(w).value), x.dtype)
 
 
-def norm_gate_up(w, x, norm, *, eps: float) -> Approx:
-    both = _product(_normed(x, norm, eps), w)
+def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
+    both = _biased(_product(_normed(x, norm, eps), w), bias)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     return rounded(gated(gate, up), x.dtype)
 
 
-def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float) -> tuple[Approx, Approx, Approx]:
+def norm_qkv(
+    w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None
+) -> tuple[Approx, Approx, Approx]:
     """q, and the caches with a row of k and of v that is new; the others are what they were, whatever that is."""
     batch, kv_heads, _, head_dim = k.shape
-    y = _product(_normed(x, norm, eps), w)
+    y = _biased(_product(_normed(x, norm, eps), w), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
     turned = rounded(_turned(y, cos, sin), x.dtype)
     y = rounded(y, x.dtype)
@@ -91,29 +97,31 @@ def _turned(x: Approx, cos, sin) -> Approx:
     return Approx(value, spread(x.error) + gamma(2) * spread(x.size) + 2 * TINY)
 
 
-def attention_decode(q, k, v, lengths) -> Approx:
-    return _over_sequences([attended_to(q[b : b + 1], k[b], v[b], int(lengths[b]) - 1) for b in range(len(q))])
+def attention_decode(q, k, v, lengths, *, window: int | None = None) -> Approx:
+    return _over_sequences([
+        attended_to(q[b : b + 1], k[b], v[b], int(lengths[b]) - 1, window=window) for b in range(len(q))
+    ])  # fmt: skip
 
 
-def attention_paged(q, k, v, table, lengths) -> Approx:
+def attention_paged(q, k, v, table, lengths, *, window: int | None = None) -> Approx:
     """A page's number is clamped to those that there are, a length to the table's positions."""
     table = np.clip(table, 0, len(k) - 1)
     k, v = (pages[table].swapaxes(1, 2).reshape(len(q), pages.shape[1], -1, pages.shape[-1]) for pages in (k, v))
-    return attention_decode(q, k, v, np.minimum(lengths, k.shape[2]))
+    return attention_decode(q, k, v, np.minimum(lengths, k.shape[2]), window=window)
 
 
-def attention_prefill(q, k, v, offsets) -> Approx:
-    rows = [attended_to(q[b], k[b], v[b], int(offsets[b])) for b in range(len(q))]
+def attention_prefill(q, k, v, offsets, *, window: int | None = None) -> Approx:
+    rows = [attended_to(q[b], k[b], v[b], int(offsets[b]), window=window) for b in range(len(q))]
     return _over_sequences([row.map(lambda part: part[None]) for row in rows])
 
 
-def attended_to(q, k, v, offset: int) -> Approx:
+def attended_to(q, k, v, offset: int, *, window: int | None = None) -> Approx:
     """Attention of q [seq, heads, head_dim] at `offset` and on to k and v [kv_heads, capacity, head_dim]."""
     seq, heads, head_dim = q.shape
     stop = offset + seq  # what the cache holds from there on does not matter
     if stop <= 0:
         return exactly(np.zeros((seq, heads * head_dim)))
-    mask = causal_mask(seq, stop, offset=offset)
+    mask = causal_mask(seq, stop, offset=offset, window=window)
     keys, values = (exactly(a[:, :stop].swapaxes(0, 1)) for a in (k, v))
     # A rescaling for each tile of keys, one more where parts are joined.
     o = attended(exactly(q), keys, values, mask, blocks=-(-stop // KEYS) + 3)

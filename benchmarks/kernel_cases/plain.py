@@ -15,11 +15,15 @@ from model.pallas_weights import unpacked
 from pallas_kernels.matrix import Codes
 
 
-def gemv(w, x, *, norm=None, eps: float = 1e-5, residual=None, out: Any = None):
+def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):
     n = x if norm is None else ops.rmsnorm(x, norm, eps=eps).astype(x.dtype)
-    y = _product(n, w)
+    y = _biased(_product(n, w), bias)
     y = y if residual is None else y + residual.astype(jnp.float32)
     return y.astype(out or x.dtype)
+
+
+def _biased(y, bias):
+    return y if bias is None else y + bias.astype(jnp.float32)
 
 
 def _product(x, w):
@@ -37,13 +41,13 @@ def gemm(x, w):
     return ops.dot(x, w).astype(x.dtype)
 
 
-def norm_gate_up(w, x, norm, *, eps: float):
-    return swiglu(_product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w)).astype(x.dtype)
+def norm_gate_up(w, x, norm, *, eps: float, bias=None):
+    return swiglu(_biased(_product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias)).astype(x.dtype)
 
 
-def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float):
+def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None):
     batch, kv_heads, _, head_dim = k.shape
-    y = _product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w).reshape(batch, -1, head_dim)
+    y = _biased(_product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias).reshape(batch, -1, head_dim)
     q, new_k, new_v = jnp.split(y, [heads, heads + kv_heads], axis=1)
     append = jax.vmap(lambda rows, new, at: lax.dynamic_update_slice(rows, new[:, None], (0, at, 0)))
     q, new_k = rope(q, cos, sin), rope(new_k, cos, sin)
@@ -51,22 +55,23 @@ def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float):
     return q.astype(x.dtype), k, v
 
 
-def attention_decode(q, k, v, lengths):
-    return attention_prefill(q[:, None], k, v, lengths - 1)[:, 0]
+def attention_decode(q, k, v, lengths, *, window: int | None = None):
+    return attention_prefill(q[:, None], k, v, lengths - 1, window=window)[:, 0]
 
 
-def attention_paged(q, k, v, table, lengths):
+def attention_paged(q, k, v, table, lengths, *, window: int | None = None):
     k, v = (pages[table].swapaxes(1, 2) for pages in (k, v))  # [batch, kv_heads, max_pages, page, head_dim]
     k, v = (a.reshape(*a.shape[:2], -1, a.shape[-1]) for a in (k, v))
-    return attention_decode(q, k, v, lengths)
+    return attention_decode(q, k, v, lengths, window=window)
 
 
-def attention_prefill(q, k, v, offsets):
+def attention_prefill(q, k, v, offsets, *, window: int | None = None):
     batch, seq, heads, head_dim = q.shape
     q = q.reshape(batch, seq, k.shape[1], -1, head_dim)
     scores = _einsum("bskgd,bktd->bkgst", q, k) * head_dim**-0.5
     at = offsets[:, None] + jnp.arange(seq)
-    seen = jnp.arange(k.shape[2]) <= at[:, None, None, :, None]
+    key, query = jnp.arange(k.shape[2]), at[:, None, None, :, None]
+    seen = key <= query if window is None else (key <= query) & (key > query - window)
     p = softmax(jnp.where(seen, scores, -jnp.inf)).astype(v.dtype)
     return _einsum("bkgst,bktd->bskgd", p, v).astype(v.dtype).reshape(batch, seq, heads * head_dim)
 

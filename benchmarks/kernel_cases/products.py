@@ -1,76 +1,95 @@
 """Cases of the products: all weights of a layer and the LM head times few vectors, and those of a layer times many."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.limits import product_limits
 from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
-from pallas_kernels.matrix import Codes
+from pallas_kernels.matrix import Codes, product_of, shares
 from pallas_kernels.norm_gate_up import norm_gate_up
-from pallas_kernels.norm_qkv import norm_qkv
-from pallas_kernels.tile import tile_for
+from pallas_kernels.norm_qkv import PIECE, norm_qkv
+from pallas_kernels.quantised_product import GROUPS
 from reference.config import Config
 
-GROUP = 64  # columns that share a scale
 
-# For one vector. By dtype and rows of a tile; a norm adds a load and a product for every column, a tile in two pieces a
-# copy for each turn of the loop, and where a block has several tiles it looks where the next one is.
-PLAIN = {
-    (FLOAT32, 16): Limits(50, 3.9),
-    (BFLOAT16, 8): Limits(54, 6.0),
-    (BFLOAT16, 16): Limits(94, 4.3),
-    (BFLOAT16, 32): Limits(151, 3.5),
+class Coded(NamedTuple):
+    """How a matrix is quantised."""
+
+    bits: int
+    group: int | None  # columns that share a scale; None: a row's do
+
+
+# The schemes of `--quantize` that have kernels, and what else checkpoints bring that kernels take.
+SCHEMES = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
+CODED = SCHEMES | {
+    f"q{bits}_{group}": Coded(bits, group) for bits in (8, 4) for group in GROUPS if group != SCHEMES[f"q{bits}"].group
 }
-NORMED = Limits(96, 5.3)
-PAIRED = Limits(96, 6.1)
-
-# The schemes of `--quantize` that have kernels. Registers are traded for instructions: with 168 of them three blocks
-# share a processor, and shared memory holds no more, as the vectors are float32 in it. q8 takes more than it was
-# designed with, 4.3, none of which converts any longer.
-SCHEMES = {"q8": Limits(168, 4.7), "q8_row": Limits(168, 4.6), "q4": Limits(168, 3.9)}
 
 
 def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Output projection and down projection with their residual, and the LM head with the last norm."""
     rows, cols = config.dim, config.heads * config.head_dim
-
-    def limits(rows: int, cols: int) -> Limits:
-        return PLAIN.get((dtype, tile_for("gemv", rows, cols, dtype).rows), Limits())
-
     for batch in work.batches(1, 2, 4, 8):
-        yield _residual(rows, cols, dtype, batch=batch, limits=limits(rows, cols))
-    yield _residual(config.dim, config.ffn, dtype, limits=limits(config.dim, config.ffn))
-    yield _head(config, dtype, limits=NORMED)
+        yield _residual(rows, cols, dtype, batch=batch)
+    yield _residual(config.dim, config.ffn, dtype)
+    yield _head(config, dtype)
 
 
 def norm_gate_up_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     for batch in work.batches(1, 8):
-        yield _norm_gate_up(config, dtype, batch=batch, limits=PAIRED)
+        yield _norm_gate_up(config, dtype, batch=batch)
 
 
 def norm_qkv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     for batch in work.batches(1, 8):
-        yield _norm_qkv(config, dtype, work, batch=batch, limits=PAIRED)
+        yield _norm_qkv(config, dtype, work, batch=batch)
 
 
 def quantised_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """The same of matrices that are quantised; x in bfloat16."""
     if dtype != BFLOAT16:
         return
-    for scheme, limits in SCHEMES.items():
+    for scheme in SCHEMES:
         for batch in work.batches(1, 4):
-            chosen: dict[str, Any] = {"batch": batch, "scheme": scheme, "limits": limits}
-            yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
-            yield _norm_gate_up(config, dtype, **chosen)
-            yield _norm_qkv(config, dtype, work, **chosen)
-        yield _residual(config.dim, config.ffn, dtype, scheme=scheme, limits=limits)
-        yield _head(config, dtype, scheme=scheme, limits=limits)
+            yield from _first_three(config, dtype, work, batch=batch, scheme=scheme)
+        yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
+        yield _head(config, dtype, scheme=scheme)
+
+
+def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """Every product by one vector, by matrices in every form that kernels take."""
+    for scheme in CODED:
+        yield from _first_three(config, dtype, work, scheme=scheme)
+        yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
+        yield _head(config, dtype, scheme=scheme)
+
+
+def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """Every product that may have a bias, by one vector and matrices in every form."""
+    for scheme in (None, *CODED):
+        yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
+
+
+def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
+    """Every product by several vectors, with a bias where it may have one: by codes, or by floats for up to two."""
+    for scheme in (None, *CODED) if batch <= 2 else CODED:
+        yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)
+        yield _head(config, dtype, batch=batch, scheme=scheme)
+
+
+def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> Iterator[Case]:
+    """The products with a shape of their own; that of down is the output projection's, but longer."""
+    yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
+    yield _norm_gate_up(config, dtype, **chosen)
+    yield _norm_qkv(config, dtype, work, **chosen)
 
 
 def gemm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
@@ -87,76 +106,83 @@ def gemm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
             plain=plain.gemm,
             exact=exact.gemm,
             arrays=(array(work.chunk, cols, dtype=dtype), array(rows, cols, dtype=dtype)),
-            kernels={"gemm": Limits(wgmma=True)},
+            kernels={"gemm": Limits(168, wgmma=True)},  # 384 threads share a processor's registers
             flops=2 * work.chunk * rows * cols,
             streams=False,
         )
 
 
 def _residual(
-    rows: int, cols: int, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None, limits: Limits
+    rows: int, cols: int, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None, bias: bool = False
 ) -> Case:
     """W x + residual."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda w, x, residual, **tile: product(w, x, residual=residual, **tile)
+        return lambda w, x, residual, **others: product(w, x, residual=residual, **others)
 
     residual = array(batch, rows, dtype=dtype)
-    return _gemv("residual", form, rows, cols, residual, batch=batch, scheme=scheme, limits=limits)
+    return _gemv("residual", form, rows, cols, residual, batch=batch, scheme=scheme, bias=bias)
 
 
-def _head(config: Config, dtype: np.dtype, *, scheme: str | None = None, limits: Limits) -> Case:
+def _head(config: Config, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None) -> Case:
     """W times a normed x."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda w, x, norm, **tile: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **tile)
+        return lambda w, x, norm, **others: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **others)
 
     norm = array(config.dim, dtype=dtype)
-    return _gemv("norm", form, config.vocab, config.dim, norm, scheme=scheme, limits=limits)
+    return _gemv("norm", form, config.vocab, config.dim, norm, batch=batch, scheme=scheme)
 
 
 def _gemv(
     what: str, form: Callable[..., Any], rows: int, cols: int, other: Any, *,
-    batch: int = 1, scheme: str | None, limits: Limits,
+    batch: int, scheme: str | None, bias: bool = False,
 ) -> Case:  # fmt: skip
     """W x together with `other`, in a `form` that takes the three."""
     dtype = np.dtype(other.dtype)
-    return Case(
+    w, x = _matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
+    case = Case(
         op=f"{_named('gemv', scheme)} {what}",
         shape=f"{rows}x{cols}{times(batch)}",
         dtype=dtype.name,
         function=form(gemv),
         plain=form(plain.gemv),
         exact=form(exact.gemv),
-        arrays=(_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype), other),
-        kernels={"gemv": limits if batch == 1 else Limits()},
+        arrays=(w, x, other),
+        kernels={"gemv": _limits("gemv", w, x, normed=what == "norm")},
         bits=_bits(dtype, scheme),
     )
+    return _with_bias(case, rows) if bias else case
 
 
-def _norm_gate_up(config: Config, dtype: np.dtype, *, batch: int, scheme: str | None = None, limits: Limits) -> Case:
+def _norm_gate_up(
+    config: Config, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None, bias: bool = False
+) -> Case:
     rows, cols = 2 * config.ffn, config.dim
-    return Case(
+    w, x = _matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
+    case = Case(
         op=_named("norm_gate_up", scheme),
         shape=f"{rows}x{cols}{times(batch)}",
         dtype=dtype.name,
         function=partial(norm_gate_up, eps=config.eps),
         plain=partial(plain.norm_gate_up, eps=config.eps),
         exact=partial(exact.norm_gate_up, eps=config.eps),
-        arrays=(_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype), array(cols, dtype=dtype)),
-        kernels={"norm_gate_up": limits if batch == 1 else Limits()},
+        arrays=(w, x, array(cols, dtype=dtype)),
+        kernels={"norm_gate_up": _limits("norm_gate_up", w, x, normed=True, runs=2)},
         bits=_bits(dtype, scheme),
     )
+    return _with_bias(case, rows) if bias else case
 
 
 def _norm_qkv(
-    config: Config, dtype: np.dtype, work: Work, *, batch: int, scheme: str | None = None, limits: Limits
+    config: Config, dtype: np.dtype, work: Work, *, batch: int = 1, scheme: str | None = None, bias: bool = False
 ) -> Case:
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     rows = (heads + 2 * kv_heads) * head_dim
     cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
     turns = array(batch, head_dim // 2, dtype=FLOAT32)
-    return Case(
+    w, x = _matrix(rows, config.dim, dtype, scheme), array(batch, config.dim, dtype=dtype)
+    case = Case(
         op=_named("norm_qkv", scheme),
         shape=f"{heads}+2x{kv_heads}x{head_dim}x{config.dim}{times(batch)}",
         dtype=dtype.name,
@@ -165,8 +191,8 @@ def _norm_qkv(
         exact=partial(exact.norm_qkv, heads=heads, eps=config.eps),
         given={5: np.full(batch, work.capacity // 2, np.int32)},
         arrays=(
-            _matrix(rows, config.dim, dtype, scheme),
-            array(batch, config.dim, dtype=dtype),
+            w,
+            x,
             array(config.dim, dtype=dtype),
             cache,
             cache,
@@ -175,23 +201,49 @@ def _norm_qkv(
             turns,
         ),
         donated=(3, 4),
-        kernels={"norm_qkv": limits if batch == 1 else Limits()},
+        kernels={"norm_qkv": _limits("norm_qkv", w, x, normed=True, runs=2, rows=PIECE)},
         bits=_bits(dtype, scheme),
     )
+    return _with_bias(case, rows) if bias else case
+
+
+def _with_bias(case: Case, rows: int) -> Case:
+    """The same with a bias as its last array."""
+
+    def last(form: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arrays, **others: form(*arrays[:-1], bias=arrays[-1], **others)
+
+    bias = array(rows, dtype=np.dtype(case.dtype))
+    forms = {"function": last(case.function), "plain": last(case.plain), "exact": last(case.exact)}
+    return replace(case, op=f"{case.op} bias", arrays=(*case.arrays, bias), **forms)
+
+
+def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
+    """For the kernel that multiplies W by the most of the vectors x."""
+    most = shares(w, len(x))[0].stop
+    vectors: Any = array(most, x.shape[1], dtype=x.dtype)
+    try:
+        product = product_of(op, w, vectors, **how)
+    except ValueError:
+        return Limits()  # refused, and never compiled
+    return product_limits(product, normed=how["normed"])
 
 
 def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     if scheme is None:
         return array(rows, cols, dtype=dtype)
-    packed, kind = (cols // 8, np.int32) if scheme == "q4" else (cols, np.int8)
-    scales = (rows,) if scheme == "q8_row" else (rows, cols // GROUP)
-    arrays: tuple[Any, Any] = array(rows, packed, dtype=np.dtype(kind)), array(*scales, dtype=FLOAT32)
+    bits, group = CODED[scheme]
+    codes = (
+        array(rows, cols // 8, dtype=np.dtype(np.int32)) if bits == 4 else array(rows, cols, dtype=np.dtype(np.int8))
+    )
+    scales = (rows,) if group is None else (rows, cols // group)
+    arrays: tuple[Any, Any] = codes, array(*scales, dtype=FLOAT32)
     return Codes(*arrays)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:
     """Of a weight, without what its scale takes."""
-    return {None: dtype.itemsize * 8, "q4": 4}.get(scheme, 8)
+    return CODED[scheme].bits if scheme else dtype.itemsize * 8
 
 
 def _named(op: str, scheme: str | None) -> str:

@@ -1,0 +1,182 @@
+"""Whatever kernel the table of ops `PALLAS` calls is among the cases that are lowered and compiled without a GPU."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.decode_steps import CAPACITY, DTYPES
+from benchmarks.kernel_cases import gated_cases, kernel_cases, refusal
+from benchmarks.kernel_cases.case import Case, Work
+from benchmarks.random_model import random_shapes
+from model.cache import LayerCache
+from model.checkpoints.checkpoint import Codes
+from model.ops import Positions
+from model.pallas_ops import KERNELS, QUANTISED, refusals
+from model.pallas_weights import arranged
+from model.params import Params
+from model.quantised import KINDS, Quantised
+from model.shapes import SHAPES
+from pallas_kernels.matrix import MAX_BATCH
+from reference.config import Config
+from reference.quantizers.schemes import SCHEMES
+
+# What each module launches once it has found nothing to refuse, with all that decides what is compiled.
+LAUNCHES = {
+    f"pallas_kernels.{name}": f"_{name}"
+    for name in ("gemv", "norm_gate_up", "norm_qkv", "attention_decode", "attention_prefill")
+}
+GROUPS = (16, 32, 64, 96, 128, 256)  # that checkpoints may bring; kernels refuse some
+WORK = Work()
+
+
+class Call(NamedTuple):
+    """A launch."""
+
+    kernel: str
+    arrays: tuple[Any, ...]
+    fixed: dict[str, Any]
+
+    @property
+    def exactly(self) -> tuple[Any, ...]:
+        """All that decides what is compiled, but for how long a window is."""
+        fixed = {**self.fixed, "window": self.fixed.get("window") is not None}
+        shapes = tuple((a.shape, a.dtype.name) for a in jax.tree.leaves(self.arrays))
+        return self.kernel, jax.tree.structure(self.arrays), shapes, tuple(sorted(fixed.items()))
+
+    @property
+    def features(self) -> dict[str, Any]:
+        if "window" in self.fixed:
+            q, _, _, _ = self.arrays
+            return {"dtype": q.dtype, "head": q.shape[-1], "window": self.fixed["window"] is not None}
+        _, x, norm, bias, *others = self.arrays
+        (loop,) = {self.fixed.get("product"), *self.fixed.get("products", ())} - {None}
+        return {
+            "dtype": x.dtype,
+            "loop": (type(loop).__name__, getattr(loop, "group", None)),
+            "norm": norm is not None,
+            "bias": bias is not None,
+            "several": loop.batch > 1,
+            "head": others[0].shape[-1] if self.kernel == "_norm_qkv" else None,
+        }
+
+    @property
+    def pairs(self) -> set[tuple[Any, ...]]:
+        """Each two features that meet here."""
+        return {(self.kernel, *pair) for pair in combinations(self.features.items(), 2)}
+
+
+Record = Callable[[Callable[[], Any]], list[Call]]
+
+
+@pytest.fixture(scope="module")
+def calls() -> Iterator[Record]:
+    """What a function launches; nothing is."""
+    made: list[Call] = []
+
+    def recorded(kernel: str, *arrays: Any, **fixed: Any):
+        made.append(Call(kernel, arrays, fixed))
+        raise ValueError("this far, and no further")  # as kernels refuse, so that all else goes on
+
+    def record(function: Callable[[], Any]) -> list[Call]:
+        made.clear()
+        function()
+        return list(made)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module, kernel in LAUNCHES.items():
+            patched.setattr(importlib.import_module(module), kernel, partial(recorded, kernel))
+        yield record
+
+
+@pytest.fixture(scope="module")
+def known(calls: Record) -> set[tuple[Any, ...]]:
+    """What the table's cases launch."""
+    return {call.exactly for call in calls(lambda: launch(kernel_cases()))}
+
+
+def launch(cases: dict[str, Case]) -> None:
+    """Launch each case of the ops that are recorded."""
+    for name, case in cases.items():
+        if f"_{case.op.split()[0]}" in LAUNCHES.values() and refusal(name) is None:
+            with pytest.raises(ValueError, match="no further"):
+                jax.eval_shape(case.function, *case.arrays)
+
+
+def decode_and_prompt(config: Config, params: Params, *, batch: int = 1) -> None:
+    """Each op of a block once, and the attention of a prompt."""
+    refusals(config, params, capacity=CAPACITY, batch=batch)
+    dtype = params.embedding.dtype
+
+    def array(*sizes: int, dtype: np.dtype = dtype) -> Any:
+        return jax.ShapeDtypeStruct((1, *sizes), dtype)
+
+    cache = LayerCache(*[array(config.kv_heads, CAPACITY, config.head_dim)] * 2)
+    at = Positions(array(WORK.chunk, dtype=np.dtype(np.int32)), array(), array())
+    attend = partial(KERNELS["attend"], window=config.window(0), config=config)
+    try:
+        jax.eval_shape(attend, array(WORK.chunk, config.heads, config.head_dim), cache, at)
+    except ValueError:
+        pass  # refused, or recorded
+
+
+def shapes(config: Config, dtype: str, scheme: str | None) -> Params:
+    config = replace(config, layers=1)
+    return jax.eval_shape(arranged, random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme))
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, known: set[tuple[Any, ...]]):
+    """Those of its shapes, in either dtype, and in bfloat16 with weights in every scheme."""
+    config = SHAPES[model]
+    for dtype, scheme in (("float32", None), *product(["bfloat16"], (None, *SCHEMES))):
+        params = shapes(config, dtype, scheme)
+        for call in calls(lambda params=params: decode_and_prompt(config, params)):
+            assert call.exactly in known, (dtype, scheme, call)
+
+
+def forms(config: Config, dtype: str) -> Iterator[Params]:
+    """Weights as floats, and in codes with groups of every size."""
+    yield shapes(config, dtype, None)
+    coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
+    kinds = [kind for kind in KINDS.values() if kind.form in QUANTISED]
+    for kind, group in product(kinds, (*GROUPS, None)):
+
+        def regrouped(leaf: Any, kind=kind, group=group):
+            if not isinstance(leaf, Quantised):
+                return leaf
+            codes = Codes(kind.form, group or leaf.cols, zeros=False, bytes=0, parts=lambda: iter(()))
+            return kind.shapes(len(leaf.codes), leaf.cols, codes)
+
+        changed = jax.tree.map(regrouped, coded, is_leaf=lambda leaf: isinstance(leaf, Quantised))
+        yield jax.eval_shape(arranged, changed)
+
+
+def route() -> None:
+    """Run whatever a model may be that `PALLAS` has kernels for, in the shapes of two."""
+    for model, biased, dtype in product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), DTYPES):
+        config = replace(SHAPES[model], layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
+        config = replace(config, windows=(1024,) if biased else None)
+        for params, batch in product(forms(config, dtype), (1, 2, MAX_BATCH)):
+            decode_and_prompt(config, params, batch=batch)
+
+
+def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Record):
+    asked = set().union(*(call.pairs for call in calls(route)))
+    assert {kernel for kernel, *_ in asked} == set(LAUNCHES.values())
+    groups = {value[1] for _, *pair in asked for name, value in pair if name == "loop"}
+    assert groups == {None, 32, 64, 128}  # what kernels take of those above
+
+    met = {
+        name: set().union(*(call.pairs for call in calls(partial(launch, {name: case}))))
+        for name, case in gated_cases().items()
+    }
+    assert not asked - set().union(*met.values())
+    for word in ("q8_32", "q4_128", "bias", "window", "float32", "x2"):  # one kind of them less is seen
+        assert asked - set().union(*(pairs for name, pairs in met.items() if word not in name.split())), word
