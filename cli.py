@@ -398,7 +398,11 @@ def _plan(
 @llamaspec.command()
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--to", required=True, type=click.Choice(["safetensors", "llama2c", "gguf"]), help="The format of DST.")
+@click.option(
+    "--to",
+    type=click.Choice(["safetensors", "llama2c", "gguf"]),
+    help="The format of DST; awq, gptq and smoothquant have safetensors alone.",
+)
 @click.option(
     "--quantize",
     type=click.Choice([*SCHEMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
@@ -423,9 +427,12 @@ def convert(source: str, destination: str, **options: Any):
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
     from model.checkpoints.open import open_checkpoint
-    from model.convert import check_request
+    from model.convert import CALIBRATED, check_request
     from model.convert import convert as write
 
+    if not options["to"] and options["quantize"] not in CALIBRATED:
+        raise click.UsageError("Missing option '--to'. Choose from: safetensors, llama2c, gguf")
+    options["to"] = options["to"] or "safetensors"
     try:
         check_request(**options)
     except ValueError as error:

@@ -3,26 +3,25 @@
 import ctypes
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from model.cache import cache_bytes
-from model.ops import LONGEST_CPU_SPAN, LONGEST_SPAN, MOST_CPU_DECODED, MOST_DECODED
+from model.ops import LONGEST_CPU_SPAN, LONGEST_SPAN, MOST_CPU_DECODED, MOST_DECODED, partial_sums
 from model.params import Params, weight_bytes
 from model.quantised import Quantised
 from reference.config import Config
 
 # On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
 # of which some is never given back. `python -m benchmarks.process_memory` measures them, for models of 2, 8 and 24
-# layers; what they make of each is within 75 MB of benchmarks/results/process-memory.json (jax 0.12.0.1, Linux): as
-# much as the compiler's memory differs between schemes, and by a third of that from run to run.
+# layers; what they make of each is within 50 MB of benchmarks/results/process-memory.json (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
 # For each layer more where matrices are quantised, since what decodes them is code, too: while compiling, and after.
-DECODING = (2_000_000, 4_000_000)
+DECODING = {"int8": (1_000_000, 3_500_000), "nf4": (3_000_000, 6_000_000), "mxfp4": (5_000_000, 5_000_000)}
 
 
 class Memory(NamedTuple):
@@ -66,7 +65,8 @@ def memory_of(
     chunk = min(chunk, context)
     capacity = context + chunk  # the last chunk of a prompt is padded
     layers = config.layers
-    compiling, held = DECODING if _matrices(params) else (0, 0)
+    codes = _quantised(params)
+    compiling, held = DECODING.get(codes[0].form, DECODING["int8"]) if codes else (0, 0)
     on_cpu = platform == "cpu"
     return Memory(
         weights=weight_bytes(params),
@@ -87,19 +87,25 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
         scores = 2 * queries * config.heads * span  # and probabilities
         return scores + 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
 
+    sums = max(map(partial_sums, _matrices(params))) if on_cpu and batch == 1 else 0  # of a step's widest product
     attended = max(attention(tokens, longest), attention(batch, LONGEST_SPAN))  # of a prompt, of a step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
-    largest = max((len(m.codes) * m.cols for m in _matrices(params)), default=0)
+    largest = max((len(m.codes) * m.cols for m in _quantised(params)), default=0)
     # In float32, twice; by kernels all of it in bfloat16, half as much.
     decoded = 2 * min(largest, most) if on_cpu else max(2 * min(largest, most), largest // 2)
     stream = 4 * tokens * config.dim
-    return 4 * (stream + max(attended, hidden + decoded))
+    return 4 * (stream + max(attended, hidden + decoded, sums))
 
 
-def _matrices(params: Params) -> list[Quantised]:
-    """Those of the layers that are quantised."""
+def _matrices(params: Params) -> list[Any]:
+    """Those of the layers, and the head."""
     leaves = jax.tree.leaves(params.layers, is_leaf=lambda leaf: isinstance(leaf, Quantised))
-    return [leaf for leaf in leaves if isinstance(leaf, Quantised)]
+    return [leaf for leaf in leaves if isinstance(leaf, Quantised) or leaf.ndim == 2] + [params.head]
+
+
+def _quantised(params: Params) -> list[Quantised]:
+    """The matrices of the layers that are."""
+    return [leaf for leaf in _matrices(params)[:-1] if isinstance(leaf, Quantised)]
 
 
 def available_bytes() -> int:

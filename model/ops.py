@@ -8,7 +8,7 @@ XLA's CPU compiler. Both take quantised matrices where they take arrays, so no o
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -337,11 +337,10 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     return _decoded_dot(x, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
 
 
-def _block(weight: Matrix) -> int | None:
+def _block(weight: Any) -> int | None:
     """How many columns of a row to multiply in one loop, if it can be cut so.
 
-    As many as 64 slices, since more are slow; of codes that take long to decode, fewer. Each block leaves 16 partial
-    sums in memory: in blocks of 256, these are half of what is read of 4-bit codes.
+    As many as 64 slices, since more are slow; of codes that take long to decode, fewer.
     """
     if isinstance(weight, Quantised):
         cols, step = weight.cols, max(weight.group, PAIR) if weight.group < weight.cols else ROW
@@ -349,6 +348,16 @@ def _block(weight: Matrix) -> int | None:
     else:
         cols, step, most = weight.shape[1], LANES, 64 * LANES
     return max((size for size in range(step, min(cols, most) + 1, step) if cols % size == 0), default=None)
+
+
+def partial_sums(weight: Any) -> int:
+    """Numbers of float32 that `cpu_product` leaves in memory before it takes the last sum: 16 a block.
+
+    `weight` is a `Matrix`, or the shapes of one.
+    """
+    block = _block(weight)
+    rows, cols = (len(weight.codes), weight.cols) if isinstance(weight, Quantised) else weight.shape
+    return rows * (cols // block) * LANES if block else 0
 
 
 def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], block: int) -> Float[Array, " rows"]:

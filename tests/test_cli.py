@@ -149,6 +149,11 @@ def test_inspect(run, stories):
     assert "model.layers.4.mlp.up_proj.weight" in run("inspect", model)[1]
 
 
+def test_convert_asks_for_a_format(run, tmp_path):
+    code, out, err = run("convert", "stories", str(tmp_path / "new"), "--quantize", "q8")
+    assert (code, out) == (2, "") and "Missing option '--to'. Choose from: safetensors, llama2c, gguf" in err
+
+
 def test_convert_there_and_back(run, stories, tmp_path):
     model, folder, back = stories[1], tmp_path / "hf", tmp_path / "back.bin"
     assert run("convert", model, str(folder), "--to", "safetensors")[0] == 0

@@ -24,7 +24,20 @@ CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, v
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
 CAPACITY = 256  # with which keys of a layer are fewer numbers than that
 OPTIONS = compiler_options()
-SCHEMES = (None, "q8", "q8_row", "q4", "Q5_K", "Q4_K", "Q6_K", "Q2_K", "IQ4_NL")  # our own, and GGUF's types
+SCHEMES = (
+    None,
+    "q8",
+    "q8_row",
+    "q4",
+    "nf4",
+    "fp8",
+    "mxfp4",
+    "Q5_K",
+    "Q4_K",
+    "Q6_K",
+    "Q2_K",
+    "IQ4_NL",
+)  # our own, and GGUF's types
 FORMATS = [("bfloat16", None), *(("float32", scheme) for scheme in SCHEMES)]
 # What gives a name to numbers that are somewhere already.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
@@ -62,18 +75,18 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
     assert hlo
     parts = parts_of(hlo)
     loops = re.finditer(r"^ +(?:ROOT )?%(\S+) = f32\[\d+,\d+,16\]\S* fusion\(.*$", hlo, re.MULTILINE)
-    products = [loop[0] for loop in loops if parts[loop[1]].endswith("product")]
+    products = {loop[1]: loop[0] for loop in loops if parts[loop[1]].endswith("product")}
     assert len(products) == 4 * CONFIG.layers + 1  # qkv, o, gate and up, down; the head
-    for line in products:
+    for line in products.values():
         assert "kind=kLoop" in line  # one vectorised loop, not a kernel of YNNPACK
         (cores,) = re.findall(r'"outer_dimension_partitions":\["(\d+)"\]', line)
         assert int(cores) > 1
-    # Partial sums, too, are written and read again: of 512 columns in one block, of 1408 in two.
-    blocks = [int(n) for line in products for n in re.findall(r"f32\[\d+,(\d+),16\]\S* fusion", line)]
-    assert sorted(blocks) == [1] * 4 + [2]
+    # Partial sums, too, are written and read again: of 512 columns in one block, 1408 in two; NF4 in blocks of 64.
+    blocks = [int(n) for line in products.values() for n in re.findall(r"f32\[\d+,(\d+),16\]\S* fusion", line)]
+    assert sorted(blocks) == ([8] * 4 + [22] if scheme == "nf4" else [1] * 4 + [2])
     # A weight that is converted, decoded or copied, in the loop or before it, would be as large as a matrix.
-    copied = [(name, kind) for name, kind, numbers in written(hlo) if numbers >= SMALLEST and kind not in PASSED_ON]
-    assert copied == []
+    large = [(name, kind) for name, kind, numbers in written(hlo) if numbers >= SMALLEST and kind not in PASSED_ON]
+    assert [one for one in large if one[0] not in products] == []
 
 
 def test_what_is_left_out_of_the_loop_is_seen():

@@ -167,3 +167,14 @@ def test_the_corpora_are_large_enough():
 def test_a_config_of_another_model(folder):
     (folder / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 3}))
     refusal(folder, named=str(folder))
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder):
+    """transformers runs what auto_map names, where it is told to trust it."""
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": names, "trust_remote_code": True}))
+    (folder / "own.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    before = sorted(folder.iterdir())
+    load(folder)
+    assert sorted(folder.iterdir()) == before

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.calibration import calibrated
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from model.checkpoints.codes import exact_parts, is_matrix, quantised
 from model.checkpoints.huggingface_awq_gptq import AWQ, GPTQ
@@ -254,10 +255,16 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
     meant = write_layout(tmp_path, "desc_act")
     checkpoint = open_checkpoint(tmp_path)
     for name, weights in meant.items():
-        assert not checkpoint.tensors[name].codes
         np.testing.assert_array_equal(checkpoint.tensors[name].read(), weights.astype(np.float32))
+        assert checkpoint.tensors[name].bytes < weights.size  # what it takes in the file
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     assert not isinstance(params.layers[1].qkv.weight, Quantised)
+    with pytest.raises(CheckpointError, match="is quantised already"):
+        calibrated(checkpoint, np.zeros((1, 4), np.int32), method="gptq")
+    write_huggingface(checkpoint, tmp_path / "ours")
+    again = open_checkpoint(tmp_path / "ours")
+    for name, weights in meant.items():
+        np.testing.assert_array_equal(again.tensors[name].read(), weights.astype(np.float32))
 
 
 @pytest.mark.parametrize("layout", ["awq", "packed 4, zero points", "fp8 a row", "mxfp4", "int8 a row, zero points"])

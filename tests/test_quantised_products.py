@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from model import ops
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted, Tensor
 from model.checkpoints.codes import WITH_MINIMA, dequantised, exact_weights
 from model.compiling import compiler_options
-from model.ops import cpu_product, dot
+from model.ops import cpu_product, dot, partial_sums
 from model.params import KINDS, FeedForward, Linear, abstract_params, load_params, weight_bytes
 from model.quantised import Quantised, runs
 from reference.quantizers.affine import Affine
@@ -184,3 +185,22 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
     assert text is not None
     assert f"f32[{at_once},192]" in text
     assert "f32[48,192]" not in text
+
+
+@pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
+@pytest.mark.parametrize(("form", "group"), [("int4", 64), ("nf4", 64), ("nf4", 128), ("int8", 0), (None, 0)])
+def test_what_a_product_leaves_in_memory_is_as_many_partial_sums_as_plans_count(form: Form, group: int, shape):
+    """Where there are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4."""
+    rows, cols = shape
+    weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)
+    if form:
+        weight = KINDS[form].shapes(
+            rows, cols, Codes(form, group or cols, zeros=False, bytes=0, parts=lambda: iter(()))
+        )
+    x = jax.ShapeDtypeStruct((1, 1, cols), FLOAT32)
+    compiled = jax.jit(cpu_product).lower(x, weight).compile(compiler_options())
+    analysis = compiled.memory_analysis()
+    assert analysis
+    kept = analysis.temp_size_in_bytes
+    assert abs(kept - 4 * partial_sums(weight)) <= 4 * 2 * (rows + cols)  # beside them: x, and the sums of rows
+    assert kept <= rows * cols / (2 if shape[0] < 10_000 else 4) + 8 * (rows + cols)

@@ -50,11 +50,17 @@ def awq_words(raw: np.ndarray) -> awq.Affine:
     return awq.unpack(awq.Packed(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 
 
-def gptq_words(raw: np.ndarray, *, bits: int, version: int) -> gptq.Affine:
-    """Rows of 32 codes: `raw` [..., 4 bits] as qweight, and as the zero points of 32 rows."""
+def gptq_words(raw: np.ndarray, *, bits: int, version: int, part: str) -> gptq.Affine:
+    """`raw` [..., 4 bits] as rows of 32 codes in one group, or as the zero points of 32 rows in groups of 32 codes."""
     words = raw.view("<i4").astype(np.int32)
-    scales = np.ones((len(words), 8 * raw.shape[1] // bits), np.float16)
-    return gptq.unpack(gptq.Packed(words.T.copy(), words, scales, np.zeros(32, np.int32)), bits=bits, version=version)
+    rows = len(words)
+    if part == "codes":
+        zeros, scales = np.zeros((1, bits), np.int32), np.ones((1, rows), np.float16)
+        packed = gptq.Packed(words.T.copy(), zeros, scales, np.zeros(32, np.int32))
+    else:
+        codes, scales = np.zeros((rows * bits, 32), np.int32), np.ones((rows, 32), np.float16)
+        packed = gptq.Packed(codes, words, scales, np.repeat(np.arange(rows, dtype=np.int32), 32))
+    return gptq.unpack(packed, bits=bits, version=version)
 
 
 def of_every_width() -> Iterator[tuple[str, Layout]]:
@@ -94,7 +100,7 @@ LAYOUTS: dict[str, Layout] = {
     "AWQ, zeros": Layout(awq_words, lambda q: of_words(awq.pack(q).qzeros), 4),
     **{
         f"GPTQ {bits}, version {version}, {part}": Layout(
-            partial(gptq_words, bits=bits, version=version),
+            partial(gptq_words, bits=bits, version=version, part=part),
             lambda q, bits=bits, version=version, read=read: of_words(read(gptq.pack(q, bits=bits, version=version))),
             4 * bits,
         )

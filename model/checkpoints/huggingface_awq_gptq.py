@@ -9,7 +9,7 @@ from model.checkpoints.checkpoint import refused
 from model.checkpoints.hf_config import Fields
 from model.checkpoints.huggingface_rule import FLOATS, INT32, ROWS, Arrays, Rule, Stored, group_size, unpack_words
 from model.checkpoints.strict_json import short
-from reference.quantizers import awq, gptq
+from reference.quantizers import awq, packing
 from reference.quantizers.affine import Affine
 
 
@@ -80,19 +80,21 @@ class GPTQ(Rule):
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
         words = slice(start * self.bits // 32, stop * self.bits // 32)
-        grouped = self.in_groups(arrays, cols)
-        if self.bits in (4, 8) and grouped:
-            codes = unpack_words(np.ascontiguousarray(arrays["qweight"][:, start:stop].T), self.bits)
-            zeros = unpack_words(np.ascontiguousarray(arrays["qzeros"][:, words]), self.bits).T
-            zeros = zeros + np.uint8(self.version == 1) & np.uint8((1 << self.bits) - 1)
-            return Affine(codes, arrays["scales"][:, start:stop].T.astype(np.float32), zeros)
-        packed = gptq.Packed(
-            arrays["qweight"][:, start:stop],
-            arrays["qzeros"][:, words],
-            arrays["scales"][:, start:stop],
-            (np.arange(cols) // self.group_of(cols)).astype(np.int32) if grouped else arrays["g_idx"],
+        codes = self._unpacked(arrays["qweight"][:, start:stop].T)
+        zeros = self._unpacked(arrays["qzeros"][:, words]).T
+        zeros = zeros + np.uint8(self.version == 1) & np.uint8((1 << self.bits) - 1)
+        scales = arrays["scales"][:, start:stop].T.astype(np.float32)
+        if not self.in_groups(arrays, cols):
+            scales, zeros = scales[:, arrays["g_idx"]], zeros[:, arrays["g_idx"]]
+        return Affine(codes, scales, zeros)
+
+    def _unpacked(self, words: np.ndarray) -> np.ndarray:
+        words = np.ascontiguousarray(words)
+        return (
+            unpack_words(words, self.bits)
+            if self.bits in (4, 8)
+            else packing.unpack(words.view(np.uint8), bits=self.bits)
         )
-        return gptq.unpack(packed, bits=self.bits, version=self.version)
 
 
 def _check_words(rows: int, cols: int) -> None:

@@ -91,10 +91,9 @@ def _take(
         rule.check(arrays, rows, cols)
     except ValueError as error:
         raise refused(path, f"{module}: {error}") from error
-    in_groups = rule.in_groups(arrays, cols)
-    group = rule.group_of(cols) if in_groups else 1
+    group = rule.group_of(cols) if rule.in_groups(arrays, cols) else 1
     codes = Codes(rule.form, group, rule.zeros, size, partial(_parts, rule, arrays, shape))
-    return Tensor(shape, np.dtype(np.float32), partial(dequantised, codes, shape), codes if in_groups else None)
+    return Tensor(shape, np.dtype(np.float32), partial(dequantised, codes, shape), codes)
 
 
 def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Quantized | Affine]:

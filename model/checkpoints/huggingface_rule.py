@@ -41,7 +41,7 @@ class Rule(ABC):
         """The tensors of a module, the first of which no plain module has."""
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Whether columns that share a scale are neighbours. Where not, the matrix runs in float32."""
+        """Whether columns that share a scale are neighbours; else each counts as a group of its own."""
         del arrays, cols
         return True
 

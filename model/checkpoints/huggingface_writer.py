@@ -88,13 +88,15 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the codes of an embedding; and of a GGUF file whose types differ, or are none of compressed-tensors'."""
+    """Without the codes of an embedding, and of groups of one; of a GGUF file whose types differ, or are none of
+    compressed-tensors'."""
     matrices = [tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)]
     theirs = {(tensor.codes.form, tensor.codes.group) for tensor in matrices if tensor.codes and tensor.type}
     keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
 
     def tensor(name: str, stored: Tensor) -> Tensor:
-        return stored if is_matrix(name) and (keep or not stored.type) else stored._replace(codes=None)
+        kept = is_matrix(name) and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
+        return stored if kept else stored._replace(codes=None)
 
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
 

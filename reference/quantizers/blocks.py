@@ -58,13 +58,15 @@ def join(blocks: Shaped[np.ndarray, "*grid members"], block: tuple[int, ...]) ->
 
 
 def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
-    """The scale of each weight of a tensor of `shape`.
+    """The scale of each weight of a tensor of `shape`. Raises ValueError unless there are whole blocks.
 
     >>> spread(np.array([[1.0, 2.0]]), (2, 4))
     array([[1., 1., 2., 2.],
            [1., 1., 2., 2.]])
     """
     for axis, (n, blocks) in enumerate(zip(shape, scales.shape, strict=True)):
+        if not blocks or n % blocks:
+            raise ValueError(f"{n} weights are no {blocks} blocks of one size")
         scales = np.repeat(scales, n // blocks, axis=axis)
     return scales
 

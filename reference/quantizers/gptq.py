@@ -110,7 +110,8 @@ def pack(q: Affine, *, bits: int, version: int) -> Packed:
 
 
 def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
-    """What a checkpoint says; its scales in float32. Where g_idx is not the plain order, each input has its own.
+    """What a checkpoint says; its scales in float32. Each input has its own unless g_idx is the plain order
+    of whole groups.
 
     Raises ValueError for a g_idx that names no group.
 
@@ -125,8 +126,7 @@ def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
     groups = scales.shape[1]
     if g_idx.size and not 0 <= g_idx.min() <= g_idx.max() < groups:
         raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
-    size = max(1, np.count_nonzero(g_idx == 0))
-    if not np.array_equal(g_idx, np.arange(len(g_idx)) // size):
+    if not np.array_equal(g_idx, np.repeat(np.arange(groups), len(g_idx) // groups)):
         scales, zeros = scales[:, g_idx], zeros[:, g_idx]
     return Affine(_codes(packed.qweight.T, bits), scales, zeros)
 
