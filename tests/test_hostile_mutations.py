@@ -22,7 +22,7 @@ from model.checkpoints.codes import quantised
 from model.checkpoints.huggingface_writer import write_huggingface
 from model.tokenizers.llama2c import read_llama2c
 from reference.quantizers import ggml
-from tests import bounded, families, gguf_files, llama2c_files, tiny_tokenizers
+from tests import bounded, families, gguf_files, llama2c_files, test_quantised_checkpoints, tiny_tokenizers
 from tests.gguf_files import STRING, U32, File, Tensor
 from tests.refusals import check_message, load, load_with_tokenizer
 
@@ -70,8 +70,15 @@ CONFIGS = {
 }
 
 
+LAYOUTS = {"safetensors, AWQ": "awq", "safetensors, GPTQ": "gptq 4", "safetensors, int4": "packed 4"}
+DIRECTORIES = [*CONFIGS, *LAYOUTS]
+
+
 def write_directory(kind: str, folder: Path) -> Path:
     """A good directory of Hugging Face's."""
+    if kind in LAYOUTS:
+        test_quantised_checkpoints.write_layout(folder, LAYOUTS[kind])
+        return folder
     families.write_checkpoint(folder, CONFIGS[kind])
     if kind != "safetensors, NF4":
         return folder
@@ -94,7 +101,7 @@ def healthy(kind: str) -> tuple[bytes, int]:
     if kind in files:
         file = files[kind]()
         return file.bytes(), len(file.head())
-    if kind in CONFIGS:
+    if kind in DIRECTORIES:
         with tempfile.TemporaryDirectory() as folder:
             raw = (write_directory(kind, Path(folder)) / "model.safetensors").read_bytes()
         return raw, header_of_safetensors(raw)
@@ -103,7 +110,7 @@ def healthy(kind: str) -> tuple[bytes, int]:
     return raw, (28, 41, 41, 32)[version]
 
 
-KINDS = ["gguf", "gguf experts", "gguf Q4_0", "gguf Q5_1", "gguf pieces", "gguf merges", *CONFIGS]
+KINDS = ["gguf", "gguf experts", "gguf Q4_0", "gguf Q5_1", "gguf pieces", "gguf merges", *DIRECTORIES]
 KINDS += [f"llama2c {version}" for version in range(4)]
 
 
@@ -156,7 +163,7 @@ def reader(kind: str) -> Callable[[str], object]:
 
 def put(kind: str, raw: bytes, folder: Path) -> Path:
     """Write a file under the name that its kind has."""
-    path = folder / kind / "model.safetensors" if kind in CONFIGS else folder / "model.bin"
+    path = folder / kind / "model.safetensors" if kind in DIRECTORIES else folder / "model.bin"
     path.write_bytes(raw)
     return path
 
@@ -164,7 +171,7 @@ def put(kind: str, raw: bytes, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
-    for kind in CONFIGS:
+    for kind in DIRECTORIES:
         made = tmp_path_factory.mktemp("made")
         write_directory(kind, made).rename(folder / kind)
     return folder
@@ -189,3 +196,45 @@ def test_good_files_load(folder, kind):
     raw, header = healthy(kind)
     assert 0 < header < len(raw)
     reader(kind)(str(put(kind, raw, folder)))
+
+
+def places(values: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where something stands in an object, and in those inside."""
+    found = []
+    for key, value in values.items():
+        found += [(*path, key), *(places(value, (*path, key)) if isinstance(value, dict) else [])]
+    return found
+
+
+STRANGE = [None, True, 0, -1, 3, 7, 33, 2**31, 2**64, 0.5, 1e308, "", "4", "int", "channel", [], [[]], {}, {"a": {}}]
+
+
+@seed(7)
+@settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@given(layout=st.sampled_from(sorted(test_quantised_checkpoints.LAYOUTS)), place=st.integers(0, 99), value=st.data())
+def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, place, value):
+    folder, good = layouts[layout]
+    config = json.loads(good)
+    *path, key = (found := places(config["quantization_config"]))[place % len(found)]
+    inside = config["quantization_config"]
+    for step in path:
+        inside = inside[step]
+    if value.draw(st.booleans()):
+        inside[key] = value.draw(st.sampled_from(STRANGE))
+    else:
+        del inside[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    message = bounded.process().refusal(load, str(folder))
+    if message is not None:
+        check_message(message, str(folder))
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory) -> dict[str, tuple[Path, str]]:
+    """A directory of each layout, and its config.json."""
+    made = {}
+    for layout in test_quantised_checkpoints.LAYOUTS:
+        folder = tmp_path_factory.mktemp("layout")
+        test_quantised_checkpoints.write_layout(folder, layout)
+        made[layout] = folder, (folder / "config.json").read_text()
+    return made
