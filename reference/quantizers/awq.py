@@ -90,7 +90,7 @@ def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.nda
 
 
 def pack(q: Affine) -> Packed:
-    """The scales are rounded to float16, as autoawq has them.
+    """The scales are rounded to float16, as autoawq has them: below 2^-25 to 0.
 
     Raises ValueError for rows that are no multiple of 8, and for a scale beyond float16.
     """

@@ -98,7 +98,8 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 
 
 def pack(q: Affine, *, bits: int, version: int) -> Packed:
-    """Version 1 stores zero points less by one, modulo 2^bits; 2 as they are. Scales are rounded to float16.
+    """Version 1 stores zero points less by one, modulo 2^bits; 2 as they are. Scales are rounded to float16, below
+    2^-25 to 0.
 
     Raises ValueError where codes do not fill words of 32 bits, or a scale is beyond float16.
     """
