@@ -395,7 +395,7 @@ def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> 
             pieces = ((column, levels - zeros) for column, levels in pieces)
         total = jnp.asarray(sum(levels * v[:, column : column + LANES] for column, levels in pieces))
         if in_loop:
-            total = total * of_group(weight.real_scales(), g)
+            total = total * weight.real_scales(of_group(weight.scales, g))
         if weight.minima is not None:
             inputs = sum(v[:, column : column + LANES] for column in range(g * group, (g + 1) * group, LANES))
             total = total + inputs * of_group(weight.minima, g)
@@ -403,7 +403,7 @@ def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> 
 
     partial_sums = sum(sums(g) for g in range(block // group))
     y = jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
-    return y if in_loop else y * weight.real_scales()[:, 0]
+    return y if in_loop else y * weight.real_scales(weight.scales[:, 0])
 
 
 def _padded(x: Float[Array, "*batch cols"], weight: Quantised) -> Float[Array, "*batch padded"]:

@@ -60,8 +60,10 @@ class Quantised(_Arrays):
         """How many of `pieces` to multiply in one loop, at most, unless a group has more: beyond 64, loops are slow."""
         return 64
 
-    def real_scales(self) -> Float[Array, "rows groups"]:
-        return self.scales
+    @staticmethod
+    def real_scales(scales: Array) -> Float[Array, "*shape"]:
+        """What scales stand for as they are stored."""
+        return scales
 
     @staticmethod
     def decode(codes: Array) -> Float[Array, "*shape"]:
@@ -103,7 +105,7 @@ class Quantised(_Arrays):
             levels = self.decode(self.codes).reshape(rows, groups, 1, 1, -1)
         if self.zeros is not None:
             levels = levels - spread(self.zeros).astype(jnp.float32)
-        levels = levels * self.unit * spread(self.real_scales())  # [rows, groups, pairs, 2, lanes]
+        levels = levels * self.unit * spread(self.real_scales(self.scales))  # [rows, groups, pairs, 2, lanes]
         if self.minima is not None:
             levels = levels + spread(self.minima)
         return levels.reshape(rows, -1)
@@ -279,9 +281,10 @@ class MXFP4(Quantised):
     scale_dtype = np.dtype(np.uint8)
     unit = 2.0**14
 
-    def real_scales(self) -> Array:
+    @staticmethod
+    def real_scales(scales: Array) -> Array:
         """An exponent of 0 gives 0, as it would anyway where subnormal numbers count as 0."""
-        return lax.bitcast_convert_type(self.scales.astype(jnp.int32) << 23, jnp.float32)
+        return lax.bitcast_convert_type(scales.astype(jnp.int32) << 23, jnp.float32)
 
     @staticmethod
     def decode(codes: Array) -> Array:

@@ -163,16 +163,6 @@ def test_matrices_that_are_stacked_stay_quantised_only_together():
     np.testing.assert_array_equal(gate_up(gate, other).weight, np.concatenate([gate.read(), other.read()]))
 
 
-@pytest.mark.parametrize("form", sorted(KINDS))
-def test_a_product_on_a_cpu_is_one_loop_over_both_cores(form):
-    """No copy of the weights is made: not in float32, and not of their codes."""
-    tensor, _ = Matrix(form, False, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32), seed=2)(512, 768)
-    x = np.ones(768, np.float32)
-    text = jax.jit(cpu_product).lower(x, placed(tensor)).compile(compiler_options()).as_text()
-    assert text is not None
-    assert "f32[512,768]" not in text and "f32[512,3,256]" not in text
-
-
 @pytest.mark.parametrize(("name", "at_once"), [("dot", 16), ("cpu", 24)])
 def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at_once):
     """A prompt's product never holds all of it in float32, on a CPU of no matrix."""
@@ -187,10 +177,18 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
     assert "f32[48,192]" not in text
 
 
+GROUPED: list[tuple[Form | None, int]] = [
+    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32)) for form in KINDS
+]
+
+
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
-@pytest.mark.parametrize(("form", "group"), [("int4", 64), ("nf4", 64), ("nf4", 128), ("int8", 0), (None, 0)])
-def test_what_a_product_leaves_in_memory_is_as_many_partial_sums_as_plans_count(form: Form, group: int, shape):
-    """Where there are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4."""
+@pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
+def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
+    """As many as plans count: neither the weights in float32 nor their codes.
+
+    Where there are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
+    """
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)
     if form:
