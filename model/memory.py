@@ -87,7 +87,8 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
         scores = 2 * queries * config.heads * span  # and probabilities
         return scores + 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
 
-    sums = max(map(partial_sums, _matrices(params))) if on_cpu and batch == 1 else 0  # of a step's widest product
+    matrices = _matrices([params.layers, params.head])
+    sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # of a step's widest product
     attended = max(attention(tokens, longest), attention(batch, LONGEST_SPAN))  # of a prompt, of a step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
     largest = max((len(m.codes) * m.cols for m in _quantised(params)), default=0)
@@ -97,15 +98,15 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
     return 4 * (stream + max(attended, hidden + decoded, sums))
 
 
-def _matrices(params: Params) -> list[Any]:
-    """Those of the layers, and the head."""
-    leaves = jax.tree.leaves(params.layers, is_leaf=lambda leaf: isinstance(leaf, Quantised))
-    return [leaf for leaf in leaves if isinstance(leaf, Quantised) or leaf.ndim == 2] + [params.head]
+def _matrices(tree: Any) -> list[Any]:
+    """All in the tree, also those in what emulates activations: `Quantised`, or of two axes."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantised))
+    return [leaf for leaf in leaves if isinstance(leaf, Quantised) or leaf.ndim == 2]
 
 
 def _quantised(params: Params) -> list[Quantised]:
     """The matrices of the layers that are."""
-    return [leaf for leaf in _matrices(params)[:-1] if isinstance(leaf, Quantised)]
+    return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, Quantised)]
 
 
 def available_bytes() -> int:
