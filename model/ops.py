@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -26,7 +27,8 @@ LONGEST_CPU_SPAN = 512  # the same, of a prompt on a CPU: what is multiplied sta
 MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once, or it would be a loop over single rows
-SUMMED = 16  # values of the cache in a partial sum: each is an operation more to compile
+SUMMED = 16  # values of the cache in a partial sum, at most: each is an operation more to compile
+SECOND_CORE = 1 << 19  # bytes read and written by a loop that XLA for CPUs gives a second core, whatever it computes
 
 
 class Positions(NamedTuple):
@@ -69,13 +71,15 @@ def attend(
     *,
     window: int | None,
     config: Config,
+    smallest: int = SMALLEST_SPAN,
     longest: int = LONGEST_SPAN,
     scores: Callable[[Array, Array, Array], Array] | None = None,
     weighted: Callable[[Array, Array], Array] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """Causal grouped-query attention over the part of the cache that is in use.
 
-    Up to `longest` rows are read at once, in spans of a few lengths; of a longer cache, so many at a time.
+    Up to `longest` rows are read at once, in spans of a few lengths from `smallest` on; of a longer cache, so many at a
+    time.
     `scores` and `weighted` are the two products of a span, left to XLA by default.
     """
     batch, seq = q.shape[:2]
@@ -92,13 +96,13 @@ def attend(
         return branch
 
     # A single query is as slow as what it reads; for many, the rows too many are little beside the products.
-    spans = _spans(min(capacity, longest), growth=2 if seq == 1 else 4)
+    spans = _spans(smallest, min(capacity, longest), growth=2 if seq == 1 else 4)
     branches = [over(span) for span in spans]
     if capacity > longest:
         branches.append(partial(_attend_in_blocks, block=longest, window=window))
     used = jnp.max(positions.at) + 1
-    smallest = jnp.sum(jnp.asarray(spans[: len(branches) - 1], jnp.int32) < used)  # of what covers the rows in use
-    h = lax.switch(smallest, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
+    first = jnp.sum(jnp.asarray(spans[: len(branches) - 1], jnp.int32) < used)  # that covers the rows in use
+    h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)
 
 
@@ -119,7 +123,33 @@ def cpu_attend(
         return attend(q, cache, positions, **fixed, longest=LONGEST_CPU_SPAN)
     if config.heads > config.kv_heads:
         return attend(q, cache, positions, **fixed)
-    return attend(q, cache, positions, **fixed, scores=_scores_of_one, weighted=_weighted_by_one)
+    smallest = _smallest_span(cache.k.size // cache.k.shape[2], config.head_dim, cache.k.dtype)
+    return attend(q, cache, positions, **fixed, smallest=smallest, scores=_scores_of_one, weighted=_weighted_by_one)
+
+
+def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
+    """The rows, of so many numbers each, that one query reads at least.
+
+    Both cores read twice as many in the time that one takes, and are then both awake for the product that follows.
+    """
+    for rows in (SMALLEST_SPAN, 2 * SMALLEST_SPAN):
+        if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):
+            return rows
+    return SMALLEST_SPAN
+
+
+def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
+    """How many of so many numbers to put into a partial sum, for XLA to give the loop over them to both cores.
+
+    As many as `most`, or the largest divisor of it that does. Of small loops XLA does so if there are more operations
+    than bytes, or enough bytes: the shorter the sums, the more are written.
+    """
+    for summed in range(most, 0, -1):
+        bytes_ = numbers * dtype.itemsize + 4 * numbers // summed
+        operations = numbers * (2 - 1 / summed + (dtype != np.float32))  # products, sums, and what widens
+        if most % summed == 0 and (operations > bytes_ or bytes_ >= SECOND_CORE):
+            return summed
+    return None
 
 
 def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
@@ -161,28 +191,28 @@ def _weighted(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head
 
 
 def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
-    """`_scores` of one query a key, as `_plain_sums` of keys.
-
-    The last sum, of 16, is a dot with ones: XLA's sums of so few and short rows take longer than reading the keys.
-    """
+    """`_scores` of one query a key, as `_plain_sums` of keys."""
     if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return _scores(q, k, visible)
     q = lax.optimization_barrier(q)[:, 0]  # [batch, kv_heads, 1, head_dim]
-    partial_sums = _lane_sums(k[:, :, : visible.shape[-1]], q)  # [batch, kv_heads, rows, lanes]
-    scores = jnp.dot(partial_sums, jnp.ones(LANES), precision=lax.Precision.HIGHEST)
+    k = k[:, :, : visible.shape[-1]]
+    most = q.shape[-1] // LANES
+    lanes = q.shape[-1] // (_summed(k.size, k.dtype, most=most) or most)
+    scores = _last_sum(_lane_sums(k, q, lanes=lanes))
     return jnp.where(visible, scores[:, :, None, None], -jnp.inf)
 
 
 def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
-    """`_weighted` of one row of probabilities a head: each partial sum is of `SUMMED` values.
+    """`_weighted` of one row of probabilities a head: each partial sum is of up to `SUMMED` values.
 
     They are sliced out of all there are in one step, or XLA makes a copy of those in use.
     """
     rows = p.shape[-1]
     if v.dtype == jnp.int8 or rows % SUMMED:
         return _weighted(p, v)
-    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, SUMMED, 1)  # [batch, kv_heads, sums, values, 1]
-    values = (v[:, :, i:rows:SUMMED].astype(jnp.float32) for i in range(SUMMED))
+    summed = _summed(v.size // v.shape[2] * rows, v.dtype, most=SUMMED) or SUMMED
+    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, summed, 1)  # [batch, kv_heads, sums, values, 1]
+    values = (v[:, :, i:rows:summed].astype(jnp.float32) for i in range(summed))
     partial_sums = sum(value * p[:, :, :, i] for i, value in enumerate(values))
     return jnp.sum(lax.optimization_barrier(partial_sums), axis=2)[:, :, None, None]
 
@@ -285,10 +315,10 @@ def _visible(
     return rows <= i if window is None else (rows <= i) & (rows > i - window)
 
 
-def _spans(capacity: int, *, growth: int) -> list[int]:
+def _spans(smallest: int, capacity: int, *, growth: int) -> list[int]:
     """What attention may read of a cache: each span costs a branch of the program, and memory to compile it."""
     spans = []
-    span = SMALLEST_SPAN
+    span = smallest
     while 4 * span < 3 * capacity:
         spans.append(span)
         span *= growth
@@ -363,13 +393,20 @@ def partial_sums(weight: Any) -> int:
 def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], block: int) -> Float[Array, " rows"]:
     w = weight.reshape(len(weight), -1, block)
     v = lax.optimization_barrier(x).reshape(-1, block)
-    return jnp.sum(_lane_sums(w, v), axis=(1, 2))  # of [rows, blocks, lanes]
+    return _last_sum(_lane_sums(w, v).reshape(len(w), -1))
 
 
-def _lane_sums(w: Float[Array, "*rows n"], v: Float[Array, "*some n"]) -> Float[Array, "*rows lanes"]:
-    """Of each row of w the products with v, of which every 16th is in the same sum."""
-    slices = (slice(i, i + LANES) for i in range(0, w.shape[-1], LANES))
+def _lane_sums(
+    w: Float[Array, "*rows n"], v: Float[Array, "*some n"], lanes: int = LANES
+) -> Float[Array, "*rows lanes"]:
+    """Of each row of w the products with v, of which every 16th is in the same sum, or those `lanes` apart."""
+    slices = (slice(i, i + lanes) for i in range(0, w.shape[-1], lanes))
     return lax.optimization_barrier(sum(w[..., s].astype(jnp.float32) * v[..., s] for s in slices))
+
+
+def _last_sum(partial_sums: Float[Array, "*rows n"]) -> Float[Array, " *rows"]:
+    """A dot with ones: XLA's own sums of many short rows take several times as long."""
+    return jnp.dot(partial_sums, jnp.ones(partial_sums.shape[-1]), precision=lax.Precision.HIGHEST)
 
 
 def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> Float[Array, " rows"]:
@@ -401,8 +438,8 @@ def _quantised_sums(x: Float[Array, " cols"], weight: Quantised, block: int) -> 
             total = total + inputs * of_group(weight.minima, g)
         return total
 
-    partial_sums = sum(sums(g) for g in range(block // group))
-    y = jnp.sum(lax.optimization_barrier(partial_sums), axis=(1, 2))
+    partial_sums = lax.optimization_barrier(sum(sums(g) for g in range(block // group)))
+    y = _last_sum(partial_sums.reshape(rows, -1))
     return y if in_loop else y * weight.real_scales(weight.scales[:, 0])
 
 

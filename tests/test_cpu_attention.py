@@ -1,5 +1,6 @@
 """Attention in the form for XLA's CPU compiler: one query on keys where they lie, prompts in small spans."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -70,3 +71,15 @@ def test_one_query_copies_no_keys():
     assert text
     copied = [(name, kind) for name, kind, numbers in written(text) if numbers >= 64 * HEADS * HEAD_DIM]
     assert {kind for _, kind in copied} <= PASSED_ON
+
+
+@pytest.mark.parametrize(("heads", "dtype"), [(12, "float32"), (8, "float32"), (32, "float32"), (12, "bfloat16")])
+def test_both_cores_read_the_cache(heads: int, dtype: str):
+    """In the smallest span, too, where XLA gives a loop over partial sums of 16 numbers to one core alone."""
+    q, k, v = (np.zeros((rows, heads, HEAD_DIM), dtype) for rows in (1, 256, 256))
+    text = attending(q, k, v, start=0)[0].as_text()
+    assert text
+    sums = re.findall(rf"= f32\[1,{heads},\d+,[1-9]\d+\]\S* fusion\(.*kind=kLoop.*/(?:add|mul)\".*", text)
+    assert len(sums) == 2 * (3 if heads == 32 else 2)  # of keys and of values in each span, from 64 or 128 rows on
+    for line in sums:
+        assert "outer_dimension_partitions" in line

@@ -15,7 +15,7 @@ from model.cache import LayerCache, empty_cache
 from model.checkpoints.gguf_blocks import KINDS
 from model.compiling import compiler_options
 from model.forward import decode
-from model.ops import CPU
+from model.ops import CPU, SMALLEST_SPAN
 from model.profile import named, parts_of
 from reference.config import Config
 
@@ -105,10 +105,10 @@ def test_attention_reads_the_used_part_of_the_cache_alone():
     """What lies past the span that holds all positions in use may be NaN: it is not even multiplied by 0."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None).compile(compiler_options=OPTIONS)
-    drawn = []
+    drawn, span = [], 2 * SMALLEST_SPAN
     for past in (0.0, np.nan):
         cache = random_cache(CONFIG, dtype=np.dtype("float32"), capacity=CAPACITY)
-        layers = [LayerCache(*(rows.at[:, :, 64:].set(past) for rows in layer)) for layer in cache.layers]
+        layers = [LayerCache(*(rows.at[:, :, span:].set(past) for rows in layer)) for layer in cache.layers]
         cache = cache._replace(layers=layers, lengths=cache.lengths + 10)
         ids, taken, _ = program(params, *_decoding(CONFIG, cache, 1, 4, GREEDY))
         assert int(taken) == 4
