@@ -19,9 +19,11 @@ from benchmarks.timing import Effort, measure
 from model import ops
 from model.cost import Cost
 from model.memory import device_bytes
+from model.params import aligned_zeros
 from model.plan import Device
 
-SLICES = 16  # that a read is summed from: one number is written for 16 that are read
+COPIES = 16  # of what is drawn, which fill the memory to move: on a CPU to draw all takes longer than to measure
+ROW, LANES = 1024, 16  # numbers that a CPU reads to write the few that are their sums
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -139,25 +141,36 @@ def reading_in_words(folder: Path | None, *, bytes: float, seconds: float) -> st
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
     """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
     sizes = sizes or SIZES[jax.default_backend()]
-    # Each slice the same: on a CPU to draw them all takes longer than all that is measured.
-    drawn = random_numbers(0, 1, sizes.bytes // (4 * SLICES), dtype="float32")
-    buffers = [jnp.tile(drawn, (SLICES, 1)) for _ in range(2)]
+    drawn = random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
+    buffers = [jnp.tile(drawn, (COPIES, 1)) for _ in range(2)]
     # From one buffer to the other: memory that is new each time would have to be mapped first.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
-    # A sum that is kept elementwise runs on all cores of a CPU, where a reduction would run on one.
-    summed = jax.jit(lambda a: sum(a[i] for i in range(SLICES)))
 
     def copy() -> jax.Array:
         buffers.reverse()
         buffers[1] = negate(*buffers)
         return buffers[1]
 
-    copying = measure(copy, sizes.effort).median
-    reading = measure(lambda: summed(buffers[0]), sizes.effort).median
-    moved = buffers[0].nbytes
+    copying, moved = measure(copy, sizes.effort).median, buffers[0].nbytes
     buffers.clear()
     flops = {dtype: _matrix_rate(dtype, sizes) for dtype in dtypes}
-    return Ceilings(2 * moved / copying, moved * (1 + 1 / SLICES) / reading, flops)
+    return Ceilings(2 * moved / copying, _read_rate(drawn, sizes.effort), flops)
+
+
+def _read_rate(drawn: jax.Array, effort: Effort) -> float:
+    """Bytes a second of sums that are kept elementwise, which run on all cores of a CPU; few are written.
+
+    A CPU reads one array from start to end, in huge pages, as weights lie; a GPU reads all copies side by side.
+    """
+    if jax.default_backend() == "cpu":
+        array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
+        array.reshape(COPIES, -1)[:] = drawn
+        copies, written = jax.device_put(array, may_alias=True), LANES / ROW
+        summed = jax.jit(lambda a: sum(a[:, i : i + LANES] for i in range(0, ROW, LANES)))
+    else:
+        copies, written = jnp.tile(drawn, (COPIES, 1)), 1 / COPIES
+        summed = jax.jit(lambda a: sum(a[i] for i in range(COPIES)))
+    return copies.nbytes * (1 + written) / measure(lambda: summed(copies), effort).median
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))
