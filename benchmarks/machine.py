@@ -21,9 +21,10 @@ from model.cost import Cost
 from model.memory import device_bytes
 from model.params import aligned_zeros
 from model.plan import Device
+from model.quantised import LANES
 
 COPIES = 16  # of what is drawn, which fill the memory to move: on a CPU to draw all takes longer than to measure
-ROW, LANES = 1024, 16  # numbers that a CPU reads to write the few that are their sums
+ROW = 1024  # numbers that a CPU reads to write the few that are their sums, as many as `LANES`
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
 DRIVER = Path("/proc/driver/nvidia/version")
