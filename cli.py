@@ -640,10 +640,11 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
 @click.argument("model", required=False)
 @click.option(
     "--suite",
-    type=click.Choice(["decode", "growth", "gpu", "kernels"]),
+    type=click.Choice(["decode", "growth", "gpu", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="A model's speed, how it changes as the work grows, all that is to be seen on an H200, or its kernels alone.",
+    help="A model's speed, how it changes as the work grows, all that is to be seen on an H200, or the rest of its "
+    "kernels: those of published Llamas, and of other models.",
 )
 @click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
@@ -658,7 +659,9 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
     show_default=True,
     help="decode: compiled JAX, or the NumPy definition in float64.",
 )
-@click.option("--dry-run", is_flag=True, help="gpu, kernels: next to nothing on a CPU, to see that the suite works.")
+@click.option(
+    "--dry-run", is_flag=True, help="gpu, kernels, variants: next to nothing on a CPU, to see that the suite works."
+)
 @click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
 @click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tiles, and add them to FILE.")
@@ -682,7 +685,7 @@ def bench(
 
     from model.checkpoints.staging import new_file
 
-    on_gpu = suite in ("gpu", "kernels")
+    on_gpu = suite in ("gpu", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")

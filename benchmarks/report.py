@@ -25,6 +25,14 @@ def skipped(name: str, why: str = "no time was left") -> Row:
     return {"skipped": name, "why": why}
 
 
+def in_a_line(error: Exception) -> str:
+    """
+    >>> in_a_line(ValueError("no such tile\\nat all"))
+    'ValueError: no such tile'
+    """
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
     """Seconds, and the bytes and operations that they were for."""
     return {**seconds._asdict(), "bytes": bytes, "flops": flops, "dtype": dtype}

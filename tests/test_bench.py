@@ -378,9 +378,12 @@ def test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing(tmp
     assert done.stdout.splitlines()[0] == done.stdout.splitlines()[-1] == gpu_report.NOTHING_MEANT
     report = json.loads(kept.read_text())
     assert report["dry_run"] == gpu_report.NOTHING_MEANT and report["skipped"] == []
-    assert set(report["sections"]) == {"kernels", "attention"}
-    for rows in report["sections"].values():
-        assert all(row["speedup"] > 0 and row["share"] > 0 for row in rows)
+    assert set(report["sections"]) == {"right", "clearing", "kernels", "attention"}
+    assert all(row["outcome"] == "right" for row in report["sections"]["right"])
+    for name in ("kernels", "attention"):
+        assert all(row["speedup"] > 0 and row["share"] > 0 for row in report["sections"][name])
+    assert [(row["rows"], row["more"] == 0) for row in report["sections"]["clearing"][::3]] == [(0, True)] * 2
+    assert [row["rows"] for row in report["sections"]["clearing"][:3]] == [0, 1, 63]
     assert gpu_report.NOTHING_MEANT in chart.read_text()
 
 
@@ -389,7 +392,10 @@ def test_all_parts_together_fit_into_nine_minutes():
     assert sum(part.seconds for part in parts) + GRACE <= 9 * 60
     assert [part.section for part in parts[:2]] == ["memory", "right"]
     assert {part.section for part in plan("gpu", dry=True)} == {part.section for part in parts}
-    assert sum(part.seconds for part in plan("kernels", dry=False)) + GRACE <= 9 * 60
+    for suite_name in ("kernels", "variants"):
+        parts = plan(suite_name, dry=False)
+        assert sum(part.seconds + max(0.0, part.grace - GRACE) for part in parts[1:]) + parts[0].seconds <= 570
+        assert [part.section for part in plan(suite_name, dry=True)] == [part.section for part in parts]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jax
 
 from benchmarks.gpu import scale as scales
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.kernels import time_kernels
+from benchmarks.gpu.kernels import time_clearing, time_kernels
 from benchmarks.gpu.launching import time_launches
 from benchmarks.gpu.models import time_models
 from benchmarks.gpu.prompts import time_attention
@@ -36,6 +36,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "right": check,
     "models": time_models,
     "kernels": time_kernels,
+    "clearing": time_clearing,
     "attention": time_attention,
     "launching": time_launches,
     "starting": time_start,

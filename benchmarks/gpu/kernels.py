@@ -1,7 +1,9 @@
 """Each kernel beside what XLA makes of the same op, each call on arguments of its own."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -12,47 +14,102 @@ from jaxtyping import Array, Int
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.drawing import draw
 from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.varied import clearing_cases
 from benchmarks.kernel_cases.case import Case
-from benchmarks.report import Row, skipped, timed
+from benchmarks.report import Row, in_a_line, skipped, timed
 from benchmarks.timing import Seconds, measure
 from model.compiling import LOOPS_IN_GRAPHS
+from pallas_kernels.key_ring import TILE
+
+FRESH = 512 << 20  # bytes of arguments that calls go through before the first come again: caches hold 60 MB
 
 
-def time_kernels(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """A row for each case of the table."""
-    for case in scale.timed:
+def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
+    """A row for each case of the table, or for each variant. From the end, what another run had no time for comes
+    first.
+    """
+    cases = scale.timed_variants if variants else scale.timed
+    for case in reversed(cases) if backwards else cases:
         if clock.over:
             yield skipped(case.name)
             continue
-        with scale.running():
-            ours = seconds(case.function, case, scale)
-        plain = seconds(case.plain, case, scale)
-        yield {
-            "case": case.name,
-            "op": case.op,
-            **timed(ours, bytes=case.bytes, flops=case.flops, dtype=case.dtype),
-            "plain": plain.median,
-            "speedup": plain.median / ours.median,
-        }
+        try:
+            yield _row(case, scale)
+        except Exception as error:  # of one case: the others are timed
+            yield skipped(case.name, in_a_line(error))
 
 
-def seconds(form: Callable[..., Any], case: Case, scale: Scale) -> Seconds:
-    """Of one call. A program makes many, one after the other, each with arguments of its own; none waits for the host.
+def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
+    """What decode attention takes where the last tile of V has rows that are not to be seen, and so is cleared.
 
-    What a case updates in place, which are the last of its results, goes back into the next call with these arguments.
+    Each case has as many tiles to read; the first of each, which has none to clear, is what the others are held
+    against.
     """
-    sets = [draw(case, seed) for seed in range(scale.sets)]
-    updated = [[arguments[i] for i in case.donated] for arguments in sets]
-    fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
-    program = jax.jit(partial(again_and_again, case, jax.jit(form)), donate_argnums=1)
-    compiled = program.lower(scale.rounds, updated, fixed).compile(compiler_options=LOOPS_IN_GRAPHS)
+    whole: dict[str, float] = {}
+    for case, seen in clearing_cases(scale.cleared):
+        if clock.over:
+            yield skipped(case.name)
+            continue
+        case_timed = Timing(case, scale)
+        with scale.running():
+            ours = case_timed.seconds(case.function)
+        first = whole.setdefault(f"{case.dtype} {case.arrays[1].shape}", ours.least)
+        yield {"case": case.name, "rows": -seen % TILE, **ours._asdict(), "more": ours.least - first}
 
-    def call():
-        nonlocal updated
-        updated, results = compiled(scale.rounds, updated, fixed)
-        return results
 
-    return measure(call, scale.effort).over(scale.sets * scale.rounds)
+def _row(case: Case, scale: Scale) -> Row:
+    timing = Timing(case, scale)
+    with scale.running():  # XLA's form, too, which it changes nothing for
+        programs = compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
+        ours, plain = (timing.of(program) for program in programs)
+    return {
+        "case": case.name,
+        "op": case.op,
+        **timed(ours, bytes=case.bytes, flops=case.flops, dtype=case.dtype),
+        "plain": plain.median,
+        "speedup": plain.median / ours.median,
+    }
+
+
+class Timing:
+    """Of a case: arguments that its forms are called with, so many sets that none is in a cache."""
+
+    def __init__(self, case: Case, scale: Scale):
+        self._case, self._scale = case, scale
+        size = sum(prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(case.arrays))
+        sets = [draw(case, seed) for seed in range(max(2, min(scale.sets, -(-FRESH // size))))]
+        self._updated = [[arguments[i] for i in case.donated] for arguments in sets]
+        self._fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
+        jax.block_until_ready(sets)
+
+    def lowered(self, form: Callable[..., Any]) -> Any:
+        """A program that makes many calls, one after the other, each with arguments of its own; none waits for the
+        host.
+
+        What a case updates in place, which are the last of its results, goes back into the next call with these
+        arguments.
+        """
+        program = jax.jit(partial(again_and_again, self._case, jax.jit(form)), donate_argnums=1)
+        return program.lower(self._scale.rounds, self._updated, self._fixed)
+
+    def of(self, compiled: Any) -> Seconds:
+        """Of one call by a program."""
+
+        def call():
+            self._updated, results = compiled(self._scale.rounds, self._updated, self._fixed)
+            return results
+
+        return measure(call, self._scale.effort).over(len(self._fixed) * self._scale.rounds)
+
+    def seconds(self, form: Callable[..., Any]) -> Seconds:
+        """Of one call of `form`."""
+        return self.of(*compiled_together(self.lowered(form)))
+
+
+def compiled_together(*programs: Any) -> list[Any]:
+    """While nothing is timed."""
+    with ThreadPoolExecutor(len(programs)) as pool:
+        return list(pool.map(lambda program: program.compile(compiler_options=LOOPS_IN_GRAPHS), programs))
 
 
 def again_and_again(

@@ -14,6 +14,7 @@ NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means
 LARGE = 32 << 20  # bytes: below, the launch of a kernel counts
 MICROSECONDS = Column("us", "median", ",.1f", 1e6)
 LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
+MORE = Column("more than without", "more", ",.2f", 1e6)
 BANDWIDTH = Column("GB/s", "bytes_a_second", ",.0f", 1e-9)
 RATE = Column("TFLOP/s", "flops_a_second", ",.1f", 1e-12)
 SHARE = Column("of copy, %", "share", ".0f", 100)
@@ -28,6 +29,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
             Column("outcome", "outcome"),
             Column("error, of bound", "share_of_bound", ".3f"),
             Column("repeats that differ", "differing", "d"),
+            Column("it says", "words"),
         ),
     ),
     "models": (
@@ -43,6 +45,10 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
     "kernels": (
         "Kernels beside XLA",
         (Column("case", "case"), MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR, BESIDE, SPEEDUP),
+    ),
+    "clearing": (
+        "Rows of V that decode attention clears, in its last tile",
+        (Column("case", "case"), Column("rows", "rows", "d"), MICROSECONDS, LEAST, MOST, MORE),
     ),
     "attention": (
         "Attention to a prompt beside the best there is",
@@ -144,8 +150,8 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """Kernels that are not right."""
-    return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] == "wrong"]
+    """Kernels that are not right, or did not run."""
+    return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] in ("wrong", "failed")]
 
 
 def tuned(table: Mapping[str, list[int]], report: Mapping[str, Any]) -> dict[str, list[int]]:

@@ -5,10 +5,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.kernel_cases import OPS, kernel_cases, refusal
-from benchmarks.kernel_cases.attention import attention_decode_cases, attention_paged_cases, attention_prefill_cases
+from benchmarks.gpu.varied import in_two_launches, routed_cases, varied_cases
+from benchmarks.kernel_cases import OPS, kernel_cases, refusal, variants
+from benchmarks.kernel_cases.attention import (
+    attention_decode_cases,
+    attention_paged_cases,
+    attention_prefill_cases,
+    window_cases,
+)
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
 from benchmarks.kernel_cases.products import (
+    bias_cases,
     gemm_cases,
     gemv_cases,
     norm_gate_up_cases,
@@ -53,8 +60,12 @@ class Scale:
     memory: Sizes
     checked: tuple[Case, ...]  # held against the exact numbers
     repeats: int  # of each of them, that must give the same
+    varied: tuple[Case, ...]  # what no published Llama has, held likewise
+    varied_repeats: int
     timed: tuple[Case, ...]
-    sets: int  # of arguments that a kernel is timed with: weights of 4 MB and more are in no cache then
+    timed_variants: tuple[Case, ...]
+    cleared: tuple[tuple[Config, int], ...]  # decode attention of which model, over how many keys, with rows to clear
+    sets: int  # of arguments that a kernel is timed with, at most: weights of 4 MB and more are in no cache then
     rounds: int  # in which a program calls a kernel with each set of arguments
     effort: Effort  # in timing kernels
     model_effort: Effort
@@ -133,6 +144,14 @@ def tiny_quantised_cases() -> Iterator[Case]:
         yield from (case for case in quantised_cases(config, BFLOAT16, TINY_WORK) if case.shape.endswith("x1024"))
 
 
+def tiny_varied_cases() -> Iterator[Case]:
+    """One with each thing that the table's cases have not."""
+    yield from routed_cases(TINY, FLOAT32, 3)
+    yield from window_cases(TINY, FLOAT32, TINY_WORK)
+    yield next(case for case in bias_cases(WIDE, BFLOAT16, TINY_WORK) if case.op == "norm_gate_up q4_32 bias")
+    yield next(case for case in in_two_launches(WIDE, BFLOAT16) if case.op == "norm_gate_up q8 bias")
+
+
 def full() -> Scale:
     """For an H200: about eight minutes."""
     tinyllama, large = SHAPES["tinyllama-1.1b"], SHAPES["llama-3.1-8b"]
@@ -143,7 +162,11 @@ def full() -> Scale:
         memory=SIZES["gpu"],
         checked=once(checked_cases()),
         repeats=10_000,
+        varied=once(varied_cases()),
+        varied_repeats=1000,
         timed=once(timed_cases()),
+        timed_variants=tuple(variants().values()),
+        cleared=tuple((config, keys) for config in (tinyllama, large) for keys in (128, 4096)),
         sets=16,
         rounds=16,
         effort=Effort(7),
@@ -177,6 +200,10 @@ def dry() -> Scale:
         memory=Sizes(1 << 20, 64, Effort(2)),
         checked=once(tiny_cases()),
         repeats=1,
+        varied=once(tiny_varied_cases()),
+        varied_repeats=1,
+        cleared=((TINY, 64),),
+        timed_variants=tuple(attention_decode_cases(TINY, BFLOAT16, TINY_WORK)),
         timed=tuple(norm_qkv_cases(replace(TINY, heads=1, kv_heads=1), BFLOAT16, TINY_WORK)),
         sets=2,
         rounds=2,

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.clock import Clock
 from benchmarks.report import Row, skipped
 
-BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # or the first process takes most of the memory
+# Or the first process takes most of the memory, and each as many threads for NumPy as there are cores.
+BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "2"}
 
 CANNOT_RUN = 3  # the exit status of a part that says why on its last line
 GRACE = 5.0
@@ -62,14 +63,24 @@ class Found(NamedTuple):
 
 
 def plan(suite: str, *, dry: bool) -> list[Part]:
-    """The parts of the suite `gpu`; of `kernels`, which has more time for less; or of `tuning`.
+    """The parts of the suite `gpu`; of `kernels` and `variants`, which have what it has no time for; of `tuning`.
 
-    What matters most comes first: what is last is left out where time runs out. 500 seconds in all.
+    What matters most comes first: what is last is left out where time runs out. 500 seconds in all, or 530.
     """
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
+    if suite == "variants":
+        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True})]
     if suite == "kernels":
-        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 440), Part("attention", 65)]
+        # As many processes as have no factor in common with the number of ops: each has some cases of all.
+        shares = 1 if dry else 13
+        return [
+            Part("memory", 25, grace=PATIENCE),
+            Part("right", 150, {"varied": True}, environment=BESIDE_OTHERS, shares=shares, grace=20),
+            Part("clearing", 20),
+            Part("kernels", 310, {"backwards": True}),
+            Part("attention", 25),
+        ]
     return [
         Part("memory", 25, grace=PATIENCE),
         Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # most of it is compiling

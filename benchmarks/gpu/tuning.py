@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.kernels import seconds
+from benchmarks.gpu.kernels import Timing
 from benchmarks.gpu.scale import Scale
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, skipped
@@ -29,11 +29,11 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
             continue
         now = tile_for(*product)
         tiles = {Tile(rows, stages) for rows in scale.tiles for stages in STAGES} | {now}
-        timed = {}
+        timing, timed = Timing(case, scale), {}
         for tile in sorted(tiles):
             try:
                 with scale.running():
-                    timed[tile] = seconds(partial(case.function, tile=tile), case, scale)
+                    timed[tile] = timing.seconds(partial(case.function, tile=tile))
             except ValueError:  # it does not divide the matrix, or does not fit
                 if tile == now:
                     raise

@@ -1,0 +1,127 @@
+"""What else kernels can do than published Llamas ask of them: small cases that the suite `kernels` holds against the
+exact numbers.
+
+`benchmarks.kernel_cases.variants` has the same features in the shapes of two models, which NumPy would take an hour
+for. Here are rows of few numbers for each thread, or few rows of many; but enough for a block to have several tiles.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kernel_cases import exact, kernel_cases, plain
+from benchmarks.kernel_cases.attention import (
+    attention_decode_cases,
+    attention_paged_cases,
+    attention_prefill_cases,
+    window_cases,
+)
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
+from benchmarks.kernel_cases.products import bias_cases, form_cases, several_cases
+from benchmarks.kernel_cases.rows import logit_cases
+from model.pallas_ops import MOST_SEQUENCES, PALLAS
+from model.params import FeedForward, Layer, Linear
+from pallas_kernels.key_ring import TILE
+from pallas_kernels.matrix import AT_ONCE, MAX_BATCH
+from reference.config import Config
+
+BROAD = Config(
+    dim=2048, layers=1, heads=16, kv_heads=4, head_dim=128, ffn=4096, vocab=4096, context=4096, eps=1e-5, theta=1e4
+)
+NARROW = replace(BROAD, dim=1024, kv_heads=2, head_dim=64, ffn=5632, vocab=12_288)
+DEEP = replace(BROAD, dim=256, ffn=14_336)  # whose down projection goes through its rings many times
+ALONE = replace(NARROW, kv_heads=16)  # a key head has one query head
+WORK = Work(several=True, capacity=1024, chunk=333)
+ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax goes over twice
+
+
+def varied_cases() -> Iterator[Case]:
+    """What no model of the table has, what is new first."""
+    yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # with tiles of its own, that divide by little else
+    for batch in range(MOST_SEQUENCES + 1, MAX_BATCH + 1, 2):
+        yield from routed_cases(NARROW, FLOAT32, batch)
+        yield from routed_cases(NARROW, BFLOAT16, batch)
+    for length in ROWS:
+        yield from logit_cases(replace(NARROW, vocab=length), FLOAT32, WORK)
+    yield from attentions()
+    yield from in_two_launches(NARROW, FLOAT32)
+    yield from in_two_launches(BROAD, BFLOAT16, first=2)
+    for config, dtype, other in ((NARROW, BFLOAT16, FLOAT32), (BROAD, FLOAT32, BFLOAT16)):
+        yield from bias_cases(config, dtype, WORK)
+        yield from several_cases(config, dtype, WORK, batch=2)
+        yield from several_cases(config, other, WORK, batch=AT_ONCE)
+        yield from form_cases(config, dtype, WORK)
+        yield from (case for case in form_cases(config, other, WORK) if case.op.startswith("norm_qkv"))
+        yield from (case for case in form_cases(DEEP, dtype, WORK) if case.shape == f"{DEEP.dim}x{DEEP.ffn}")
+
+
+def attentions() -> Iterator[Case]:
+    """Heads of 64 and of 128, one and several that share keys, windows, and keys that go through a ring again."""
+    long = WORK._replace(several=False, capacity=8192)
+    for dtype in (FLOAT32, BFLOAT16):
+        for config in (NARROW, BROAD, ALONE):
+            yield from window_cases(config, dtype, WORK._replace(capacity=2048, chunk=100, sequences=3))
+            for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
+                yield from cases(config, dtype, WORK)
+            yield from attention_decode_cases(config, dtype, long)
+
+
+def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Iterator[Case]:
+    """Products of codes by more vectors than a kernel takes at once; each with one such number of them, in turn."""
+    sizes = range(AT_ONCE + 1, MAX_BATCH + 1)
+    # By floats they are one launch, which is in the table.
+    by = [[case for case in several_cases(config, dtype, WORK, batch=batch) if " q" in case.op] for batch in sizes]
+    for i, cases in enumerate(zip(*by, strict=True)):
+        yield cases[(first + i + i // len(cases)) % len(cases)]  # an op comes as often, and would have the same
+
+
+def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
+    """Products by floats for so many sequences that the table of ops `PALLAS` leaves them to XLA.
+
+    In bfloat16 one whose vector has no norm: XLA's form rounds it before the product, where kernels do not.
+    """
+    dim, ffn = config.dim, config.ffn
+    vectors = array(batch, ffn, dtype=dtype), array(batch, dim, dtype=dtype)
+    down = array(dim, ffn, dtype=dtype), *vectors
+    yield _routed("down_add", down, _down_add, *(_with_residual(form) for form in (plain.gemv, exact.gemv)))
+    if dtype == FLOAT32:
+        gate_up = array(2 * ffn, dim, dtype=dtype), vectors[1], array(dim, dtype=dtype)
+        forms = (partial(form, eps=config.eps) for form in (plain.norm_gate_up, exact.norm_gate_up))
+        yield _routed("norm_gate_up", gate_up, partial(_norm_gate_up, config), *forms)
+
+
+def _routed(op: str, arrays: tuple[Any, ...], function: Callable[..., Any], beside: Any, right: Any) -> Case:
+    w, x, _ = arrays
+    shape = f"{w.shape[0]}x{w.shape[1]}{times(len(x))}"
+    return Case(f"{op} by XLA", shape, w.dtype.name, function, arrays, {}, plain=beside, exact=right)
+
+
+def _with_residual(product: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, x, residual: product(w, x, residual=residual)
+
+
+def _down_add(w, x, residual):
+    return PALLAS.down_add(x[:, None], _layer(down=w), residual[:, None])[:, 0]
+
+
+def _norm_gate_up(config: Config, w, x, norm):
+    return PALLAS.norm_gate_up(x[:, None], _layer(gate_up=w, norm=norm), config=config)[:, 0]
+
+
+def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
+    none: Any = None
+    ffn = FeedForward(Linear(gate_up, None), Linear(down, None))
+    return Layer(none, Linear(none, None), None, None, Linear(none, None), norm, ffn)
+
+
+def clearing_cases(asked: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
+    """Decode attention over as many tiles, of the last of which all rows are seen, all but one, or one; and how many
+    keys are seen."""
+    for config, capacity in asked:
+        for dtype in (BFLOAT16, FLOAT32):
+            (case,) = attention_decode_cases(config, dtype, Work(capacity=capacity))
+            for seen in (capacity, capacity - 1, capacity - TILE + 1):
+                yield replace(case, shape=f"{case.shape}, {seen} seen", given={3: np.full(1, seen, np.int32)}), seen
