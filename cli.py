@@ -677,8 +677,9 @@ def bench(
 ):
     """Measure this machine, and then how close a model comes to what it allows.
 
-    MODEL is the built-in one unless given. The suite gpu takes nine minutes and runs on an H100 or
-    H200. After the suites decode and growth, `generate` ends with its share of what was measured.
+    MODEL is the built-in one unless given. The suites gpu, kernels and variants take nine minutes
+    each and run on an H100 or H200. After the suites decode and growth, `generate` ends with its
+    share of what was measured.
     """
     import json
     from contextlib import ExitStack

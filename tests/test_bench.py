@@ -21,13 +21,17 @@ from benchmarks import growth, machine, model_suite, svg, timing
 from benchmarks import report as benchmarks_report
 from benchmarks.gpu import report as gpu_report
 from benchmarks.gpu import right, suite
+from benchmarks.gpu import scale as tiny_scale
 from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.drawing import draw
+from benchmarks.gpu.kernels import time_kernels
 from benchmarks.gpu.models import time_models
-from benchmarks.gpu.right import check
-from benchmarks.gpu.scale import dry
+from benchmarks.gpu.right import check, spoiled, unseen
+from benchmarks.gpu.scale import dry, full
 from benchmarks.gpu.suite import GRACE, Found, Part, plan, run_part
 from benchmarks.gpu.tuning import product_of, tune
-from benchmarks.kernel_cases import case, kernel_cases
+from benchmarks.kernel_cases import attention, case, kernel_cases, variants
+from benchmarks.kernel_cases.attention import window_cases
 from benchmarks.kernel_cases.case import BFLOAT16
 from benchmarks.machine import (
     Ceilings,
@@ -453,6 +457,61 @@ def test_what_a_kernel_refuses_is_told():
 
     row, _ = check(replace(scale, checked=(replace(adding, function=refuse),)), Clock(600))
     assert (row["outcome"], row["words"]) == ("refused", "add takes no 256 elements")
+
+
+def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
+    adding = next(one for one in dry().checked if one.op == "add")
+
+    def fall(x, y):
+        raise RuntimeError("no such layout\nat all")
+
+    cases = replace(adding, function=fall), replace(adding, function=adding.plain)
+    scale = replace(dry(), running=nullcontext, checked=cases)
+    failed, right_one, _ = check(scale, Clock(600))
+    assert failed == {"case": adding.name, "outcome": "failed", "words": "RuntimeError: no such layout"}
+    assert right_one["outcome"] == "right"
+    report = gpu_report.as_report([Found("memory", MACHINE), Found("right", failed)], suite="kernels", dry=True)
+    assert gpu_report.wrong(report) == [adding.name]
+
+
+def test_no_query_sees_what_is_before_its_window(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "WINDOW", 50)
+    monkeypatch.setattr(right, "WINDOW", 50)
+    cases = [*window_cases(tiny_scale.TINY, BFLOAT16, tiny_scale.TINY_WORK)]
+    for one in cases:
+        drawn = spoiled(one, jax.tree.map(np.array, draw(one, seed=1)))
+        assert np.isnan(unseen(one, drawn)[1].astype(np.float32)).sum() > np.isnan(drawn[1].astype(np.float32)).sum()
+    *rows, _ = check(replace(dry(), varied=tuple(cases)), Clock(600), varied=True)
+    assert [row["outcome"] for row in rows] == ["right"] * 3
+
+
+def test_every_variant_is_held_to_exact_numbers_in_some_shape():
+    def kind(one: case.Case) -> tuple[str, str, str]:
+        return one.op, one.dtype, "" if one.op.startswith("attention") else "".join(re.findall(r" x\d+$", one.shape))
+
+    scale = full()
+    held = {kind(one) for one in (*scale.checked, *scale.varied)}
+    assert {kind(one) for one in variants().values()} <= held
+    launched_twice = {(one.op.split()[0], *re.findall(r" x([5-8])$", one.shape)) for one in scale.varied}
+    assert {(op, size) for op in ("gemv", "norm_gate_up", "norm_qkv") for size in "5678"} <= launched_twice
+    for one in scale.varied:
+        if not one.op.startswith("attention"):
+            assert one.arrays[0].shape[0] * one.arrays[0].shape[-1] < 2**26, one.name  # NumPy's, in seconds
+
+
+def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed():
+    scale = dry()
+    (one,) = scale.timed
+
+    def fall(*arguments):
+        raise RuntimeError("no such layout")
+
+    adding = next(other for other in scale.checked if other.op == "add")
+    adding = replace(adding, function=adding.plain)
+    scale = replace(scale, running=nullcontext, timed=(replace(one, function=fall), adding))
+    rows = list(time_kernels(scale, Clock(600), backwards=True))
+    assert rows[0]["case"] == adding.name
+    assert rows[1] == skipped(one.name, "RuntimeError: no such layout")
 
 
 def test_models_that_do_not_fit_are_named():
