@@ -640,11 +640,11 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
 @click.argument("model", required=False)
 @click.option(
     "--suite",
-    type=click.Choice(["decode", "growth", "gpu", "kernels", "variants"]),
+    type=click.Choice(["decode", "growth", "gpu", "models", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="A model's speed, how it changes as the work grows, all that is to be seen on an H200, or the rest of its "
-    "kernels: those of published Llamas, and of other models.",
+    help="A model's speed, or how it changes as the work grows. On an H200: all that is to be seen there, whole models "
+    "alone, or the rest of the kernels: those of published Llamas, and of other models.",
 )
 @click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
@@ -660,7 +660,7 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
     help="decode: compiled JAX, or the NumPy definition in float64.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="gpu, kernels, variants: next to nothing on a CPU, to see that the suite works."
+    "--dry-run", is_flag=True, help="The suites of a GPU: next to nothing on a CPU, to see that the suite works."
 )
 @click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
@@ -678,7 +678,7 @@ def bench(
     """Measure this machine, and then how close a model comes to what it allows.
 
     MODEL is the built-in one unless given. The suites gpu, kernels and variants take nine minutes
-    each and run on an H100 or H200. After the suites decode and growth, `generate` ends with its
+    each, models three, and run on an H100 or H200. After the suites decode and growth, `generate` ends with its
     share of what was measured.
     """
     import json
@@ -686,7 +686,7 @@ def bench(
 
     from model.checkpoints.staging import new_file
 
-    on_gpu = suite in ("gpu", "kernels", "variants")
+    on_gpu = suite in ("gpu", "models", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")

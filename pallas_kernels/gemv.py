@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import Target, current_target
+from pallas_kernels.compat import Target, current_target, store_in_pieces
 from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
 from pallas_kernels.tile import Tile
 
@@ -46,12 +45,9 @@ def gemv(
     Reads rows x cols weights once, of 4, 2, 1 or half a byte, and 4 bytes a scale, codes twice for more than 4 vectors;
     writes batch x rows numbers.
     """
-    if len(several := shares(w, len(x))) > 1:
-        beside: list[Any] = [None if residual is None else residual[share] for share in several]
-        fixed: dict[str, Any] = {"norm": norm, "eps": eps, "bias": bias, "out": out, "tile": tile}
-        parts = zip(several, beside, strict=True)
-        return jnp.concatenate([gemv(w, x[share], residual=residual, **fixed) for share, residual in parts])
-    product = product_of("gemv", w, x, normed=norm is not None, tile=tile)
+    several = shares(w, len(x))
+    vectors = [x[share] for share in several]
+    products = [product_of("gemv", w, some, normed=norm is not None, tile=tile) for some in vectors]
     rows, cols = w.shape
     for name, array, shape in (
         ("norm", norm, (cols,)),
@@ -59,18 +55,24 @@ def gemv(
         ("residual", residual, (len(x), rows)),
     ):
         check_operand("gemv", name, array, shape, x.dtype)
-    out = np.dtype(out or x.dtype)
-    return _gemv(w, x, norm, bias, residual, product=product, eps=eps, out=out, target=current_target())
+    fixed = {"eps": eps, "out": np.dtype(out or x.dtype), "target": current_target()}
+    found = [
+        # The residual comes whole: of a slice XLA makes a view, and a kernel's arrays begin at multiples of 256 bytes.
+        _gemv(w, some, norm, bias, residual, product=product, base=share.start, **fixed)
+        for some, share, product in zip(vectors, several, products, strict=True)
+    ]
+    return found[0] if len(found) == 1 else jnp.concatenate(found)
 
 
-@partial(jax.jit, static_argnames=("product", "eps", "out", "target"))
-def _gemv(w, x, norm, bias, residual, *, product, eps: float, out: np.dtype, target: Target):
+@partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
+def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
+    """W x for vectors whose residuals are those from `base` on."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)
     optional = [a for a in (norm, bias, residual) if a is not None]
 
-    def gemv(*refs, staged, y_smem):
+    def gemv(*refs, staged):
         refs = list(refs)
         weight_refs, x_ref = [refs.pop(0) for _ in weight], refs.pop(0)
         norm_ref, bias_ref, residual_ref = (refs.pop(0) if a is not None else None for a in (norm, bias, residual))
@@ -85,12 +87,8 @@ def _gemv(w, x, norm, bias, residual, *, product, eps: float, out: np.dtype, tar
                 if bias_ref is not None:
                     y = y + product.load_rows(bias_ref.at[mine])
                 if residual_ref is not None:
-                    y = y + product.load_rows(residual_ref.at[b, mine])
-                y_smem[b][...] = y.astype(out)
-            plgpu.commit_smem()
-            for b in range(batch):
-                plgpu.copy_smem_to_gmem(y_smem[b], y_ref.at[b, mine])
-            plgpu.wait_smem_to_gmem(0)
+                    y = y + product.load_rows(residual_ref.at[base + b, mine])
+                store_in_pieces(y_ref.at[b, mine], y.astype(out))
 
         product.run(
             lax.axis_index("block"),
@@ -109,9 +107,6 @@ def _gemv(w, x, norm, bias, residual, *, product, eps: float, out: np.dtype, tar
         out_type=jax.ShapeDtypeStruct((batch, rows), out),
         grid=(product.blocks,),
         grid_names=("block",),
-        scratch_types={
-            "staged": product.scratch(normed=norm is not None),
-            "y_smem": [plgpu.SMEM((product.rows,), out) for _ in range(batch)],
-        },
+        scratch_types={"staged": product.scratch(normed=norm is not None)},
     )
     return kernel(*weight, product.view(x), *optional)

@@ -77,18 +77,36 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, products, heads: i
     k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
     found, first = [], 0
     for product in products:
-        vector, *places = (a[first : first + product.batch] for a in (x, positions, cos, sin))
+        mine = x[first : first + product.batch]
         found.append(
-            _launched(product, first, w, vector, norm, bias, k_ref, v_ref, *places, heads=heads, eps=eps, target=target)
+            _launched(
+                product,
+                first,
+                w,
+                mine,
+                norm,
+                bias,
+                k_ref,
+                v_ref,
+                positions,
+                cos,
+                sin,
+                heads=heads,
+                eps=eps,
+                target=target,
+            )
         )
         first += product.batch
     return jnp.concatenate(found), jax.freeze(k_ref), jax.freeze(v_ref)
 
 
 def _launched(
-    product, offset: int, w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
+    product, base: int, w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
 ):
-    """q of some vectors; their k and v go to the caches' sequences from `offset` on."""
+    """q of some vectors, of the sequences from `base` on.
+
+    What is small comes whole: of a slice XLA makes a view, and a kernel's arrays begin at multiples of 256 bytes.
+    """
     batch, (_, kv_heads, capacity, head_dim) = len(x), k.shape
     weight = product.operands(w)
     optional = [] if bias is None else [bias]
@@ -117,8 +135,8 @@ def _launched(
                         for y, start in zip((first, second), starts(tile), strict=True)
                     )
                 mine = pl.ds(d, PIECE)
-                cos = product.load_rows(cos_ref.at[b, mine]) * turned + (1.0 - turned)
-                sin = product.load_rows(sin_ref.at[b, mine]) * turned
+                cos = product.load_rows(cos_ref.at[base + b, mine]) * turned + (1.0 - turned)
+                sin = product.load_rows(sin_ref.at[base + b, mine]) * turned
                 y_smem[b][0][...] = (first * cos - second * sin).astype(x.dtype)
                 y_smem[b][1][...] = (second * cos + first * sin).astype(x.dtype)
             plgpu.commit_smem()
@@ -128,7 +146,7 @@ def _launched(
             plgpu.wait_smem_to_gmem(0)
 
         def send(b, head, piece, numbers):
-            at = jnp.clip(at_ref[b], 0, capacity - 1)
+            at = jnp.clip(at_ref[base + b], 0, capacity - 1)
 
             @pl.when(head < heads)
             def _():
@@ -136,11 +154,11 @@ def _launched(
 
             @pl.when(jnp.logical_and(head >= heads, head < heads + kv_heads))
             def _():
-                plgpu.copy_smem_to_gmem(piece, k_ref.at[offset + b, head - heads, at, numbers])
+                plgpu.copy_smem_to_gmem(piece, k_ref.at[base + b, head - heads, at, numbers])
 
             @pl.when(head >= heads + kv_heads)
             def _():
-                plgpu.copy_smem_to_gmem(piece, v_ref.at[offset + b, head - heads - kv_heads, at, numbers])
+                plgpu.copy_smem_to_gmem(piece, v_ref.at[base + b, head - heads - kv_heads, at, numbers])
 
         block = lax.axis_index("block")
         product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, finish=finish)

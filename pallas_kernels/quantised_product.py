@@ -170,12 +170,7 @@ class QuantisedProduct(ABC):
 
         def prepare():
             target.wait_for_previous()
-
-            @pl.loop(0, self.batch)
-            def stage(b):
-                self._stage(x_ref.at[b], norm_ref, staged["x"].at[b])
-
-            squares.extend([] if norm_ref is None else [self._squares(x_ref.at[b]) for b in range(self.batch)])
+            squares.extend(self._stage(x_ref.at[b], norm_ref, staged["x"].at[b]) for b in range(self.batch))
 
         def begin():
             zeros = plgpu.layout_cast(jnp.zeros((self.rows, *self.warp), jnp.float32), self.lane_layout)
@@ -268,8 +263,11 @@ class QuantisedProduct(ABC):
     def _staged_shape(self) -> tuple[int, ...]:
         return (self.batch, *self._shares(self.steps * CHUNK, self.pieces + 1))
 
-    def _stage(self, x_ref, norm_ref, x_smem) -> None:
-        """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with."""
+    def _stage(self, x_ref, norm_ref, x_smem) -> Any:
+        """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with.
+
+        Gives the sum of the squares of a vector with a norm: one trip to the cache less than `_squares` takes.
+        """
         shares = self.cols // self.share
         size = next(size for size in (THREADS, THREADS // 2, THREADS // 4) if size <= shares)
         groups, rest = size // self.lanes, self.warp[1:]
@@ -297,13 +295,22 @@ class QuantisedProduct(ABC):
             store(x_smem.shape[0] - groups, zeros)
         last = (shares - size) // self.lanes  # where the last pass begins; it may repeat some of the one before
         passes = [min(first, last) for first in range(0, last + groups, groups)]
+        squares: Any = 0.0
         for some in batched(passes, PASSES):
             # Reads are under way together; a write waits for all threads.
             refs = (x_ref,) if norm_ref is None else (x_ref, norm_ref)
             loaded = [[load(ref, first) for ref in refs] for first in some]
             for first, values in zip(some, loaded, strict=True):
                 x, *norm = (value.astype(x_smem.dtype) for value in values)
+                squares = squares + x * x
                 store(first, x * norm[0] if norm else x)
+        if norm_ref is None:
+            return None
+        if shares % size:  # some are in two passes
+            return self._squares(x_ref)
+        for _ in squares.shape:
+            squares = jnp.sum(squares, axis=-1)
+        return squares
 
     def _squares(self, x_ref) -> Any:
         """The sum of the squares of a vector."""

@@ -61,7 +61,8 @@ def checked(case: Case, repeats: int) -> Row:
     expected = case.exact(*arguments)
     pairs = zip(jax.tree.leaves(results), (expected,) if isinstance(expected, Approx) else expected, strict=True)
     error = max(share_of_bound(np.asarray(result), exact) for result, exact in pairs)
-    right = error <= 1 and not int(differing)
+    # XLA's own programs need not round alike before a loop and in it.
+    right = error <= 1 and not (case.kernels and int(differing))
     return {
         "case": case.name,
         "outcome": "right" if right else "wrong",
@@ -101,10 +102,10 @@ def _differ(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.any((a != b) & ~both) if both is not False else jnp.any(a != b)
 
 
-def _norm_qkv(w, x, norm, k, v, positions, cos, sin):
+def _norm_qkv(w, x, norm, k, v, positions, cos, sin, *bias):
     """Caches of NaN; positions that are not alike."""
     k[:], v[:] = np.nan, np.nan
-    return [w, x, norm, k, v, _some(len(positions), k.shape[2] - 1), cos, sin]
+    return [w, x, norm, k, v, _some(len(positions), k.shape[2] - 1), cos, sin, *bias]
 
 
 def _attention_decode(q, k, v, lengths):

@@ -63,12 +63,15 @@ class Found(NamedTuple):
 
 
 def plan(suite: str, *, dry: bool) -> list[Part]:
-    """The parts of the suite `gpu`; of `kernels` and `variants`, which have what it has no time for; of `tuning`.
+    """The parts of the suite `gpu`; of `models`, which is one of them; of `kernels` and `variants`, which have what it
+    has no time for; of `tuning`.
 
     What matters most comes first: what is last is left out where time runs out. 500 seconds in all, or 530.
     """
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
+    if suite == "models":
+        return [Part("memory", 25, grace=PATIENCE), Part("models", 145)]
     if suite == "variants":
         return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True})]
     if suite == "kernels":
