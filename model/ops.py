@@ -23,7 +23,8 @@ from reference.config import Config
 
 SMALLEST_SPAN = 64  # rows of the cache that attention reads at once
 LONGEST_SPAN = 4096 + 256  # the same: all of a cache of the default context and a prompt's last chunk
-LONGEST_CPU_SPAN = 512  # the same, of a prompt on a CPU: what is multiplied stays in its caches
+SMALLEST_CPU_SPAN = 128  # the same, of a prompt on a CPU: as many as the first chunk is of tokens
+LONGEST_CPU_SPAN = 512  # what is multiplied stays in its caches
 MOST_DECODED = 1 << 24  # weights of a quantised matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once, or it would be a loop over single rows
@@ -73,30 +74,32 @@ def attend(
     config: Config,
     smallest: int = SMALLEST_SPAN,
     longest: int = LONGEST_SPAN,
+    growth: int = 4,
     scores: Callable[[Array, Array, Array], Array] | None = None,
     weighted: Callable[[Array, Array], Array] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """Causal grouped-query attention over the part of the cache that is in use.
 
-    Up to `longest` rows are read at once, in spans of a few lengths from `smallest` on; of a longer cache, so many at a
-    time.
+    Up to `longest` rows are read at once, in spans of a few lengths from `smallest` on, each `growth` times the one
+    before; of a longer cache, so many at a time.
     `scores` and `weighted` are the two products of a span, left to XLA by default.
     """
     batch, seq = q.shape[:2]
     capacity, dtype = cache.k.shape[2], q.dtype
     scores, weighted = scores or _scores, weighted or _weighted
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
-    q = q.astype(jnp.float32) * config.head_dim**-0.5
+    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * config.head_dim**-0.5
 
     def over(span: int):
         def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
             found = scores(q, k, _visible(at, jnp.arange(span), window))
-            return weighted(jax.nn.softmax(found, axis=-1), v)
+            p = jnp.exp(found - jnp.max(found, axis=-1, keepdims=True))
+            return weighted(p, v) / jnp.sum(p, axis=-1, keepdims=True)  # fewer to divide than the probabilities are
 
         return branch
 
     # A single query is as slow as what it reads; for many, the rows too many are little beside the products.
-    spans = _spans(smallest, min(capacity, longest), growth=2 if seq == 1 else 4)
+    spans = _spans(smallest, min(capacity, longest), growth=2 if seq == 1 else growth)
     branches = [over(span) for span in spans]
     if capacity > longest:
         branches.append(partial(_attend_in_blocks, block=longest, window=window))
@@ -120,7 +123,7 @@ def cpu_attend(
     """
     fixed = {"window": window, "config": config}
     if q.shape[1] > 1:
-        return attend(q, cache, positions, **fixed, longest=LONGEST_CPU_SPAN)
+        return attend(q, cache, positions, **fixed, smallest=SMALLEST_CPU_SPAN, longest=LONGEST_CPU_SPAN, growth=2)
     if config.heads > config.kv_heads:
         return attend(q, cache, positions, **fixed)
     smallest = _smallest_span(cache.k.size // cache.k.shape[2], config.head_dim, cache.k.dtype)
@@ -154,21 +157,20 @@ def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
 
 def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
     """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time."""
-    batch, seq, kv_heads, group, head_dim = q.shape
+    *rows, head_dim = q.shape
     capacity = k.shape[2]
 
     def step(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         maximum, total, h = running
         start = jnp.minimum(i * block, capacity - block)  # the last block overlaps the one before
-        rows = start + jnp.arange(block)
+        read = start + jnp.arange(block)
         keys, values = (lax.dynamic_slice_in_dim(a, start, block, axis=2) for a in (k, v))
-        scores = _scores(q, keys, _visible(at, rows, window) & (rows >= i * block))
+        scores = _scores(q, keys, _visible(at, read, window) & (read >= i * block))
         larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
         shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
         return larger, total * rescale + jnp.sum(p, axis=-1, keepdims=True), h * rescale + _weighted(p, values)
 
-    rows = (batch, kv_heads, group, seq)
     start = (jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1)), jnp.zeros((*rows, head_dim)))
     blocks = jnp.max(at) // block + 1
     _, total, h = lax.fori_loop(0, blocks, step, start)
@@ -176,9 +178,12 @@ def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, wi
 
 
 def _scores(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
-    """With the first of the keys, as many as there are in `visible`."""
+    """Of q [batch, kv_heads, group, seq, head_dim] with the first of the keys, as many as there are in `visible`.
+
+    As q is laid out like the scores, they are what a dot writes; otherwise they would be transposed in memory.
+    """
     k, scales = _scaled(k[:, :, : visible.shape[-1]])
-    scores = jnp.einsum("bskgd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
+    scores = jnp.einsum("bkgsd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
     if scales is not None:
         scores = scores * scales
     return jnp.where(visible, scores, -jnp.inf)
@@ -194,7 +199,7 @@ def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv
     """`_scores` of one query a key, as `_plain_sums` of keys."""
     if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return _scores(q, k, visible)
-    q = lax.optimization_barrier(q)[:, 0]  # [batch, kv_heads, 1, head_dim]
+    q = lax.optimization_barrier(q)[:, :, 0]  # [batch, kv_heads, 1, head_dim]
     k = k[:, :, : visible.shape[-1]]
     most = q.shape[-1] // LANES
     lanes = q.shape[-1] // (_summed(k.size, k.dtype, most=most) or most)
@@ -213,8 +218,10 @@ def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 hea
     summed = _summed(v.size // v.shape[2] * rows, v.dtype, most=SUMMED) or SUMMED
     p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, summed, 1)  # [batch, kv_heads, sums, values, 1]
     values = (v[:, :, i:rows:summed].astype(jnp.float32) for i in range(summed))
-    partial_sums = sum(value * p[:, :, :, i] for i, value in enumerate(values))
-    return jnp.sum(lax.optimization_barrier(partial_sums), axis=2)[:, :, None, None]
+    partial_sums = lax.optimization_barrier(sum(value * p[:, :, :, i] for i, value in enumerate(values)))
+    # As in `_last_sum`: a sum of so few would take XLA longer to hand to both cores than to take.
+    ones = jnp.ones(partial_sums.shape[:3])
+    return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)[:, :, None, None]
 
 
 def _scaled(rows: Array) -> tuple[Float[Array, "batch kv_heads rows head_dim"], Array | None]:

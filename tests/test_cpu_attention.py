@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.cache import LayerCache
-from model.ops import LONGEST_CPU_SPAN, Positions, cpu_attend
+from model.ops import LONGEST_CPU_SPAN, SMALLEST_CPU_SPAN, Positions, cpu_attend
 from reference.attention import attention, causal_mask
 from tests.random_models import SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises
@@ -71,6 +71,19 @@ def test_one_query_copies_no_keys():
     assert text
     copied = [(name, kind) for name, kind, numbers in written(text) if numbers >= 64 * HEADS * HEAD_DIM]
     assert {kind for _, kind in copied} <= PASSED_ON
+    assert "__ynn_fusion" not in text  # to start its threads takes longer than these sums
+
+
+@pytest.mark.parametrize("kv_heads", [2, 12])
+def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
+    """A row of them for each query. A row for each key would be transposed after: longer than the dot itself takes."""
+    heads, seq, rows = 12, 4, 192
+    q, k, v = (np.zeros((n, of, HEAD_DIM), np.float32) for n, of in ((seq, heads), (rows, kv_heads), (rows, kv_heads)))
+    text = attending(q, k, v, start=0)[0].as_text()
+    assert text
+    written_by_dots = re.findall(r"= f32\[\d+,(\d+),(\d+)\]\S* dot\(", text)
+    assert {int(width) for _, width in written_by_dots} == {HEAD_DIM, SMALLEST_CPU_SPAN, rows}
+    assert {int(queries) for queries, _ in written_by_dots} == {heads // kv_heads * seq}
 
 
 @pytest.mark.parametrize(("heads", "dtype"), [(12, "float32"), (8, "float32"), (32, "float32"), (12, "bfloat16")])
