@@ -142,8 +142,7 @@ def reading_in_words(folder: Path | None, *, bytes: float, seconds: float) -> st
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
     """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
     sizes = sizes or SIZES[jax.default_backend()]
-    drawn = random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
-    buffers = [jnp.tile(drawn, (COPIES, 1)) for _ in range(2)]
+    buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
     # From one buffer to the other: memory that is new each time would have to be mapped first.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
 
@@ -155,23 +154,36 @@ def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceili
     copying, moved = measure(copy, sizes.effort).median, buffers[0].nbytes
     buffers.clear()
     flops = {dtype: _matrix_rate(dtype, sizes) for dtype in dtypes}
-    return Ceilings(2 * moved / copying, _read_rate(drawn, sizes.effort), flops)
+    return Ceilings(2 * moved / copying, Reader(sizes)(), flops)
 
 
-def _read_rate(drawn: jax.Array, effort: Effort) -> float:
-    """Bytes a second of sums that are kept elementwise, which run on all cores of a CPU; few are written.
+class Reader:
+    """Measures the bytes a second that the default device reads, each time it is called; holds so many `bytes`.
 
-    A CPU reads one array from start to end, in huge pages, as weights lie; a GPU reads all copies side by side.
+    These are sums that are kept elementwise, which run on all cores of a CPU; few are written. A CPU reads one array
+    from start to end, in huge pages, as weights lie; a GPU reads all copies side by side.
     """
-    if jax.default_backend() == "cpu":
-        array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
-        array.reshape(COPIES, -1)[:] = drawn
-        copies, written = jax.device_put(array, may_alias=True), LANES / ROW
-        summed = jax.jit(lambda a: sum(a[:, i : i + LANES] for i in range(0, ROW, LANES)))
-    else:
-        copies, written = jnp.tile(drawn, (COPIES, 1)), 1 / COPIES
-        summed = jax.jit(lambda a: sum(a[i] for i in range(COPIES)))
-    return copies.nbytes * (1 + written) / measure(lambda: summed(copies), effort).median
+
+    def __init__(self, sizes: Sizes | None = None):
+        sizes = sizes or SIZES[jax.default_backend()]
+        drawn = _drawn(sizes)
+        if jax.default_backend() == "cpu":
+            array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
+            array.reshape(COPIES, -1)[:] = drawn
+            self._copies, written = jax.device_put(array, may_alias=True), LANES / ROW
+            self._summed = jax.jit(lambda a: sum(a[:, i : i + LANES] for i in range(0, ROW, LANES)))
+        else:
+            self._copies, written = jnp.tile(drawn, (COPIES, 1)), 1 / COPIES
+            self._summed = jax.jit(lambda a: sum(a[i] for i in range(COPIES)))
+        self.bytes = self._copies.nbytes
+        self._moved, self._effort = self.bytes * (1 + written), sizes.effort
+
+    def __call__(self) -> float:
+        return self._moved / measure(lambda: self._summed(self._copies), self._effort).median
+
+
+def _drawn(sizes: Sizes) -> jax.Array:
+    return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))

@@ -21,7 +21,10 @@ COLUMNS = (
     Column("GFLOP/s", "flops_a_second", ",.1f", 1e-9),
     Column("of copy, %", "share", ".0f", 100),
     Column("floor, ms", "floor", ",.3f", 1e3),
+    Column("read, GB/s", "read", ",.1f", 1e-9),
     Column("of floor, %", "of_floor", ".0f", 100),
+    Column("least", "of_floor_least", ".0f", 100),
+    Column("most", "of_floor_most", ".0f", 100),
     Column("cached", "cached"),
     Column("planned, MB", "planned_memory", ",.0f", 1e-6),
 )

@@ -1,5 +1,6 @@
 """A model's speed on the default device, and how it changes as the work grows."""
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from benchmarks.growth import slopes
 from benchmarks.machine import (
     Ceilings,
+    Reader,
     Sizes,
     about,
     from_cache,
@@ -22,18 +24,18 @@ from benchmarks.model_speed import (
     GREEDY,
     Programs,
     compile_programs,
-    decode_seconds,
+    decoding,
     first_token_seconds,
     prefill_seconds,
 )
 from benchmarks.random_model import random_checkpoint, random_params, random_shapes
 from benchmarks.report import Row, skipped, timed, with_shares
 from benchmarks.resident import forget_peak, peak_resident_bytes
-from benchmarks.timing import Effort, Seconds, measure
+from benchmarks.timing import Effort, Seconds, in_turn, measure, spread
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
-from model.cost import decode_cost, prefill_cost
+from model.cost import Cost, decode_cost, prefill_cost
 from model.jax_backend import BURST, choose_ops, prompt_chunk
 from model.llama import BackendName, choose_dtype, load_backend
 from model.memory import Memory, check_fits, device_bytes, memory_of, return_freed_memory
@@ -185,23 +187,25 @@ def run_suite(
     subject = choose_subject(**chosen)
     tokens, most = _tokens(subject, context), subject.config.context - BURST
     progress("measuring the machine", 0.0)
-    ceilings = measure_ceilings([subject.dtype], sizes)
+    ceilings, reader = measure_ceilings([subject.dtype], sizes), Reader(sizes)
     return_freed_memory()
     forget_peak()
     match suite, backend:
         case "decode", "reference":
             found = reference_rows(subject, tokens=tokens, progress=progress)
         case "decode", _:
-            found = decode_rows(subject, tokens=tokens, batch=batch, progress=progress)
+            found = decode_rows(subject, tokens=tokens, batch=batch, reader=reader, progress=progress)
         case _:
             # Random weights mean as little beyond what a model was trained for as within it.
             longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
-            found = growth_rows(subject, batch=batch, longest=longest, progress=progress)
+            found = growth_rows(subject, batch=batch, longest=longest, reader=reader, progress=progress)
     rows, peak = [], 0
     for row in found:
         rows.append(row)
         if row.get("what") != "breakdown":  # whose trace takes memory that a model does not
-            peak = peak_bytes()
+            peak = peak_bytes() - reader.bytes
+    if read := [round["read"] for row in rows for round in row.get("rounds", [])]:
+        ceilings = ceilings._replace(read=statistics.median(read))
     cache = last_level_cache()
     completed = [_completed(row, ceilings, cache) for row in rows if "skipped" not in row]
     return {
@@ -217,7 +221,7 @@ def run_suite(
     }
 
 
-def decode_rows(subject: Subject, *, tokens: int, batch: int, progress: Progress) -> Iterator[Row]:
+def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, progress: Progress) -> Iterator[Row]:
     """The first token, a prompt of `tokens`, and decoding after as many."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
@@ -233,7 +237,7 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, progress: Progress
     yield prefill_row(subject, programs, params, tokens=tokens)
     for name, options in (("greedy", GREEDY), ("top-p", SamplingOptions())):
         progress(f"decoding, {name}", 0.8)
-        yield decode_row(subject, programs, params, context=tokens, name=name, options=options)
+        yield decode_row(subject, programs, params, context=tokens, reader=reader, name=name, options=options)
     progress("where the time goes", 0.9)
     found, _ = profiled(programs, params, context=tokens)
     yield {"what": "breakdown", "context": tokens, "parts": found}
@@ -261,7 +265,7 @@ def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iter
     yield {"what": "decode, reference", **about, "context": tokens, "tokens": 1, **seconds._asdict()}
 
 
-def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progress) -> Iterator[Row]:
+def growth_rows(subject: Subject, *, batch: int, longest: int, reader: Reader, progress: Progress) -> Iterator[Row]:
     """Prompts and contexts that double, and then batches that do."""
     lengths = [length for length in _doubling(*GROWTH) if length <= longest] or [longest]
     progress("compiling", 0.1)
@@ -270,7 +274,7 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
     for i, length in enumerate(lengths):
         progress(f"{length} tokens", 0.2 + 0.5 * i / len(lengths))
         yield {**prefill_row(subject, programs, params, tokens=length), "series": "prefill"}
-        row = decode_row(subject, programs, params, context=length)
+        row = decode_row(subject, programs, params, context=length, reader=reader)
         planned = subject.memory(shapes, context=length, batch=batch)
         yield {**row, "series": "context", "planned_memory": planned.peak}
     del programs
@@ -281,7 +285,7 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, progress: Progres
         except MemoryError as error:
             yield skipped(f"{count} sequences", str(error))
             continue
-        yield {**decode_row(subject, programs, params, context=lengths[0]), "series": "batch"}
+        yield {**decode_row(subject, programs, params, context=lengths[0], reader=reader), "series": "batch"}
 
 
 def prefill_row(subject: Subject, programs: Programs, params: Params, *, tokens: int) -> Row:
@@ -296,13 +300,22 @@ def decode_row(
     params: Params,
     *,
     context: int,
+    reader: Reader,
     name: str = "greedy",
     options: SamplingOptions = GREEDY,
 ) -> Row:
-    seconds = decode_seconds(programs, params, context=context, effort=subject.effort, options=options)
+    """Where weights come from memory, with what it gave in each round, which may wander while a model is timed."""
+    call = decoding(programs, params, context=context, options=options)
     middle = context + programs.burst / 2
     cost = decode_cost(params, subject.config, position=middle, batch=programs.batch)
-    return _row(f"decode, {name}", subject, programs, seconds, context=context, tokens=1, **cost._asdict())
+    rounds = []
+    if cost.bytes <= (last_level_cache() or 0):  # what is read between would take their place
+        seconds = measure(call, subject.effort).over(programs.burst)
+    else:
+        rounds = [(taken / programs.burst, read) for taken, read in in_turn(call, reader, subject.effort)]
+        seconds = Seconds(*spread([taken for taken, _ in rounds]))
+    row = _row(f"decode, {name}", subject, programs, seconds, context=context, tokens=1, **cost._asdict())
+    return {**row, "rounds": [{"seconds": taken, "read": read} for taken, read in rounds]} if rounds else row
 
 
 def _row(
@@ -361,6 +374,12 @@ def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
         del row["share"]
         floor = ceilings.floor(bytes=0, flops=row["flops"], dtype=row["dtype"])
         row |= {"cached": True, "floor": floor, "of_floor": floor / row["median"]}
+    elif rounds := row.get("rounds"):
+        cost, rate = Cost(row["bytes"], row["flops"]), ceilings.flops[row["dtype"]]
+        floors = [cost.seconds(bandwidth=one["read"], rate=rate) for one in rounds]
+        shares = spread([floor / one["seconds"] for floor, one in zip(floors, rounds, strict=True)])
+        row |= {"read": statistics.median(one["read"] for one in rounds), "floor": statistics.median(floors)}
+        row |= dict(zip(("of_floor", "of_floor_least", "of_floor_most"), shares, strict=True))
     return row
 
 

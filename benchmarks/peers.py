@@ -10,7 +10,6 @@ and keeps every figure in benchmarks/results/peers.json.
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import click
 import numpy as np
 
 from benchmarks.random_model import random_checkpoint
+from benchmarks.timing import spread
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.gguf_writer import write_gguf
 from model.checkpoints.huggingface_writer import write_huggingface
@@ -154,7 +154,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
             pairs = zip(rates.get(ours, {}).get(what, []), rates.get(other, {}).get(what, []), strict=False)
             if each := [a / b for a, b in pairs]:
                 row = {"ours": ours, "to": other, "what": what, "wanted": least}
-                found.append({**row, "ratio": statistics.median(each), "least": min(each), "most": max(each)})
+                found.append({**row, **dict(zip(("ratio", "least", "most"), spread(each), strict=True))})
     return found
 
 
@@ -199,7 +199,8 @@ def markdown(report: Mapping[str, Any]) -> str:
 def _spread(values: list[float], form: str) -> str:
     if not values:
         return ""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+    median, least, most = spread(values)
+    return f"{median:{form}} ({least:{form}} to {most:{form}})"
 
 
 def _cells(row: Mapping[str, Any] | None) -> str:

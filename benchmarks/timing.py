@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,30 @@ class Effort(NamedTuple):
     in_flight: int = 1  # calls in a measurement
 
 
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, the least and the most.
+
+    >>> spread([3.0, 9.0, 4.0])
+    (4.0, 3.0, 9.0)
+    """
+    return statistics.median(values), min(values), max(values)
+
+
+def in_turn(call: Callable[[], Any], other: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
+    """Seconds of `call`, each beside what `other` gives: the mean of that before and that after.
+
+    What a machine does that is shared may change within seconds; what is to be divided is measured side by side.
+    """
+    for _ in range(effort.warm):
+        jax.block_until_ready(call())
+    found, before = [], other()
+    for _ in range(effort.repeats):
+        seconds = measure(call, effort._replace(repeats=1, warm=0)).median
+        found.append((seconds, (before + (after := other())) / 2))
+        before = after
+    return found
+
+
 def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
     """Time `call`, which returns arrays.
 
@@ -55,4 +79,4 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
             last = call()
         jax.block_until_ready(last)
         taken.append((time.perf_counter() - began) / effort.in_flight)
-    return Seconds(statistics.median(taken), min(taken), max(taken))
+    return Seconds(*spread(taken))

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations, count, product
 from pathlib import Path
+from statistics import median
 from xml.etree import ElementTree
 
 import jax
@@ -44,7 +45,7 @@ from benchmarks.machine import (
 )
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import skipped, timed, with_shares
-from benchmarks.timing import Effort, Seconds, measure
+from benchmarks.timing import Effort, Seconds, in_turn, measure
 from cli import llamaspec
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.cost import decode_bytes, decode_cost, prefill_cost
@@ -144,6 +145,20 @@ def test_a_call_is_timed_as_often_as_was_said():
     taken = measure(lambda: calls.append(0), Effort(3, warm=2, in_flight=4))
     assert len(calls) == 2 + 3 * 4
     assert 0 < taken.least <= taken.median <= taken.most
+
+
+def test_what_is_divided_is_measured_side_by_side():
+    """Each call beside the mean of what is found before it and after it."""
+    told, ticks = [], iter([8.0, 4.0, 2.0])
+
+    def other() -> float:
+        told.append("other")
+        return next(ticks)
+
+    found = in_turn(lambda: told.append("call"), other, Effort(2, warm=1))
+    assert told == ["call", "other", "call", "other", "call", "other"]
+    assert [beside for _, beside in found] == [6.0, 3.0]
+    assert all(seconds > 0 for seconds, _ in found)
 
 
 def test_a_machine_is_measured():
@@ -275,6 +290,14 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
         assert row["batch"] == 2
         assert row["floor"] > 0
         assert row["tokens_a_second"] == pytest.approx(2 * row["tokens"] / row["median"])
+    rate = report["ceilings"]["flops"]["float32"]
+    for row in report["rows"][2:4]:
+        floors = [max(row["bytes"] / one["read"], row["flops"] / rate) for one in row["rounds"]]
+        shares = [floor / one["seconds"] for floor, one in zip(floors, row["rounds"], strict=True)]
+        assert row["of_floor"] == pytest.approx(median(shares))
+        assert (row["of_floor_least"], row["of_floor_most"]) == pytest.approx((min(shares), max(shares)))
+    read = [one["read"] for row in report["rows"][2:4] for one in row["rounds"]]
+    assert report["ceilings"]["read"] == median(read)
     parts = {part["part"]: part for part in report["rows"][4]["parts"]["decode"]}
     assert {"norm_gate_up product", "attend", "sample", "between ops, and the host"} <= parts.keys()
     assert sum(part["share"] for part in parts.values()) == pytest.approx(1)
@@ -295,7 +318,7 @@ def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
     report = json.loads(kept.read_text())
     rate = report["ceilings"]["flops"]["float32"]
     for row in report["rows"][1:4]:
-        assert row["cached"] and "share" not in row
+        assert row["cached"] and not {"share", "rounds", "of_floor_least"} & row.keys()
         assert row["floor"] == pytest.approx(row["flops"] / rate)
         assert row["of_floor"] == pytest.approx(row["floor"] / row["median"])
     assert all("floor" not in part for part in report["rows"][4]["parts"]["decode"])
