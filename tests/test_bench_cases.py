@@ -99,8 +99,9 @@ def test_all_calls_that_are_timed_are_made():
     """Even where a compiler could see that they are independent, or that nobody wants their results."""
     case = PLAIN["rmsnorm 256 float32"]
     sets = [draw(case, seed) for seed in range(5)]
-    compiled = jax.jit(partial(again_and_again, case, case.plain)).lower(2, [[]] * 5, sets).compile()
+    compiled = jax.jit(partial(again_and_again, case, case.plain, 12)).lower(2, [[]] * 5, sets).compile()
     loop, entry = str(compiled.as_text()).split("\nENTRY ")
-    assert [len(re.findall(r" rsqrt\(", part)) for part in (loop, entry)] == [5, 0]
+    assert [len(re.findall(r" rsqrt\(", part)) for part in (loop, entry)] == [12, 0]
     _, results = compiled(2, [[]] * 5, sets)
-    assert all(worst(case, result, one) <= 1 for result, one in zip(results, sets, strict=True))
+    assert len(results) == 12
+    assert all(worst(case, result, sets[i % 5]) <= 1 for i, result in enumerate(results))

@@ -1,8 +1,8 @@
 """What has to be seen on a GPU: `llamaspec bench --suite gpu`, under nine minutes on an H200.
 
-Two more take as long, for what that leaves out. The suite `kernels` holds kernels against the exact numbers where no
-published Llama would have them, with 1,000 repeats, not 10,000, and times the cases of the table from the last; the
-suite `variants` times those that no published Llama has.
+The suite `models` is one part of it alone. Two more take as long, for what that leaves out. The suite `kernels` holds
+kernels against the exact numbers where no published Llama would have them, with 1,000 repeats, not 10,000, and times
+the cases of the table from the last; the suite `variants` times those that no published Llama has.
 
     suite.py      the parts in their order, each in a process of its own, and the time that each may take
     report.py     what is printed, kept and drawn

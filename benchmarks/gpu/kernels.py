@@ -83,13 +83,13 @@ class Timing:
         jax.block_until_ready(sets)
 
     def lowered(self, form: Callable[..., Any]) -> Any:
-        """A program that makes many calls, one after the other, each with arguments of its own; none waits for the
-        host.
+        """A program that makes many calls, one after the other, each with other arguments than the last; none waits for
+        the host. A turn of its loop makes as many of each case, as it takes time itself.
 
         What a case updates in place, which are the last of its results, goes back into the next call with these
         arguments.
         """
-        program = jax.jit(partial(again_and_again, self._case, jax.jit(form)), donate_argnums=1)
+        program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.sets), donate_argnums=1)
         return program.lower(self._scale.rounds, self._updated, self._fixed)
 
     def of(self, compiled: Any) -> Seconds:
@@ -99,7 +99,7 @@ class Timing:
             self._updated, results = compiled(self._scale.rounds, self._updated, self._fixed)
             return results
 
-        return measure(call, self._scale.effort).over(len(self._fixed) * self._scale.rounds)
+        return measure(call, self._scale.effort).over(self._scale.sets * self._scale.rounds)
 
     def seconds(self, form: Callable[..., Any]) -> Seconds:
         """Of one call of `form`."""
@@ -113,37 +113,38 @@ def compiled_together(*programs: Any) -> list[Any]:
 
 
 def again_and_again(
-    case: Case, form: Callable[..., Any], rounds: Int[Array, ""], updated: list[Any], fixed: list[Any]
+    case: Case, form: Callable[..., Any], calls: int, rounds: Int[Array, ""], updated: list[Any], fixed: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """`in_turn`, so many times: the updated arrays, and the last results."""
 
     def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         # Arguments that come with the state, or XLA would make the calls once, before the loop.
         (updated, _), mine = lax.optimization_barrier((state, fixed))
-        return in_turn(case, form, updated, mine)
+        return in_turn(case, form, calls, updated, mine)
 
-    results = jax.eval_shape(partial(in_turn, case, form), updated, fixed)[1]
+    results = jax.eval_shape(partial(in_turn, case, form, calls), updated, fixed)[1]
     return lax.fori_loop(0, rounds, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
 
 
-def in_turn(case: Case, form: Callable[..., Any], updated: list[Any], fixed: list[Any]) -> tuple[list[Any], list[Any]]:
-    """For each set of arguments what is updated in place, and the other results.
+def in_turn(
+    case: Case, form: Callable[..., Any], calls: int, updated: list[Any], fixed: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """What is updated in place of each set of arguments, and the other results of so many calls with them in turn.
 
-    A set waits for the results before it, and these, which all are returned, pass through the same barrier: calls that
+    A call waits for the results before it, and these, which all are returned, pass through the same barrier: calls that
     nothing connects XLA would run as one, and those whose results nobody wants, not at all.
     """
-    results, last = [], None
-    for mine, others in zip(updated, fixed, strict=True):
-        mine, others, before = lax.optimization_barrier((mine, others, last))
-        results.append(before)
+    kept, updated, results, last = len(case.donated), list(updated), [], None
+    for call in range(calls):
+        turn = call % len(fixed)
+        mine, others, before = lax.optimization_barrier((updated[turn], fixed[turn], last))
+        if before is not None:
+            results.append(before[: len(before) - kept])
+            updated[(call - 1) % len(fixed)] = before[len(before) - kept :]
         last = jax.tree.leaves(form(*_merged(case, mine, others)))
-    results = [*results[1:], last]
-    kept = len(case.donated)
-    split = [len(result) - kept for result in results]
-    return (
-        [result[at:] for result, at in zip(results, split, strict=True)],
-        [result[:at] for result, at in zip(results, split, strict=True)],
-    )
+    assert last is not None
+    updated[(calls - 1) % len(fixed)] = last[len(last) - kept :]
+    return updated, [*results, last[: len(last) - kept]]
 
 
 def _merged(case: Case, updated: list[Any], fixed: list[Any]) -> list[Any]:

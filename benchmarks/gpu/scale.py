@@ -65,7 +65,7 @@ class Scale:
     timed: tuple[Case, ...]
     timed_variants: tuple[Case, ...]
     cleared: tuple[tuple[Config, int], ...]  # decode attention of which model, over how many keys, with rows to clear
-    sets: int  # of arguments that a kernel is timed with, at most: weights of 4 MB and more are in no cache then
+    sets: int  # calls of a kernel in a turn of a loop, each with arguments of its own, of which it reads 512 MB in all
     rounds: int  # in which a program calls a kernel with each set of arguments
     effort: Effort  # in timing kernels
     model_effort: Effort
