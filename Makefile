@@ -7,6 +7,7 @@
 # make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
 # make gates   the last two, of two models
 # make bench-gpu          all that is to be seen on an H200, kept in benchmarks/results/ (needs one, and the extra gpu)
+# make bench-gpu-models   whole models alone
 # make bench-gpu-kernels, bench-gpu-variants  the rest of the kernels, which it has no time for
 # make ci      all of it, as .ci/run does
 
@@ -14,7 +15,7 @@ BIN := .venv/bin
 COMPLETE := .venv/.complete
 
 .PHONY: setup python story test lint test-jax011 test-gpu-compile test-gpu-compile-jax011 gates bench-gpu ci verify
-.PHONY: bench-gpu-kernels bench-gpu-variants verify-long
+.PHONY: bench-gpu-models bench-gpu-kernels bench-gpu-variants verify-long
 
 setup: $(COMPLETE)
 	@:  # a recipe, or make would say that there is nothing to do
@@ -55,7 +56,7 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 bench-gpu: $(COMPLETE)
 	@$(BIN)/llamaspec bench --suite gpu --json benchmarks/results/gpu.json --plot benchmarks/results/gpu.svg
 
-bench-gpu-kernels bench-gpu-variants: bench-gpu-%: $(COMPLETE)
+bench-gpu-models bench-gpu-kernels bench-gpu-variants: bench-gpu-%: $(COMPLETE)
 	@$(BIN)/llamaspec bench --suite $* --json benchmarks/results/gpu-$*.json
 
 # What two of the ten models have of test-jax011 and test-gpu-compile; a change to the kernels wants all of them.

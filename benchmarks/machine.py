@@ -24,6 +24,7 @@ from model.plan import Device
 from model.quantised import LANES
 
 COPIES = 16  # of what is drawn, which fill the memory to move: on a CPU to draw all takes longer than to measure
+PAGE = 4096  # bytes, of which arrays are a multiple: `COPIES` times whole rows
 ROW = 1024  # numbers that a CPU reads to write the few that are their sums, as many as `LANES`
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
@@ -184,9 +185,11 @@ class Reader:
 
 
 def _sizes() -> Sizes:
-    """Of the default device. The processors of large servers have caches of hundreds of megabytes."""
+    """Of the default device. Large servers have caches of hundreds of megabytes, and what runs on them may have little
+    memory, of which two arrays take a quarter at most."""
     sizes = SIZES[jax.default_backend()]
-    return sizes._replace(bytes=max(sizes.bytes, BEYOND_CACHE * (last_level_cache() or 0)))
+    most = device_bytes() // 8 // PAGE * PAGE
+    return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
 def _drawn(sizes: Sizes) -> jax.Array:

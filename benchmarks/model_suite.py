@@ -187,13 +187,14 @@ def run_suite(
     subject = choose_subject(**chosen)
     tokens, most = _tokens(subject, context), subject.config.context - BURST
     progress("measuring the machine", 0.0)
-    ceilings, reader = measure_ceilings([subject.dtype], sizes), Reader(sizes)
+    ceilings = measure_ceilings([subject.dtype], sizes)
+    reader = None if backend == "reference" else Reader(sizes)
     return_freed_memory()
     forget_peak()
-    match suite, backend:
-        case "decode", "reference":
+    match suite, reader:
+        case _, None:
             found = reference_rows(subject, tokens=tokens, progress=progress)
-        case "decode", _:
+        case "decode", reader:
             found = decode_rows(subject, tokens=tokens, batch=batch, reader=reader, progress=progress)
         case _:
             # Random weights mean as little beyond what a model was trained for as within it.
@@ -203,7 +204,7 @@ def run_suite(
     for row in found:
         rows.append(row)
         if row.get("what") != "breakdown":  # whose trace takes memory that a model does not
-            peak = peak_bytes() - reader.bytes
+            peak = peak_bytes() - (reader.bytes if reader else 0)
     if read := [round["read"] for row in rows for round in row.get("rounds", [])]:
         ceilings = ceilings._replace(read=statistics.median(read))
     cache = last_level_cache()

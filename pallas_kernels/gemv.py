@@ -46,8 +46,8 @@ def gemv(
     writes batch x rows numbers.
     """
     several = shares(w, len(x))
-    vectors = [x[share] for share in several]
-    products = [product_of("gemv", w, some, normed=norm is not None, tile=tile) for some in vectors]
+    parts = [x[share] for share in several]
+    products = [product_of("gemv", w, part, normed=norm is not None, tile=tile) for part in parts]
     rows, cols = w.shape
     for name, array, shape in (
         ("norm", norm, (cols,)),
@@ -58,8 +58,8 @@ def gemv(
     fixed = {"eps": eps, "out": np.dtype(out or x.dtype), "target": current_target()}
     found = [
         # The residual comes whole: of a slice XLA makes a view, and a kernel's arrays begin at multiples of 256 bytes.
-        _gemv(w, some, norm, bias, residual, product=product, base=share.start, **fixed)
-        for some, share, product in zip(vectors, several, products, strict=True)
+        _gemv(w, part, norm, bias, residual, product=product, base=share.start, **fixed)
+        for part, share, product in zip(parts, several, products, strict=True)
     ]
     return found[0] if len(found) == 1 else jnp.concatenate(found)
 

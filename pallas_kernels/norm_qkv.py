@@ -75,26 +75,11 @@ def norm_qkv(
 @partial(jax.jit, static_argnames=("products", "heads", "eps", "target"))
 def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, products, heads: int, eps: float, target: Target):
     k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
-    found, first = [], 0
+    found, first, places = [], 0, (positions, cos, sin)
     for product in products:
         mine = x[first : first + product.batch]
         found.append(
-            _launched(
-                product,
-                first,
-                w,
-                mine,
-                norm,
-                bias,
-                k_ref,
-                v_ref,
-                positions,
-                cos,
-                sin,
-                heads=heads,
-                eps=eps,
-                target=target,
-            )
+            _launched(product, first, w, mine, norm, bias, k_ref, v_ref, *places, heads=heads, eps=eps, target=target)
         )
         first += product.batch
     return jnp.concatenate(found), jax.freeze(k_ref), jax.freeze(v_ref)

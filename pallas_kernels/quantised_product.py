@@ -302,13 +302,14 @@ class QuantisedProduct(ABC):
             loaded = [[load(ref, first) for ref in refs] for first in some]
             for first, values in zip(some, loaded, strict=True):
                 x, *norm = (value.astype(x_smem.dtype) for value in values)
-                squares = squares + x * x
+                if norm:
+                    squares = squares + x * x
                 store(first, x * norm[0] if norm else x)
         if norm_ref is None:
             return None
         if shares % size:  # some are in two passes
             return self._squares(x_ref)
-        for _ in squares.shape:
+        for _ in squares.shape:  # layout inference finds no way to sum over all at once
             squares = jnp.sum(squares, axis=-1)
         return squares
 

@@ -392,7 +392,7 @@ def test_without_a_gpu_the_suite_says_so_in_one_line(tmp_path: Path):
     done = command("bench", "--suite", "gpu", "--json", tmp_path / "kept.json")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        "error: the suite gpu runs on a GPU of compute capability 9.0 (H100, H200), and JAX has here a cpu: "
+        "error: the suites of a GPU run on one of compute capability 9.0 (H100, H200), and JAX has here a cpu: "
         "--dry-run shows on a CPU that it works"
     ]
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,8 @@
 
 The suite `models` is one part of it alone. Two more take as long, for what that leaves out. The suite `kernels` holds
 kernels against the exact numbers where no published Llama would have them, with 1,000 repeats, not 10,000, and times
-the cases of the table from the last; the suite `variants` times those that no published Llama has.
+the cases of the table from the last, what clearing rows of V costs, and attention to prompts; the suite `variants`
+times the cases that no published Llama has.
 
     suite.py      the parts in their order, each in a process of its own, and the time that each may take
     report.py     what is printed, kept and drawn

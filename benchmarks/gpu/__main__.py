@@ -50,7 +50,7 @@ def wrong_device(scale: Scale) -> str | None:
     if scale.device == "cpu" or getattr(device, "compute_capability", None) == "9.0":
         return None
     return (
-        "the suite gpu runs on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
+        "the suites of a GPU run on one of compute capability 9.0 (H100, H200), and JAX has here "
         f"a {device.device_kind}: --dry-run shows on a CPU that it works"
     )
 

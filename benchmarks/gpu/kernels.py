@@ -1,4 +1,4 @@
-"""Each kernel beside what XLA makes of the same op, each call on arguments of its own."""
+"""Each kernel beside what XLA makes of the same op, each call on other arguments than the one before."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,8 @@ def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variant
             continue
         try:
             yield _row(case, scale)
-        except Exception as error:  # of one case: the others are timed
+        except Exception as error:  # of one case
+            jax.block_until_ready(jnp.zeros(()) + 1)  # the others are timed, unless the device is beyond use
             yield skipped(case.name, in_a_line(error))
 
 
@@ -72,12 +73,15 @@ def _row(case: Case, scale: Scale) -> Row:
 
 
 class Timing:
-    """Of a case: arguments that its forms are called with, so many sets that none is in a cache."""
+    """Of a case: arguments that its forms are called with, as many sets as calls, or what makes 512 MB: a matrix of
+    4 MB or more is in no cache then.
+    """
 
     def __init__(self, case: Case, scale: Scale):
         self._case, self._scale = case, scale
         size = sum(prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(case.arrays))
-        sets = [draw(case, seed) for seed in range(max(2, min(scale.sets, -(-FRESH // size))))]
+        # Two at least: what a call updates is not in place yet for the next.
+        sets = [draw(case, seed) for seed in range(max(2, min(scale.calls, -(-FRESH // size))))]
         self._updated = [[arguments[i] for i in case.donated] for arguments in sets]
         self._fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
         jax.block_until_ready(sets)
@@ -89,7 +93,7 @@ class Timing:
         What a case updates in place, which are the last of its results, goes back into the next call with these
         arguments.
         """
-        program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.sets), donate_argnums=1)
+        program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
         return program.lower(self._scale.rounds, self._updated, self._fixed)
 
     def of(self, compiled: Any) -> Seconds:
@@ -99,7 +103,7 @@ class Timing:
             self._updated, results = compiled(self._scale.rounds, self._updated, self._fixed)
             return results
 
-        return measure(call, self._scale.effort).over(self._scale.sets * self._scale.rounds)
+        return measure(call, self._scale.effort).over(self._scale.calls * self._scale.rounds)
 
     def seconds(self, form: Callable[..., Any]) -> Seconds:
         """Of one call of `form`."""

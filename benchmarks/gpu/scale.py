@@ -65,8 +65,8 @@ class Scale:
     timed: tuple[Case, ...]
     timed_variants: tuple[Case, ...]
     cleared: tuple[tuple[Config, int], ...]  # decode attention of which model, over how many keys, with rows to clear
-    sets: int  # calls of a kernel in a turn of a loop, each with arguments of its own, of which it reads 512 MB in all
-    rounds: int  # in which a program calls a kernel with each set of arguments
+    calls: int  # of a kernel in a turn of a loop, each with other arguments than the one before
+    rounds: int  # turns
     effort: Effort  # in timing kernels
     model_effort: Effort
     chained: int  # calls of attention in a round of a program
@@ -167,7 +167,7 @@ def full() -> Scale:
         timed=once(timed_cases()),
         timed_variants=tuple(variants().values()),
         cleared=tuple((config, keys) for config in (tinyllama, large) for keys in (128, 4096)),
-        sets=16,
+        calls=16,
         rounds=16,
         effort=Effort(7),
         model_effort=Effort(5),
@@ -205,7 +205,7 @@ def dry() -> Scale:
         cleared=((TINY, 64),),
         timed_variants=tuple(attention_decode_cases(TINY, BFLOAT16, TINY_WORK)),
         timed=tuple(norm_qkv_cases(replace(TINY, heads=1, kv_heads=1), BFLOAT16, TINY_WORK)),
-        sets=2,
+        calls=2,
         rounds=2,
         effort=Effort(1, warm=0),
         model_effort=Effort(1, warm=0),

@@ -75,7 +75,7 @@ def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Itera
     # By floats they are one launch, which is in the table.
     by = [[case for case in several_cases(config, dtype, WORK, batch=batch) if " q" in case.op] for batch in sizes]
     for i, cases in enumerate(zip(*by, strict=True)):
-        yield cases[(first + i + i // len(cases)) % len(cases)]  # an op comes as often, and would have the same
+        yield cases[(first + i + i // len(cases)) % len(cases)]  # else an op would meet the same number each time
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
