@@ -266,7 +266,8 @@ class QuantisedProduct(ABC):
     def _stage(self, x_ref, norm_ref, x_smem) -> Any:
         """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with.
 
-        Gives the sum of the squares of a vector with a norm: one trip to the cache less than `_squares` takes.
+        Gives the sum of the squares of a vector with a norm, where it can without the trip to the cache that `_squares`
+        takes.
         """
         shares = self.cols // self.share
         size = next(size for size in (THREADS, THREADS // 2, THREADS // 4) if size <= shares)
@@ -295,6 +296,8 @@ class QuantisedProduct(ABC):
             store(x_smem.shape[0] - groups, zeros)
         last = (shares - size) // self.lanes  # where the last pass begins; it may repeat some of the one before
         passes = [min(first, last) for first in range(0, last + groups, groups)]
+        # Not where some shares are in two passes, nor in more than two, for which registers are too few.
+        together = shares % size == 0 and len(passes) <= 2
         squares: Any = 0.0
         for some in batched(passes, PASSES):
             # Reads are under way together; a write waits for all threads.
@@ -302,12 +305,12 @@ class QuantisedProduct(ABC):
             loaded = [[load(ref, first) for ref in refs] for first in some]
             for first, values in zip(some, loaded, strict=True):
                 x, *norm = (value.astype(x_smem.dtype) for value in values)
-                if norm:
+                if norm and together:
                     squares = squares + x * x
                 store(first, x * norm[0] if norm else x)
         if norm_ref is None:
             return None
-        if shares % size:  # some are in two passes
+        if not together:
             return self._squares(x_ref)
         for _ in squares.shape:  # layout inference finds no way to sum over all at once
             squares = jnp.sum(squares, axis=-1)
