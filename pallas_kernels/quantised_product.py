@@ -169,8 +169,9 @@ class QuantisedProduct(ABC):
                     plgpu.copy_gmem_to_smem(scales, staged["scales"].at[slot, run], filled)
 
         def prepare():
+            norms = self._first_norms(norm_ref)  # from memory, so before the wait
             target.wait_for_previous()
-            squares.extend(self._stage(x_ref.at[b], norm_ref, staged["x"].at[b]) for b in range(self.batch))
+            squares.extend(self._stage(x_ref.at[b], norm_ref, norms, staged["x"].at[b]) for b in range(self.batch))
 
         def begin():
             zeros = plgpu.layout_cast(jnp.zeros((self.rows, *self.warp), jnp.float32), self.lane_layout)
@@ -263,24 +264,44 @@ class QuantisedProduct(ABC):
     def _staged_shape(self) -> tuple[int, ...]:
         return (self.batch, *self._shares(self.steps * CHUNK, self.pieces + 1))
 
-    def _stage(self, x_ref, norm_ref, x_smem) -> Any:
-        """Copy a vector to shared memory, times the norm: a share a thread, and behind it what sums begin with.
+    @property
+    def _at_once(self) -> int:
+        """Shares of a pass over a vector that is staged: one for each thread, or for each of a half or a quarter."""
+        return next(size for size in (THREADS, THREADS // 2, THREADS // 4) if size <= self.cols // self.share)
+
+    @property
+    def _passes(self) -> list[int]:
+        """Where each pass begins, in groups of lanes; the last may repeat some of the one before."""
+        groups, last = self._at_once // self.lanes, (self.cols // self.share - self._at_once) // self.lanes
+        return [min(first, last) for first in range(0, last + groups, groups)]
+
+    @property
+    def _staging_layout(self) -> Any:
+        groups, rest = self._at_once // self.lanes, self.warp[1:]
+        return _layout(
+            (groups, *rest, PIECE),
+            (groups // WARPS, *rest, PIECE),
+            (1, *(1 for _ in rest), PIECE),
+            copies=THREADS // self._at_once,
+        )
+
+    def _load_shares(self, ref, first: int) -> Array:
+        """A pass over a vector, from its group `first` on."""
+        mine = pl.ds(first, self._at_once // self.lanes)
+        return plgpu.load(ref.at[mine], layout=self._staging_layout, optimized=False)
+
+    def _first_norms(self, norm_ref) -> list[Array]:
+        """What the first passes over a vector are multiplied by, if by anything."""
+        return [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in self._passes[:PASSES]]
+
+    def _stage(self, x_ref, norm_ref, norms: list[Array], x_smem) -> Any:
+        """Copy a vector to shared memory, times the norm, whose `_first_norms` are `norms`: a share a thread, and behind
+        it what sums begin with.
 
         Gives the sum of the squares of a vector with a norm, where it can without the trip to the cache that `_squares`
         takes.
         """
-        shares = self.cols // self.share
-        size = next(size for size in (THREADS, THREADS // 2, THREADS // 4) if size <= shares)
-        groups, rest = size // self.lanes, self.warp[1:]
-        layout = _layout(
-            (groups, *rest, PIECE),
-            (groups // WARPS, *rest, PIECE),
-            (1, *(1 for _ in rest), PIECE),
-            copies=THREADS // size,
-        )
-
-        def load(ref, first):
-            return plgpu.load(ref.at[pl.ds(first, groups)], layout=layout, optimized=False)
+        groups, passes = self._at_once // self.lanes, self._passes
 
         def store(first, x):
             pieces = [
@@ -292,22 +313,24 @@ class QuantisedProduct(ABC):
             x_smem[pl.ds(first, groups)] = lax.concatenate([x, behind], x.ndim - 1)
 
         if self.cols < self.steps * CHUNK:
-            zeros = plgpu.layout_cast(jnp.zeros((groups, *rest, self.share), x_smem.dtype), layout)
-            store(x_smem.shape[0] - groups, zeros)
-        last = (shares - size) // self.lanes  # where the last pass begins; it may repeat some of the one before
-        passes = [min(first, last) for first in range(0, last + groups, groups)]
+            shape = (groups, *self.warp[1:], self.share)
+            store(x_smem.shape[0] - groups, plgpu.layout_cast(jnp.zeros(shape, x_smem.dtype), self._staging_layout))
         # Not where some shares are in two passes, nor in more than two, for which registers are too few.
-        together = shares % size == 0 and len(passes) <= 2
+        together = (self.cols // self.share) % self._at_once == 0 and len(passes) <= 2
         squares: Any = 0.0
         for some in batched(passes, PASSES):
             # Reads are under way together; a write waits for all threads.
-            refs = (x_ref,) if norm_ref is None else (x_ref, norm_ref)
-            loaded = [[load(ref, first) for ref in refs] for first in some]
-            for first, values in zip(some, loaded, strict=True):
-                x, *norm = (value.astype(x_smem.dtype) for value in values)
-                if norm and together:
+            loaded = [self._load_shares(x_ref, first) for first in some]
+            if norm_ref is not None and some[0]:
+                norms = [self._load_shares(norm_ref, first) for first in some]
+            for i, (first, x) in enumerate(zip(some, loaded, strict=True)):
+                x = x.astype(x_smem.dtype)
+                if norm_ref is None:
+                    store(first, x)
+                    continue
+                if together:
                     squares = squares + x * x
-                store(first, x * norm[0] if norm else x)
+                store(first, x * norms[i].astype(x_smem.dtype))
         if norm_ref is None:
             return None
         if not together:
