@@ -22,7 +22,6 @@ from jaxtyping import Array
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
 from pallas_kernels.row_tiles import RowTiles
 
-PARTS = 2  # of a step: half as many turns of the loop, of which each waits for memory and asks for more
 PIECES = 4  # 16-byte loads that a thread has under way at once while x is staged
 
 
@@ -47,17 +46,12 @@ class RowProduct:
 
     @property
     def chunk(self) -> int:
-        """Columns of a part of a step."""
+        """Columns of a step."""
         return LANES * self.vector
 
     @property
-    def parts(self) -> int:
-        """Of a step."""
-        return PARTS if self.cols % (PARTS * self.chunk) == 0 else 1
-
-    @property
     def steps(self) -> int:
-        return self.cols // (self.parts * self.chunk)
+        return self.cols // self.chunk
 
     @property
     def layout(self) -> Any:
@@ -66,31 +60,27 @@ class RowProduct:
 
     @property
     def ring_stages(self) -> int:
-        """As many bytes, however few or many a step takes; of one tile no more than it has."""
-        stages = max(1, self.stages * (16 // self.dtype.itemsize) // (self.vector * self.parts))
+        """As many bytes, however few a step takes; of one tile no more than it has."""
+        stages = self.stages * (16 // self.dtype.itemsize) // self.vector
         return stages if self.blocks < self.tiles else min(stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
-        ring = self.ring_stages * self.runs * self.rows * self.parts * self.chunk * self.dtype.itemsize
-        if normed and self.batch == 1:
-            return ring + self.cols * 4
-        return ring + (self.batch + normed) * self.cols * self.dtype.itemsize
+        ring = self.ring_stages * self.runs * self.rows * self.chunk
+        return (ring + (self.batch + normed) * self.cols) * self.dtype.itemsize
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
-        multiplied = normed and self.batch == 1
-        x = plgpu.SMEM((self.cols,), jnp.float32 if multiplied else self.dtype)
         return {
-            "ring": plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.parts, self.chunk), self.dtype),
+            "ring": plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.chunk), self.dtype),
             "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
-            "x": [x] * self.batch,
-            "norm": [plgpu.SMEM((self.cols,), self.dtype)] if normed and not multiplied else [],
+            "x": [plgpu.SMEM((self.cols,), self.dtype) for _ in range(self.batch)],
+            "norm": [plgpu.SMEM((self.cols,), self.dtype)] if normed else [],
         }
 
     def operands(self, w: Any) -> list[Array]:
-        """What the kernel is called with for W. Nothing is moved."""
-        return [w.reshape(len(w), -1, self.chunk)]
+        """What the kernel is called with for W."""
+        return [w]
 
     def view(self, x: Array) -> Array:
         """Vectors [..., cols], or the norm's one, as `run` takes them."""
@@ -118,18 +108,16 @@ class RowProduct:
         squares: list[Any] = []
 
         def fetch(tile, step, slot):
-            parts = pl.ds(step * self.parts, self.parts)
+            columns = pl.ds(step * self.chunk, self.chunk)
             for run, start in enumerate(starts(tile)):
-                rows = w_ref.at[pl.ds(start, self.rows), parts]
+                rows = w_ref.at[pl.ds(start, self.rows), columns]
                 plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, run], staged["filled"].at[slot])
 
         def prepare():
-            multiplied = norm_ref is not None and not staged["norm"]
-            if norm_ref is not None:  # from memory, so before the wait
-                self._stage(norm_ref, staged["x" if multiplied else "norm"][0])
+            if norm_ref is not None:
+                self._stage(norm_ref, staged["norm"][0])
             target.wait_for_previous()
-            for b, x in enumerate(staged["x"]):
-                squares.append(self._stage(x_ref.at[b], x, times=multiplied, squares=norm_ref is not None))
+            squares.extend(self._stage(x_ref.at[b], x, squares=norm_ref is not None) for b, x in enumerate(staged["x"]))
 
         def begin():
             zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
@@ -137,18 +125,16 @@ class RowProduct:
 
         def step(i, slot, sums):
             plgpu.barrier_wait(staged["filled"].at[slot])
-            for part in range(self.parts):
-                columns = pl.ds((i * self.parts + part) * self.chunk, self.chunk)
-                vectors = [self._load_columns(x.at[columns]) for x in staged["x"]]
-                for norm in staged["norm"]:
-                    g = self._load_columns(norm.at[columns])
-                    vectors = [x * g for x in vectors]
-                tiles = [self._load_tile(staged["ring"].at[slot, run, :, part]) for run in range(self.runs)]
-                sums = [
-                    [total + tile * self._over_rows(x) for total, tile in zip(totals, tiles, strict=True)]
-                    for totals, x in zip(sums, vectors, strict=True)
-                ]
-            return sums
+            columns = pl.ds(i * self.chunk, self.chunk)
+            vectors = [self._load_columns(x.at[columns]) for x in staged["x"]]
+            if norm_ref is not None:
+                g = self._load_columns(staged["norm"][0].at[columns])
+                vectors = [x * g for x in vectors]
+            tiles = [self._load_tile(staged["ring"].at[slot, run]) for run in range(self.runs)]
+            return [
+                [total + tile * self._over_rows(x) for total, tile in zip(totals, tiles, strict=True)]
+                for totals, x in zip(sums, vectors, strict=True)
+            ]
 
         def end(tile, sums):
             dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
@@ -164,9 +150,8 @@ class RowProduct:
         """One float32 number for each row of a run, laid out as the products are."""
         return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
 
-    def _stage(self, ref, smem, *, times: bool = False, squares: bool = False) -> Any:
-        """Copy a vector of `cols` to shared memory, through registers, multiplied by what is there if asked for; the sum
-        of its squares, if that is asked for.
+    def _stage(self, ref, smem, *, squares: bool = False) -> Any:
+        """Copy a vector of `cols` to shared memory, through registers; the sum of its squares, if asked for.
 
         In few, wide pieces: no load moves across the barriers around a store, so each piece costs a trip to the cache.
         """
@@ -176,10 +161,8 @@ class RowProduct:
         for start in range(0, self.cols, PIECES * unit):
             size = min(PIECES * unit, self.cols - start)
             layout = plgpu.Layout.WG_STRIDED((size,), vec_size=vector)
-            piece = pl.ds(start, size)
-            values = plgpu.load(ref.at[piece], layout=layout)
-            staged = values.astype(smem.dtype)
-            smem[piece] = staged * plgpu.load(smem.at[piece], layout=layout) if times else staged
+            values = plgpu.load(ref.at[pl.ds(start, size)], layout=layout)
+            smem[pl.ds(start, size)] = values
             if squares:
                 wide = values.astype(jnp.float32)
                 total = total + jnp.sum(wide * wide)
