@@ -114,8 +114,8 @@ def decode(
         step, _, _, _, _, done = state
         return (step < steps) & ~jnp.all(done)
 
-    # Whatever is computed beside the layers, however little, is a kernel of about 2 us on a GPU: lengths follow from the
-    # step, what was seen and who is done are one expression each, and no index is checked that cannot be wrong.
+    # Beside the layers little is computed, but each bit of it is a kernel on a GPU: lengths follow from the step, what
+    # was seen and who is done are one expression each, and no index is checked that cannot be wrong.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
         # Tied to the loop's state, or XLA converts a narrow weight once before the loop, into a copy of float32.

@@ -295,8 +295,8 @@ class QuantisedProduct(ABC):
         return [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in self._passes[:PASSES]]
 
     def _stage(self, x_ref, norm_ref, norms: list[Array], x_smem) -> Any:
-        """Copy a vector to shared memory, times the norm, whose `_first_norms` are `norms`: a share a thread, and behind
-        it what sums begin with.
+        """Copy a vector to shared memory, a share a thread, and behind it what sums begin with. Where there is a norm
+        it is multiplied by that, of which `norms` are the `_first_norms`.
 
         Gives the sum of the squares of a vector with a norm, where it can without the trip to the cache that `_squares`
         takes.
