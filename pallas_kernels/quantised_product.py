@@ -40,6 +40,7 @@ CHUNK = 1024  # columns of a step
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PIECE = 4  # columns
 PASSES = 4  # reads of a vector that are under way at once, each into 16 to 32 registers
+EARLY = 2  # of them of a norm are done before the wait for the kernel before; for more, registers are too few
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class QuantisedProduct(ABC):
 
     def _first_norms(self, norm_ref) -> list[Array]:
         """What the first passes over a vector are multiplied by, if by anything."""
-        return [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in self._passes[:PASSES]]
+        return [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in self._passes[:EARLY]]
 
     def _stage(self, x_ref, norm_ref, norms: list[Array], x_smem) -> Any:
         """Copy a vector to shared memory, a share a thread, and behind it what sums begin with. Where there is a norm
@@ -315,14 +316,15 @@ class QuantisedProduct(ABC):
         if self.cols < self.steps * CHUNK:
             shape = (groups, *self.warp[1:], self.share)
             store(x_smem.shape[0] - groups, plgpu.layout_cast(jnp.zeros(shape, x_smem.dtype), self._staging_layout))
-        # Not where some shares are in two passes, nor in more than two, for which registers are too few.
-        together = (self.cols // self.share) % self._at_once == 0 and len(passes) <= 2
+        # Not where some shares are in two passes, nor in more passes, for which registers are too few.
+        together = (self.cols // self.share) % self._at_once == 0 and len(passes) <= EARLY
         squares: Any = 0.0
         for some in batched(passes, PASSES):
             # Reads are under way together; a write waits for all threads.
             loaded = [self._load_shares(x_ref, first) for first in some]
-            if norm_ref is not None and some[0]:
-                norms = [self._load_shares(norm_ref, first) for first in some]
+            if norm_ref is not None:
+                early = [] if some[0] else norms
+                factors = early + [self._load_shares(norm_ref, first) for first in some[len(early) :]]
             for i, (first, x) in enumerate(zip(some, loaded, strict=True)):
                 x = x.astype(x_smem.dtype)
                 if norm_ref is None:
@@ -330,7 +332,7 @@ class QuantisedProduct(ABC):
                     continue
                 if together:
                     squares = squares + x * x
-                store(first, x * norms[i].astype(x_smem.dtype))
+                store(first, x * factors[i].astype(x_smem.dtype))
         if norm_ref is None:
             return None
         if not together:
