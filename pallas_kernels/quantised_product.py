@@ -322,9 +322,8 @@ class QuantisedProduct(ABC):
         for some in batched(passes, PASSES):
             # Reads are under way together; a write waits for all threads.
             loaded = [self._load_shares(x_ref, first) for first in some]
-            if norm_ref is not None:
-                early = [] if some[0] else norms
-                factors = early + [self._load_shares(norm_ref, first) for first in some[len(early) :]]
+            early = [] if some[0] else norms
+            late = [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in some[len(early) :]]
             for i, (first, x) in enumerate(zip(some, loaded, strict=True)):
                 x = x.astype(x_smem.dtype)
                 if norm_ref is None:
@@ -332,7 +331,7 @@ class QuantisedProduct(ABC):
                     continue
                 if together:
                     squares = squares + x * x
-                store(first, x * factors[i].astype(x_smem.dtype))
+                store(first, x * [*early, *late][i].astype(x_smem.dtype))
         if norm_ref is None:
             return None
         if not together:
