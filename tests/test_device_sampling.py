@@ -7,12 +7,24 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from model.options import SamplingOptions
-from model.sampling import as_arrays, distribution, draw, greedy, random_key, sample, smallest, uniform
+from model.sampling import (
+    as_arrays,
+    distribution,
+    draw,
+    greedy,
+    largest_in_one,
+    largest_in_two,
+    random_key,
+    sample,
+    smallest,
+    uniform,
+)
 from reference import sampling as reference
 from tests.strategies import seeds
 
 VOCAB = 300
 DISTRIBUTION, DRAW, GREEDY, SAMPLE, UNIFORM = map(jax.jit, (distribution, draw, greedy, sample, uniform))
+LARGEST = tuple(map(jax.jit, (largest_in_two, largest_in_one)))
 
 options = st.builds(
     SamplingOptions,
@@ -46,6 +58,21 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
     # A threshold that float32 and float64 round to different sides keeps or drops whole tokens.
     assume(np.array_equal(actual > 0, expected.astype(np.float32) > 0) or not near_threshold(logits, options))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-30)
+
+
+@given(
+    seed=seeds,
+    ties=st.sampled_from([0, 1, 4]),
+    others=st.lists(st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-np.inf, np.inf, np.nan, 0.0, -0.0]))),
+)
+@example(seed=0, ties=1, others=[(i, -np.inf) for i in range(VOCAB)])
+def test_the_largest_in_one_reduction_and_in_two(seed, ties, others):
+    """A CPU takes two, a GPU one."""
+    logits = draw_logits(seed, ties)
+    for i, value in others:
+        logits[i] = value
+    expected = VOCAB if np.isnan(logits).any() else int(np.argmax(logits))
+    assert [int(largest(logits[None])[0]) for largest in LARGEST] == [expected, expected]
 
 
 @given(ways=st.sampled_from([2, 4, 16]), bounds=st.lists(st.integers(-1, 2**30), min_size=3, max_size=3), seed=seeds)
