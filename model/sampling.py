@@ -95,7 +95,7 @@ def largest_in_one(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
 
     vocab = logits.shape[-1]
     ids = jnp.where(jnp.isnan(logits), vocab, jnp.arange(vocab, dtype=jnp.int32))
-    return lax.reduce((logits, ids), (jnp.float32(-jnp.inf), jnp.int32(vocab)), ahead, (1,))[1]
+    return lax.reduce((logits, ids), (jnp.array(-jnp.inf, logits.dtype), jnp.int32(vocab)), ahead, (1,))[1]
 
 
 def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
