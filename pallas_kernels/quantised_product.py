@@ -40,7 +40,7 @@ CHUNK = 1024  # columns of a step
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PIECE = 4  # columns
 PASSES = 4  # reads of a vector that are under way at once, each into 16 to 32 registers
-EARLY = 2  # of them of a norm are done before the wait for the kernel before; for more, registers are too few
+EARLY = 2  # of them read a norm before the wait for the kernel before, or sum squares; for more, registers are too few
 
 
 @dataclass(frozen=True)
@@ -322,16 +322,15 @@ class QuantisedProduct(ABC):
         for some in batched(passes, PASSES):
             # Reads are under way together; a write waits for all threads.
             loaded = [self._load_shares(x_ref, first) for first in some]
-            early = [] if some[0] else norms
-            late = [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in some[len(early) :]]
-            for i, (first, x) in enumerate(zip(some, loaded, strict=True)):
+            factors: list[Any] = [None] * len(some)
+            if norm_ref is not None:
+                early = [] if some[0] else norms
+                factors = early + [self._load_shares(norm_ref, first) for first in some[len(early) :]]
+            for first, x, factor in zip(some, loaded, factors, strict=True):
                 x = x.astype(x_smem.dtype)
-                if norm_ref is None:
-                    store(first, x)
-                    continue
-                if together:
+                if together and factor is not None:
                     squares = squares + x * x
-                store(first, x * [*early, *late][i].astype(x_smem.dtype))
+                store(first, x if factor is None else x * factor.astype(x_smem.dtype))
         if norm_ref is None:
             return None
         if not together:
