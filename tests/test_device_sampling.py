@@ -11,7 +11,6 @@ from model.sampling import (
     as_arrays,
     distribution,
     draw,
-    greedy,
     largest_in_one,
     largest_in_two,
     random_key,
@@ -23,7 +22,7 @@ from reference import sampling as reference
 from tests.strategies import seeds
 
 VOCAB = 300
-DISTRIBUTION, DRAW, GREEDY, SAMPLE, UNIFORM = map(jax.jit, (distribution, draw, greedy, sample, uniform))
+DISTRIBUTION, DRAW, SAMPLE, UNIFORM = map(jax.jit, (distribution, draw, sample, uniform))
 LARGEST = tuple(map(jax.jit, (largest_in_two, largest_in_one)))
 
 options = st.builds(

@@ -18,7 +18,7 @@ from reference.config import Config
 gemm = gemv = jax.jit(ops.dot)
 cpu_gemv = jax.jit(ops.cpu_product)
 rmsnorm = jax.jit(ops.rmsnorm, static_argnames="eps")
-argmax = jax.jit(sampling.greedy)
+argmax = jax.jit(sampling.largest)
 
 
 @jax.jit
