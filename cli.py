@@ -157,7 +157,7 @@ def story(prompt: str, as_json: bool, **options: Any):
 
 def _generate(prompt: str, *, as_json: bool, **options: Any):
     request = _request(options)
-    llama = _load(options, prompt=prompt)
+    llama = _load(options, prompt=prompt, greedy=request["sampling"].greedy)
     generation = llama.generate(prompt, **request)
     _tell_seed(options, generation.seed)
     if as_json:
@@ -193,7 +193,7 @@ def chat(system: str | None, **options: Any):
     from model.checkpoints.open import place_of
 
     request = _request(options)
-    llama = _load(options)
+    llama = _load(options, greedy=request["sampling"].greedy)
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     conversation = Chat(llama, find_template(llama.tokenizer, *places), system=system)
     _tell_seed(options, request["seed"])
@@ -1131,7 +1131,7 @@ def _tell_seed(options: dict[str, Any], seed: int):
         click.echo(f"seed {seed}", err=True)
 
 
-def _load(options: dict[str, Any], *, prompt: str | None = None) -> Llama:
+def _load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) -> Llama:
     """The model that the options name. Files and prompt are checked before JAX, which takes a second, is imported."""
     from model.checkpoints.open import open_checkpoint
     from model.options import check_length, choose_context
@@ -1148,7 +1148,7 @@ def _load(options: dict[str, Any], *, prompt: str | None = None) -> Llama:
 
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     with _progress() as progress:
-        backend = load_backend(checkpoint, progress=progress, **running)
+        backend = load_backend(checkpoint, greedy=greedy, progress=progress, **running)
     return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)
 
 

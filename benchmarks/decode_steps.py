@@ -21,16 +21,18 @@ from model.shapes import SHAPES
 
 CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2
+DRAWN = "drawn"  # in the name of a step that does not take the likeliest token
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
 # Models with heads of 64 or 128, for which attention has kernels; in float32 those that are run in it; of the schemes
-# that have kernels, each for one model, and the coarsest for the largest.
+# that have kernels, each for one model, and the coarsest for the largest. Two draw tokens, from a small vocabulary and
+# from a large one; the others take the likeliest.
 STEPS = (
     *(f"{name} bfloat16" for name, config in SHAPES.items() if config.head_dim in (64, 128)),
     *(f"{name} float32" for name in ("stories-110m", "tinyllama-1.1b")),
     *(f"{name} bfloat16 {scheme}" for name, scheme in (
         ("tinyllama-1.1b", "q8"), ("llama-3.1-8b", "q8"), ("llama-3.1-8b", "q8_row"), ("llama-3.1-8b", "q4"),
-        ("llama-3.1-70b", "q4"),
+        ("llama-3.1-70b", "q4"), ("tinyllama-1.1b", DRAWN), ("llama-3.1-8b", DRAWN),
     )),
 )  # fmt: skip
 
@@ -48,10 +50,10 @@ class DecodeStep(NamedTuple):
 
 def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     """A step of `STEPS`, with the first so many of the model's layers or with all."""
-    model, dtype, *schemes = name.split()
+    model, dtype, *others = name.split()
+    scheme = next((word for word in others if word != DRAWN), None)
     config = replace(SHAPES[model], layers=layers or SHAPES[model].layers)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPES[dtype]))
-    scheme = schemes[0] if schemes else None
     params = random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme)
     params = jax.eval_shape(arranged, params)
     refused = refusals(config, params, capacity=CAPACITY)
@@ -60,7 +62,7 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
         return jax.ShapeDtypeStruct(dimensions, dtype)
 
     return DecodeStep(
-        function=partial(decode, burst=BURST, config=config, ops=PALLAS),
+        function=partial(decode, greedy=DRAWN not in others, burst=BURST, config=config, ops=PALLAS),
         arguments=(
             params,
             shape(1),

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.model_speed import Programs, decoding, prefilling
+from benchmarks.model_speed import GREEDY, Programs, decoding, prefilling
 from benchmarks.report import Column, Row, model_line, table
 from model.cost import decode_bytes
 from model.params import Params
@@ -40,7 +40,7 @@ def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[
     read = decode_bytes(params, programs.config, position=middle, batch=programs.batch)
     return {
         "prefill": _rows(trace, "prefill", programs.prefill, read={}, steps=1),
-        "decode": _rows(trace, "decode", programs.decode, read=read, steps=programs.burst),
+        "decode": _rows(trace, "decode", programs.decode(GREEDY.greedy), read=read, steps=programs.burst),
     }, trace
 
 

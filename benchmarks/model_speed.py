@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -28,16 +28,18 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 @dataclass(frozen=True)
 class Programs:
-    """A model's two programs, compiled for `batch` sequences of up to `capacity` tokens."""
+    """A model's programs, compiled for `batch` sequences of up to `capacity` tokens."""
 
     prefill: Callable[..., Cache]
-    decode: Callable[..., tuple[jax.Array, jax.Array, Cache]]
+    decode: Callable[
+        [bool], Callable[..., tuple[jax.Array, jax.Array, Cache]]
+    ]  # greedy or not, which is compiled when asked for
     config: Config
     capacity: int
     chunk: int  # tokens of a prompt at once
     burst: int  # tokens that are drawn by one call
     batch: int
-    seconds: float  # that compiling took
+    seconds: float  # that compiling took, of prefill and of greedy decoding
 
 
 def compile_programs(
@@ -56,18 +58,23 @@ def compile_programs(
     `capacity` counts the tokens of a sequence and the padding of its last chunk.
     """
     options = compiler_options() if options is None else options
-    dtype = params.embedding.dtype
+    shapes, dtype = jax.eval_shape(lambda params: params, params), params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))
     began = perf_counter()
 
     def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
-        return jitted.lower(params, *arguments).compile(options)
+        return jitted.lower(shapes, *arguments).compile(options)
+
+    @lru_cache
+    def decode_program(greedy: bool) -> Any:
+        return compiled(decode, *_decoding(config, cache, batch, burst, GREEDY), greedy=greedy, burst=burst)
 
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
+    decode_program(GREEDY.greedy)
     programs = Programs(
         prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)),
-        decode=compiled(decode, *_decoding(config, cache, batch, burst, GREEDY), burst=burst),
+        decode=decode_program,
         config=config,
         capacity=capacity,
         chunk=chunk,
@@ -88,6 +95,7 @@ def decoding(
         raise ValueError(
             f"{context} tokens and {programs.burst} to decode are more than a cache of {programs.capacity}"
         )
+    program = programs.decode(options.greedy)
     cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
     lengths = jnp.full(batch, context, jnp.int32)
 
@@ -95,7 +103,7 @@ def decoding(
         nonlocal cache  # the program takes the old one over
         rewound = cache._replace(lengths=lengths + 0)
         arguments = _decoding(config, rewound, batch, programs.burst, options)
-        drawn, taken, cache = programs.decode(params, *arguments)
+        drawn, taken, cache = program(params, *arguments)
         return drawn, taken
 
     return call
@@ -145,7 +153,7 @@ def first_token_seconds(programs: Programs, params: Params) -> float:
     prompt = np.ones((batch, programs.chunk), np.int32)
     cache = programs.prefill(params, prompt, cache, np.full(batch, programs.chunk, np.int32))
     *arguments, _ = _decoding(config, cache, batch, programs.burst, GREEDY)
-    jax.block_until_ready(programs.decode(params, *arguments, np.int32(1))[0])
+    jax.block_until_ready(programs.decode(GREEDY.greedy)(params, *arguments, np.int32(1))[0])
     return perf_counter() - began
 
 

@@ -226,6 +226,8 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, pr
     """The first token, a prompt of `tokens`, and decoding after as many."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
+    drawn = SamplingOptions()
+    programs.decode(drawn.greedy)  # compiled, like the others, before there are weights
     progress("weights", 0.3)
     params = subject.load(shapes)
     progress("running", 0.5)
@@ -236,7 +238,7 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, pr
         **{"compiling": programs.seconds, "cold": cold, "warm": warm},
     }
     yield prefill_row(subject, programs, params, tokens=tokens)
-    for name, options in (("greedy", GREEDY), ("top-p", SamplingOptions())):
+    for name, options in (("greedy", GREEDY), ("top-p", drawn)):
         progress(f"decoding, {name}", 0.8)
         yield decode_row(subject, programs, params, context=tokens, reader=reader, name=name, options=options)
     progress("where the time goes", 0.9)

@@ -97,16 +97,17 @@ def decode(
     stops: Int[Array, " stops"],
     steps: Int[Array, ""],
     *,
+    greedy: bool,
     burst: int,
     config: Config,
     ops: Ops,
 ) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Cache]:
     """Feed `tokens`, draw the next of each row, feed those, at most `steps` times, without leaving the device.
 
-    Stops early once every row has drawn one of `stops`. `seen [batch, vocab]` marks the tokens that the
-    repetition penalty applies to, `keys` are the rows' random keys. Returns what was drawn, how many
-    steps were taken (later rows of the first result are zeros), and the cache, which holds all but
-    the last token drawn.
+    Where `greedy` the next is the likeliest; else it is drawn, and the temperature must not be 0. Stops early once
+    every row has one of `stops`. `seen [batch, vocab]` marks the tokens that the repetition penalty applies to, `keys`
+    are the rows' random keys. Returns what was drawn, how many steps were taken (later rows of the first result are
+    zeros), and the cache, which holds all but the last token drawn.
     """
     batch, ids = tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 
@@ -122,7 +123,7 @@ def decode(
         weights, tokens = lax.optimization_barrier((params, tokens))
         x, now = hidden_states(weights, tokens[:, None], Cache(layers, cache.lengths + step), config=config, ops=ops)
         logits = ops.norm_logits(x[:, 0], weights, config=config)
-        tokens = sample(logits, seen, keys, now.lengths, sampling)
+        tokens = sample(logits, seen, keys, now.lengths, sampling, greedy=greedy)
         seen = seen | (tokens[:, None] == ids)
         done = jnp.any(done[:, None] | (tokens[:, None] == stops), axis=1)
         drawn = lax.dynamic_update_slice(drawn, tokens[None], (step, 0))

@@ -1,4 +1,8 @@
-"""The compiled model behind a generation: two programs serve every prompt, turn and length."""
+"""The compiled model behind a generation: two programs serve every prompt, turn and length.
+
+One of them decodes at temperature 0 or above it; the other way has a third, compiled when it is asked for, since a
+branch between the two would cost a GPU 25 us a token.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
@@ -70,17 +74,18 @@ def choose_ops(kernels: str) -> Ops:
 
 
 class Programs(NamedTuple):
-    """What runs a generation, compiled for fixed shapes. A call takes arrays in the order of `_shapes`."""
+    """What runs a generation, compiled for fixed shapes; of the two that decode, one when it is first asked for."""
 
     prefill: Callable[..., Cache]
-    decode: Callable[..., tuple[Array, Array, Cache]]
+    decode: Callable[[bool], Callable[..., tuple[Array, Array, Cache]]]  # greedy or not
 
 
 def compile_programs(
-    params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int, cache_dtype: np.dtype
+    params: Params, config: Config, *, ops: Ops, capacity: int, chunk: int, cache_dtype: np.dtype, greedy: bool
 ) -> Programs:
     """Compile for the default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
+    Of the two that decode that is the one that `greedy` says; the other follows if it is asked for, beside the weights.
     `params` are `model.params.abstract_params`.
     """
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=cache_dtype))
@@ -92,26 +97,33 @@ def compile_programs(
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
         return jitted.lower(params, *arguments)
 
-    scalars = jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions()))
-    with ThreadPoolExecutor(1) as pool:  # XLA compiles the larger, or reads it from disk, while Python traces the other
-        decoding = pool.submit(
-            lower(
-                decode,
-                shape(1),
-                cache,
-                shape(1, config.vocab, dtype=np.bool_),
-                shape(1, 2, dtype=np.uint32),
-                scalars,
-                shape(STOPS),
-                shape(),
-                burst=BURST,
-            ).compile,
-            compiler_options(),
+    def lower_decode(greedy: bool) -> Lowered:
+        return lower(
+            decode,
+            shape(1),
+            cache,
+            shape(1, config.vocab, dtype=np.bool_),
+            shape(1, 2, dtype=np.uint32),
+            jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions())),
+            shape(STOPS),
+            shape(),
+            greedy=greedy,
+            burst=BURST,
         )
+
+    with ThreadPoolExecutor(1) as pool:  # XLA compiles the larger, or reads it from disk, while Python traces the other
+        ahead = pool.submit(lower_decode(greedy).compile, compiler_options())
         prefilling = lower(prefill, shape(1, chunk), cache, shape(1)).compile(compiler_options())
-        programs = Programs(prefilling, decoding.result())
+        decoding = {greedy: ahead.result()}
     return_freed_memory()
-    return programs
+
+    def decode_program(greedy: bool) -> Compiled:
+        if greedy not in decoding:
+            decoding[greedy] = lower_decode(greedy).compile(compiler_options())
+            return_freed_memory()
+        return decoding[greedy]
+
+    return Programs(prefilling, decode_program)
 
 
 class JaxBackend:
@@ -166,7 +178,7 @@ class JaxBackend:
         """Feed `token` and draw up to `steps` tokens (at most `burst`), ending at one of `stops`."""
         if len(stops) > STOPS:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
-        drawn, taken, cache = self._programs.decode(
+        drawn, taken, cache = self._programs.decode(options.greedy)(
             self._params,
             np.array([token], np.int32),
             cache,

@@ -140,6 +140,7 @@ def load(
     kernels: str = "auto",
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
+    greedy: bool = False,
     progress: Progress = no_progress,
 ) -> Llama:
     """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
@@ -149,14 +150,16 @@ def load(
     run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `quantize` is one of
     `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantised` says which);
     None leaves those that are stored quantised as they are. `cache` is what keys and values are kept in
-    (`reference.quantizers.kv_cache`); None is the dtype of the weights that run. `progress` is told what
-    goes on and what share of it is done. Raises CheckpointError for files that cannot be used, ValueError
-    for arguments out of range, MemoryError for a model that does not fit: each a single line.
+    (`reference.quantizers.kv_cache`); None is the dtype of the weights that run. `greedy` says that the first
+    text will be of temperature 0: what decodes at 0 and above are two programs, and the other of them is
+    compiled when it is first needed. `progress` is told what goes on and what share of it is done. Raises
+    CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
+    model that does not fit: each a single line.
     """
     checkpoint = open_checkpoint(path)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
     options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize}
-    running = load_backend(checkpoint, **options, cache=cache, progress=progress)
+    running = load_backend(checkpoint, **options, cache=cache, greedy=greedy, progress=progress)
     return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
 
 
@@ -169,6 +172,7 @@ def load_backend(
     kernels: str = "auto",
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
+    greedy: bool = False,
     emulate_activations: str | None = None,
     progress: Progress = no_progress,
 ) -> JaxBackend | ReferenceBackend:
@@ -203,7 +207,9 @@ def load_backend(
     check_fits(memory, context=capacity, available=device_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
-    programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
+    programs = compile_programs(
+        params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype, greedy=greedy
+    )
     params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 

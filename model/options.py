@@ -30,6 +30,11 @@ class SamplingOptions:
         penalty = self.repetition_penalty
         _check("repetition-penalty", penalty, 0.01 <= penalty <= 100, "between 0.01 and 100")
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken: at 0, and below the normal numbers of float32, which may count as 0."""
+        return self.temperature < 2**-126
+
 
 def check_seed(seed: int | None) -> int:
     """The seed, or a fresh one for None. Raises ValueError out of range."""

@@ -20,7 +20,7 @@ from model.options import SamplingOptions
 
 
 class Sampling(NamedTuple):
-    """`SamplingOptions` as run-time values, so that changing one recompiles nothing."""
+    """`SamplingOptions` as run-time values, so that changing one recompiles nothing; only greedy is a program apart."""
 
     temperature: Array | np.float32
     top_k: Array | np.int32
@@ -47,21 +47,19 @@ def sample(
     keys: UInt32[Array, "batch 2"],
     positions: Int[Array, " batch"],
     sampling: Sampling,
+    *,
+    greedy: bool,
 ) -> Int[Array, " batch"]:
-    """Draw one token a row. A token at position m is drawn with the m-th number of its row's key.
+    """One token a row: where `greedy` the likeliest, else one that is drawn, at a temperature that is not 0.
 
-    A row of logits that holds NaN gives the id `vocab`, which is no token.
+    A token at position m is drawn with the m-th number of its row's key. A row of logits that holds NaN gives the id
+    `vocab`, which is no token.
     """
-
-    def penalised() -> Array:  # in each branch, where it is computed together with what reads it
-        raw, penalty = logits.astype(jnp.float32), sampling.repetition_penalty
-        return jnp.where(seen, jnp.where(raw > 0, raw / penalty, raw * penalty), raw)
-
-    def drawn() -> Array:
-        uniforms = jax.vmap(uniform)(keys, positions)
-        return draw(distribution(penalised(), sampling), uniforms)
-
-    return lax.cond(sampling.temperature == 0, lambda: largest(penalised()), drawn)
+    raw, penalty = logits.astype(jnp.float32), sampling.repetition_penalty
+    penalised = jnp.where(seen, jnp.where(raw > 0, raw / penalty, raw * penalty), raw)
+    if greedy:
+        return largest(penalised)
+    return draw(distribution(penalised, sampling), jax.vmap(uniform)(keys, positions))
 
 
 def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:

@@ -125,7 +125,7 @@ def test_memory_is_a_byte_a_number_and_a_scale_a_vector(name):
 def test_both_backends_tell_the_same_story():
     stories = []
     for backend in ("jax", "reference"):
-        llama = load("stories", context=64, cache="int8", backend=backend)
+        llama = load("stories", context=64, cache="int8", backend=backend, greedy=True)
         generation = llama.generate("Once upon a time", max_new_tokens=24, sampling=SamplingOptions(temperature=0.0))
         stories.append([token.id for token in generation])
     assert stories[0] == stories[1]

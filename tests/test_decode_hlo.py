@@ -38,18 +38,18 @@ SCHEMES = (
     "Q2_K",
     "IQ4_NL",
 )  # our own, and GGUF's types
-FORMATS = [("bfloat16", None), *(("float32", scheme) for scheme in SCHEMES)]
+FORMATS = [("bfloat16", None, True), *(("float32", scheme, True) for scheme in SCHEMES), ("float32", None, False)]
 # What gives a name to numbers that are somewhere already.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
 
 
-def lowered(dtype: str, scheme: str | None, burst: int = 4):
+def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
     if scheme in KINDS:
         params = shapes(CONFIG, Stored(dtype, *KINDS[scheme]), positions=CAPACITY)
     else:
         params = random_shapes(CONFIG, dtype=np.dtype(dtype), positions=CAPACITY, quantize=scheme)
     cache = jax.eval_shape(partial(empty_cache, CONFIG, batch=1, capacity=CAPACITY, dtype=np.dtype(dtype)))
-    program = jax.jit(partial(decode, config=CONFIG, ops=named(CPU), burst=burst), donate_argnums=2)
+    program = jax.jit(partial(decode, config=CONFIG, ops=named(CPU), greedy=greedy, burst=burst), donate_argnums=2)
     return program.lower(params, *_decoding(CONFIG, cache, 1, burst, GREEDY))
 
 
@@ -69,9 +69,9 @@ def written(hlo: str) -> list[tuple[str, str, int]]:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "scheme"), FORMATS)
-def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | None):
-    hlo = lowered(dtype, scheme).compile(compiler_options=OPTIONS).as_text()
+@pytest.mark.parametrize(("dtype", "scheme", "greedy"), FORMATS)
+def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | None, greedy: bool):
+    hlo = lowered(dtype, scheme, greedy=greedy).compile(compiler_options=OPTIONS).as_text()
     assert hlo
     parts = parts_of(hlo)
     loops = re.finditer(r"^ +(?:ROOT )?%(\S+) = f32\[\d+,\d+,16\]\S* fusion\(.*$", hlo, re.MULTILINE)
@@ -89,6 +89,15 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
     assert [one for one in large if one[0] not in products] == []
 
 
+@pytest.mark.parametrize(("greedy", "filters"), [(True, []), (False, ["sample", "sample"])])
+def test_no_branch_asks_for_the_temperature(greedy: bool, filters: list[str]):
+    """Attention has one, for what is used of the cache; top-k and top-p have one each, where tokens are drawn."""
+    hlo = lowered("float32", None, greedy=greedy).compile(compiler_options=OPTIONS).as_text()
+    assert hlo
+    branches = re.findall(r" conditional\(.*op_name=\"[^\"]*/(\w+)/cond\"", hlo)
+    assert sorted(branches) == ["attend", *filters] and hlo.count(" conditional(") == len(branches)
+
+
 def test_what_is_left_out_of_the_loop_is_seen():
     """Without its barrier, XLA widens narrow weights before the loop: the state that the test above is to find."""
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
@@ -104,7 +113,7 @@ def test_what_is_left_out_of_the_loop_is_seen():
 def test_attention_reads_the_used_part_of_the_cache_alone():
     """What lies past the span that holds all positions in use may be NaN: it is not even multiplied by 0."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
-    program = lowered("float32", None).compile(compiler_options=OPTIONS)
+    program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
     drawn, span = [], 2 * SMALLEST_SPAN
     for past in (0.0, np.nan):
         cache = random_cache(CONFIG, dtype=np.dtype("float32"), capacity=CAPACITY)

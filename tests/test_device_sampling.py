@@ -22,7 +22,8 @@ from reference import sampling as reference
 from tests.strategies import seeds
 
 VOCAB = 300
-DISTRIBUTION, DRAW, SAMPLE, UNIFORM = map(jax.jit, (distribution, draw, sample, uniform))
+DISTRIBUTION, DRAW, UNIFORM = map(jax.jit, (distribution, draw, uniform))
+SAMPLE = jax.jit(sample, static_argnames="greedy")
 LARGEST = tuple(map(jax.jit, (largest_in_two, largest_in_one)))
 
 options = st.builds(
@@ -118,6 +119,7 @@ def test_greedy_takes_the_lowest_id_after_the_penalty(seed, ties, penalty):
         random_key(seed)[None],
         np.array([5], np.int32),
         as_arrays(SamplingOptions(temperature=0.0, repetition_penalty=penalty)),
+        greedy=True,
     )
     assert int(chosen[0]) == expected
 
@@ -140,9 +142,9 @@ def test_the_draw_inverts_the_cumulative_distribution(seed, kept, u):
 def test_logits_that_are_not_numbers_give_no_token():
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 3] = np.nan
-    for temperature in (0.0, 1.0):
+    for options in (SamplingOptions(temperature=0.0), SamplingOptions(temperature=1.0)):
         arguments = (np.zeros((1, VOCAB), bool), random_key(0)[None], np.array([0], np.int32))
-        assert int(SAMPLE(logits, *arguments, as_arrays(SamplingOptions(temperature=temperature)))[0]) == VOCAB
+        assert int(SAMPLE(logits, *arguments, as_arrays(options), greedy=options.greedy)[0]) == VOCAB
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**20))
@@ -164,6 +166,7 @@ def test_draws_have_the_probabilities_of_the_distribution():
         np.tile(random_key(1), (trials, 1)),
         np.arange(trials, dtype=np.int32),
         as_arrays(SamplingOptions(temperature=1.0, top_p=1.0)),
+        greedy=False,
     )
     p = np.exp(logits)
     counts = np.bincount(np.asarray(tokens), minlength=4)

@@ -44,7 +44,7 @@ def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
     """But for copies that XLA adds. Counted, as the time of a model so small says nothing on a busy machine."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     programs, _ = choose_subject(model="", shape="tiny", dtype="float32", quantize=None).compiled(longest=40, batch=1)
-    for program in (programs.prefill, programs.decode):
+    for program in (programs.prefill, programs.decode(True)):
         parts = parts_of(program.as_text())  # type: ignore[attr-defined]
         ran = [part for name, part in parts.items() if "fusion" in name or name.startswith(("dot", "copy"))]
         assert len(ran) > 20 and ran.count(REST) < len(ran) / 4

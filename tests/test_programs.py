@@ -1,5 +1,7 @@
-"""Two compiled programs serve every prompt and turn, and what they are given is in memory once."""
+"""Two compiled programs serve every prompt and turn, a third those that choose tokens otherwise; weights are in memory
+once."""
 
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,9 +26,9 @@ from tests.test_generation import VOCAB, Alphabet
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 
-def make_llama(backend: BackendName = "jax") -> Llama:
-    checkpoint = random_checkpoint(CONFIG, seed=0)
-    return Llama(CONFIG, Alphabet(), load_backend(checkpoint, backend=backend), stops=frozenset({257}))
+def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
+    running = load_backend(random_checkpoint(CONFIG, seed=0), backend=backend, greedy=greedy)
+    return Llama(CONFIG, Alphabet(), running, stops=frozenset({257}))
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def compiled() -> Iterator[list[str]]:
 
 def test_prompts_of_any_length_compile_two_programs(compiled):
     llama = make_llama()
-    for length, temperature in ((3, 0.0), (40, 0.8), (300, 1.0)):
+    for length, temperature in ((3, 1e-30), (40, 0.8), (300, 1.0)):
         sampling = SamplingOptions(temperature=temperature, top_k=length)
         text = "".join(token.text for token in llama.generate("x" * length, sampling=sampling, max_new_tokens=20))
         assert text
@@ -53,6 +55,38 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     for question in ("Hello?", "And then?", "Thank you!"):
         assert [token for token in chat.reply(question, max_new_tokens=30)]
     assert len(compiled) == 2, compiled
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
+    """Of temperatures that alternate each text is the reference's, and that of the same seed before."""
+    expected, reference = {}, make_llama("reference")
+    for temperature in (0.0, 0.8, 1.2):
+        expected[temperature] = ids_of(reference, temperature)
+    assert len(set(map(tuple, expected.values()))) == 3
+    compiled.clear()
+    llama = make_llama(greedy=greedy)
+    assert sorted(compiled) == ["jit(decode)", "jit(prefill)"]
+    turns = (0.0, 0.0, 0.8, 0.0, 1.2, 0.8) if greedy else (0.8, 1.2, 0.8, 0.0, 0.8, 0.0)
+    first = turns.index(0.8) if greedy else turns.index(0.0)
+    for turn, temperature in enumerate(turns):
+        assert ids_of(llama, temperature) == expected[temperature]
+        assert compiled.count("jit(decode)") == (1 if turn < first else 2)
+    assert len(compiled) == 3, compiled
+
+
+def ids_of(llama: Llama, temperature: float) -> list[int]:
+    generation = llama.generate("Hello", sampling=SamplingOptions(temperature=temperature), seed=3, max_new_tokens=24)
+    return [token.id for token in generation]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+@pytest.mark.parametrize("command", ["story", "chat"])
+def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatch, command, temperature):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    code, out, err = run(command, "--temperature", temperature, "--max-new-tokens", "3")
+    assert code == 0 and out, err
+    assert sorted(compiled) == ["jit(decode)", "jit(prefill)"]
 
 
 def test_layers_alike_are_traced_once():

@@ -56,7 +56,7 @@ def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
 def test_both_backends_tell_the_same_story(scheme):
     stories = []
     for backend in ("jax", "reference"):
-        llama = load("stories", context=64, quantize=scheme, backend=backend)
+        llama = load("stories", context=64, quantize=scheme, backend=backend, greedy=True)
         generation = llama.generate(PROMPT, max_new_tokens=24, sampling=SamplingOptions(temperature=0.0))
         stories.append([token.id for token in generation])
     assert stories[0] == stories[1]

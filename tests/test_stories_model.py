@@ -27,7 +27,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 @pytest.fixture(scope="module")
 def stories():
-    return load("stories")
+    return load("stories", greedy=True)
 
 
 def test_it_is_small_and_the_one_that_the_card_describes():

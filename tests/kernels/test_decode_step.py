@@ -60,7 +60,7 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
     def text(ops: Ops) -> list[int]:
         cache = empty_cache(config, batch=1, capacity=CAPACITY, dtype=dtype)
         cache = jax.jit(partial(prefill, config=config, ops=ops))(params, tokens, cache, np.array([62], np.int32))
-        step = jax.jit(partial(decode, config=config, ops=ops, burst=4))
+        step = jax.jit(partial(decode, config=config, ops=ops, greedy=True, burst=4))
         seen, keys, stops = np.zeros((1, config.vocab), bool), np.zeros((1, 2), np.uint32), np.array([-1], np.int32)
         sampling = as_arrays(SamplingOptions(temperature=0.0))
         drawn, _, _ = step(params, np.array([1], np.int32), cache, seen, keys, sampling, stops, np.int32(4))

@@ -152,7 +152,7 @@ def test_the_text_is_that_of_the_plain_form():
     )  # fmt: skip
 
     def text(ops: Ops) -> list[int]:
-        drawn, *_ = jax.jit(partial(decode, config=NARROW, ops=ops, burst=2))(*arguments)
+        drawn, *_ = jax.jit(partial(decode, config=NARROW, ops=ops, greedy=True, burst=2))(*arguments)
         return np.asarray(drawn)[:, 0].tolist()
 
     with interpreter():
