@@ -13,8 +13,7 @@ from pallas_kernels.compat import Target, use_target
 
 IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the names that the report gives them
     "everything": LOOPS_IN_GRAPHS,
-    "a step, but branches": {"xla_gpu_enable_command_buffer": IN_GRAPHS},
-    "a step": {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},CONDITIONAL"},
+    "a step": {"xla_gpu_enable_command_buffer": IN_GRAPHS},
     "nothing": {"xla_gpu_enable_command_buffer": ""},
 }
 
