@@ -4,8 +4,8 @@ W is read once, which is all that decoding is: 2 or 4 bytes a weight, one multip
 block walks along a few rows of W at once (`row_tiles.py`). Of a step each warp has every fourth row, each lane at most
 16 bytes of it, so nothing is summed across threads before the end of the row.
 
-RMSNorm costs no pass of its own: the sum of squares is taken while x is staged, and 1/rms, which is one number,
-multiplies the finished dot product.
+RMSNorm costs no pass of its own: x is staged times the norm's weights, in float32, and the sum of squares is taken on
+the way; 1/rms, which is one number, multiplies the finished dot product.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,16 +66,15 @@ class RowProduct:
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
-        ring = self.ring_stages * self.runs * self.rows * self.chunk
-        return (ring + (self.batch + normed) * self.cols) * self.dtype.itemsize
+        ring = self.ring_stages * self.runs * self.rows * self.chunk * self.dtype.itemsize
+        return ring + self.batch * self.cols * self._staged_dtype(normed).itemsize
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
         return {
             "ring": plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.chunk), self.dtype),
             "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
-            "x": [plgpu.SMEM((self.cols,), self.dtype) for _ in range(self.batch)],
-            "norm": [plgpu.SMEM((self.cols,), self.dtype)] if normed else [],
+            "x": [plgpu.SMEM((self.cols,), self._staged_dtype(normed)) for _ in range(self.batch)],
         }
 
     def operands(self, w: Any) -> list[Array]:
@@ -114,10 +113,9 @@ class RowProduct:
                 plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, run], staged["filled"].at[slot])
 
         def prepare():
-            if norm_ref is not None:
-                self._stage(norm_ref, staged["norm"][0])
+            norms = None if norm_ref is None else [self._read(norm_ref, piece) for piece in self._pieces]  # before the wait
             target.wait_for_previous()
-            squares.extend(self._stage(x_ref.at[b], x, squares=norm_ref is not None) for b, x in enumerate(staged["x"]))
+            squares.extend(self._stage(x_ref.at[b], norms, x) for b, x in enumerate(staged["x"]))
 
         def begin():
             zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
@@ -126,13 +124,13 @@ class RowProduct:
         def step(i, slot, sums):
             plgpu.barrier_wait(staged["filled"].at[slot])
             columns = pl.ds(i * self.chunk, self.chunk)
-            vectors = [self._load_columns(x.at[columns]) for x in staged["x"]]
-            if norm_ref is not None:
-                g = self._load_columns(staged["norm"][0].at[columns])
-                vectors = [x * g for x in vectors]
-            tiles = [self._load_tile(staged["ring"].at[slot, run]) for run in range(self.runs)]
+            vectors = [self._load(x.at[columns], self.layout.reduce(0)) for x in staged["x"]]
+            tiles = [self._load(staged["ring"].at[slot, run], self.layout) for run in range(self.runs)]
             return [
-                [total + tile * self._over_rows(x) for total, tile in zip(totals, tiles, strict=True)]
+                [
+                    total + tile * lax.broadcast_in_dim(x, tile.shape, (1,))
+                    for total, tile in zip(totals, tiles, strict=True)
+                ]
                 for totals, x in zip(sums, vectors, strict=True)
             ]
 
@@ -148,31 +146,41 @@ class RowProduct:
 
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""
-        return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
+        return self._load(ref, self.layout.reduce(1))
 
-    def _stage(self, ref, smem, *, squares: bool = False) -> Any:
-        """Copy a vector of `cols` to shared memory, through registers; the sum of its squares, if asked for.
+    def _staged_dtype(self, normed: bool) -> np.dtype:
+        """What holds a vector exactly, or its product with a norm to float32's rounding."""
+        return np.dtype(jnp.float32) if normed else self.dtype
 
-        In few, wide pieces: no load moves across the barriers around a store, so each piece costs a trip to the cache.
-        """
-        vector = next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
-        unit = THREADS * vector
+    @property
+    def _pieces(self) -> list[slice]:
+        """What of a vector the threads read at once. They are few and wide: no load moves across the barriers around a
+        store, so each piece costs a trip to the cache."""
+        size = PIECES * THREADS * self._wide
+        return [slice(start, min(start + size, self.cols)) for start in range(0, self.cols, size)]
+
+    @property
+    def _wide(self) -> int:
+        """Numbers of a vector that a thread reads with one load: 16 bytes, where all threads have as many."""
+        return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
+
+    def _read(self, ref, piece: slice) -> Array:
+        size = piece.stop - piece.start
+        layout = plgpu.Layout.WG_STRIDED((size,), vec_size=self._wide)
+        return plgpu.load(ref.at[pl.ds(piece.start, size)], layout=layout)
+
+    def _stage(self, ref, norms: Sequence[Array] | None, x_smem) -> Any:
+        """Copy a vector to shared memory, through registers, times a norm if there is one, and then the sum of its
+        squares."""
         total = 0.0
-        for start in range(0, self.cols, PIECES * unit):
-            size = min(PIECES * unit, self.cols - start)
-            layout = plgpu.Layout.WG_STRIDED((size,), vec_size=vector)
-            values = plgpu.load(ref.at[pl.ds(start, size)], layout=layout)
-            smem[pl.ds(start, size)] = values
-            if squares:
-                wide = values.astype(jnp.float32)
-                total = total + jnp.sum(wide * wide)
+        for i, piece in enumerate(self._pieces):
+            x = self._read(ref, piece)
+            if norms is not None:
+                x = x.astype(jnp.float32)
+                total = total + jnp.sum(x * x)
+                x = x * norms[i].astype(jnp.float32)
+            x_smem[pl.ds(piece.start, piece.stop - piece.start)] = x
         return total
 
-    def _load_columns(self, ref) -> Array:
-        return plgpu.load(ref, layout=self.layout.reduce(0), optimized=False).astype(jnp.float32)
-
-    def _load_tile(self, ref) -> Array:
-        return plgpu.load(ref, layout=self.layout, optimized=False).astype(jnp.float32)
-
-    def _over_rows(self, x: Array) -> Array:
-        return lax.broadcast_in_dim(x, (self.rows, self.chunk), (1,))
+    def _load(self, ref, layout: Any) -> Array:
+        return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
