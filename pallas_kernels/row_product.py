@@ -113,9 +113,9 @@ class RowProduct:
                 plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, run], staged["filled"].at[slot])
 
         def prepare():
-            norms = None if norm_ref is None else [self._read(norm_ref, piece) for piece in self._pieces]  # before the wait
+            early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
             target.wait_for_previous()
-            squares.extend(self._stage(x_ref.at[b], norms, x) for b, x in enumerate(staged["x"]))
+            squares.extend(self._stage(x_ref.at[b], norm_ref, early, x) for b, x in enumerate(staged["x"]))
 
         def begin():
             zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
@@ -169,16 +169,17 @@ class RowProduct:
         layout = plgpu.Layout.WG_STRIDED((size,), vec_size=self._wide)
         return plgpu.load(ref.at[pl.ds(piece.start, size)], layout=layout)
 
-    def _stage(self, ref, norms: Sequence[Array] | None, x_smem) -> Any:
-        """Copy a vector to shared memory, through registers, times a norm if there is one, and then the sum of its
-        squares."""
+    def _stage(self, x_ref, norm_ref, early: Array | None, x_smem) -> Any:
+        """Copy a vector to shared memory, through registers, times a norm if there is one, of which the first piece is
+        `early`; and then the sum of its squares."""
         total = 0.0
-        for i, piece in enumerate(self._pieces):
-            x = self._read(ref, piece)
-            if norms is not None:
+        for piece in self._pieces:
+            x = self._read(x_ref, piece)
+            if early is not None:
+                norm = self._read(norm_ref, piece) if piece.start else early
                 x = x.astype(jnp.float32)
                 total = total + jnp.sum(x * x)
-                x = x * norms[i].astype(jnp.float32)
+                x = x * norm.astype(jnp.float32)
             x_smem[pl.ds(piece.start, piece.stop - piece.start)] = x
         return total
 

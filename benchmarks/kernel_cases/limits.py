@@ -7,7 +7,7 @@ it says why.
 
 Of n vectors each takes of a weight, beside what decoding it and a turn of the loop take once,
 
-    floats    1 + c / (R V)               c to load V columns of a vector and widen them, and multiply them by the norm
+    floats    1 + c / (R V)               c to load V columns of a vector and widen them
     codes     1 + 1 / (4 R) + 4 / s       a load for 4 columns; the four sums of a share of s columns become one
 
 instructions: its multiplication and addition, and its part of what a thread's R rows share. A thread of floats has
@@ -33,10 +33,11 @@ PLAIN = {
     ("bfloat16", 16): Limits(94, 4.3),
     ("bfloat16", 32): Limits(151, 3.5),
 }
-# A norm adds a load and a product for every column. The design had a block for each tile: where a block has several, it
-# looks where the next one is, and a pair of rows is a copy more for each turn of the loop.
-NORMED = Limits(96, 5.3)
-PAIRED = Limits(96, 6.1)
+# The design multiplied by the norm in the loop; now x is staged so, in float32, and need not be widened. It had a block
+# for each tile: where a block has several, it looks where the next one is, and a pair of rows is a copy more for each
+# turn of the loop, which in float32 is half as many weights.
+NORMED = Limits(96, 4.4)
+PAIRED = {"float32": Limits(96, 5.9), "bfloat16": Limits(96, 5.0)}
 
 
 def product_limits(product: RowProduct | QuantisedProduct, *, normed: bool) -> Limits:
@@ -48,14 +49,16 @@ def product_limits(product: RowProduct | QuantisedProduct, *, normed: bool) -> L
 
 def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     dtype, rows = product.dtype, product.rows * product.runs
-    one = PAIRED if product.runs > 1 else NORMED if normed else PLAIN.get((dtype.name, rows), Limits())
+    pair = product.runs > 1
+    one = PAIRED[dtype.name] if pair else NORMED if normed else PLAIN.get((dtype.name, rows), Limits())
     more = product.batch - 1
     if not more or one.instructions is None:
         return one
     width, share = product.vector, rows // WARPS
-    # A load and an address for float32; for bfloat16 as much again for each two columns, and one to widen each.
-    loading = width / 2 if dtype == FLOAT32 else width * 7 / 4
-    each = 1 + (loading + normed * width) / (share * width)
+    # A load and an address for float32, as which what has a norm is staged; for bfloat16 as much again for each two
+    # columns, and one to widen each.
+    loading = width / 2 if normed or dtype == FLOAT32 else width * 7 / 4
+    each = 1 + loading / (share * width)
     # Where loads are half as wide, so is a turn, which else takes as long. Multiplying and widening do not.
     halved = 16 // dtype.itemsize // width
     flat = 1 if dtype == FLOAT32 else 2
