@@ -31,9 +31,7 @@ class Programs:
     """A model's programs, compiled for `batch` sequences of up to `capacity` tokens."""
 
     prefill: Callable[..., Cache]
-    decode: Callable[
-        [bool], Callable[..., tuple[jax.Array, jax.Array, Cache]]
-    ]  # greedy or not, which is compiled when asked for
+    decode: Callable[[bool], Any]  # greedy or not: that program, compiled when it is first asked for
     config: Config
     capacity: int
     chunk: int  # tokens of a prompt at once
