@@ -12,11 +12,9 @@ import numpy as np
 from benchmarks.random_model import random_shapes
 from model.cache import empty_cache
 from model.forward import decode
-from model.jax_backend import BURST, CACHE, STOPS
-from model.options import SamplingOptions
+from model.jax_backend import BURST, CACHE, decode_shapes
 from model.pallas_ops import PALLAS, refusals
 from model.pallas_weights import arranged
-from model.sampling import as_arrays
 from model.shapes import SHAPES
 
 CAPACITY = 4096  # positions of the cache
@@ -58,21 +56,9 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     params = jax.eval_shape(arranged, params)
     refused = refusals(config, params, capacity=CAPACITY)
 
-    def shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dimensions, dtype)
-
     return DecodeStep(
         function=partial(decode, greedy=DRAWN not in others, burst=BURST, config=config, ops=PALLAS),
-        arguments=(
-            params,
-            shape(1),
-            cache,
-            shape(1, config.vocab, dtype=np.bool_),
-            shape(1, 2, dtype=np.uint32),
-            jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions())),
-            shape(STOPS),
-            shape(),
-        ),
+        arguments=(params, *decode_shapes(config, cache)),
         donated=(CACHE,),
         layers=config.layers,
         cache=sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(cache.layers)),

@@ -90,30 +90,16 @@ def compile_programs(
     """
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=cache_dtype))
 
-    def shape(*dimensions: int, dtype: Any = np.int32):
-        return jax.ShapeDtypeStruct(dimensions, dtype)
-
     def lower(program: Callable, *arguments, **fixed) -> Lowered:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
         return jitted.lower(params, *arguments)
 
     def lower_decode(greedy: bool) -> Lowered:
-        return lower(
-            decode,
-            shape(1),
-            cache,
-            shape(1, config.vocab, dtype=np.bool_),
-            shape(1, 2, dtype=np.uint32),
-            jax.tree.map(lambda value: shape(dtype=value.dtype), as_arrays(SamplingOptions())),
-            shape(STOPS),
-            shape(),
-            greedy=greedy,
-            burst=BURST,
-        )
+        return lower(decode, *decode_shapes(config, cache), greedy=greedy, burst=BURST)
 
     with ThreadPoolExecutor(1) as pool:  # XLA compiles the larger, or reads it from disk, while Python traces the other
         ahead = pool.submit(lower_decode(greedy).compile, compiler_options())
-        prefilling = lower(prefill, shape(1, chunk), cache, shape(1)).compile(compiler_options())
+        prefilling = lower(prefill, _shape(1, chunk), cache, _shape(1)).compile(compiler_options())
         decoding = {greedy: ahead.result()}
     return_freed_memory()
 
@@ -124,6 +110,23 @@ def compile_programs(
         return decoding[greedy]
 
     return Programs(prefilling, decode_program)
+
+
+def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
+    """The shapes of what `decode` takes after the weights, for one sequence and a cache of these."""
+    return (
+        _shape(1),
+        cache,
+        _shape(1, config.vocab, dtype=np.bool_),
+        _shape(1, 2, dtype=np.uint32),
+        jax.tree.map(lambda value: _shape(dtype=value.dtype), as_arrays(SamplingOptions())),
+        _shape(STOPS),
+        _shape(),
+    )
+
+
+def _shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dimensions, dtype)
 
 
 class JaxBackend:
