@@ -83,7 +83,7 @@ def ids_of(llama: Llama, temperature: float) -> list[int]:
 @pytest.mark.parametrize("command", ["story", "chat"])
 def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatch, command, temperature):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
-    code, out, err = run(command, "--temperature", temperature, "--max-new-tokens", "3")
+    code, out, err = run(command, "--temperature", temperature, "--seed", "3", "--max-new-tokens", "3")
     assert code == 0 and out, err
     assert sorted(compiled) == ["jit(decode)", "jit(prefill)"]
 
