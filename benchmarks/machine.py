@@ -172,16 +172,23 @@ class Reader:
         if jax.default_backend() == "cpu":
             array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
             array.reshape(COPIES, -1)[:] = drawn
-            self._copies, written = jax.device_put(array, may_alias=True), LANES / ROW
-            self._summed = jax.jit(lambda a: sum(a[:, i : i + LANES] for i in range(0, ROW, LANES)))
+            self._copies = jax.device_put(array, may_alias=True)
+            parts = [np.s_[:, i : i + LANES] for i in range(0, ROW, LANES)]
         else:
-            self._copies, written = jnp.tile(drawn, (COPIES, 1)), 1 / COPIES
-            self._summed = jax.jit(lambda a: sum(a[i] for i in range(COPIES)))
-        self.bytes = self._copies.nbytes
-        self._moved, self._effort = self.bytes * (1 + written), sizes.effort
+            self._copies = jnp.tile(drawn, (COPIES, 1))
+            parts = list(range(COPIES))
+        # Into the same place each time: memory that is new would have to be mapped first.
+        summed = jax.jit(lambda a, into: sum(a[part] for part in parts), donate_argnums=1, keep_unused=True)
+        self._sums = jnp.zeros_like(self._copies[parts[0]])
+        self._summed, self._effort = summed, sizes.effort
+        self.bytes = self._copies.nbytes + self._sums.nbytes
 
     def __call__(self) -> float:
-        return self._moved / measure(lambda: self._summed(self._copies), self._effort).median
+        return self.bytes / measure(self._sum, self._effort).median
+
+    def _sum(self) -> jax.Array:
+        self._sums = self._summed(self._copies, self._sums)
+        return self._sums
 
 
 def _sizes() -> Sizes:

@@ -15,7 +15,7 @@ from benchmarks.timing import Effort, Seconds, measure
 from model.cache import Cache, empty_cache
 from model.compiling import compiler_options
 from model.forward import decode, prefill
-from model.jax_backend import CACHE, STOPS
+from model.jax_backend import CACHE, STOPS, keep_heaps_small
 from model.memory import return_freed_memory
 from model.ops import Ops
 from model.options import SamplingOptions
@@ -55,6 +55,7 @@ def compile_programs(
 
     `capacity` counts the tokens of a sequence and the padding of its last chunk.
     """
+    keep_heaps_small(config)
     options = compiler_options() if options is None else options
     shapes, dtype = jax.eval_shape(lambda params: params, params), params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))

@@ -21,7 +21,7 @@ from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
 from model.compiling import compiler_options
 from model.cost import decode_cost
 from model.forward import decode, forward, prefill
-from model.memory import return_freed_memory
+from model.memory import return_blocks_when_freed, return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
 from model.pallas_weights import has_kernels
@@ -43,7 +43,18 @@ def prompt_chunk(config: Config, platform: str | None = None) -> int:
     """
     if (platform or jax.default_backend()) != "cpu":
         return 256
-    return 128 if sum(math.prod(shape) for shape in tensor_shapes(config).values()) <= SMALL else 64
+    return 64 if is_large(config) else 128
+
+
+def is_large(config: Config) -> bool:
+    """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
+
+
+def keep_heaps_small(config: Config) -> None:
+    """Have this process give back what programs for a large model free on a CPU: see `return_blocks_when_freed`."""
+    if is_large(config) and jax.default_backend() == "cpu":
+        return_blocks_when_freed()
 
 
 def choose_ops(kernels: str) -> Ops:
@@ -88,6 +99,7 @@ def compile_programs(
     Of the two that decode that is the one that `greedy` says; the other follows if it is asked for, beside the weights.
     `params` are `model.params.abstract_params`.
     """
+    keep_heaps_small(config)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=capacity + chunk, dtype=cache_dtype))
 
     def lower(program: Callable, *arguments, **fixed) -> Lowered:

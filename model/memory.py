@@ -23,6 +23,9 @@ PROGRAMS = (100_000_000, 4_000_000)
 # For each layer more where matrices are quantised, since what decodes them is code, too: while compiling, and after.
 DECODING = {"int8": (1_000_000, 3_500_000), "nf4": (3_000_000, 6_000_000), "mxfp4": (5_000_000, 5_000_000)}
 
+M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
+LARGE_BLOCK = 1 << 18  # an array of a cache for 300 tokens, of 4 heads of 64 numbers
+
 
 class Memory(NamedTuple):
     """Bytes that a generation takes, by part."""
@@ -134,6 +137,19 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
+
+
+def return_blocks_when_freed() -> None:
+    """Have the allocator give back blocks of `LARGE_BLOCK` bytes as soon as they are freed, in all of this process.
+
+    Left to itself glibc does so with ever larger ones only, once it has seen some freed. Caches and activations are
+    then cut out of a heap for each thread, and what is free in the middle of one stays: beside TinyLlama's weights and
+    cache that was 90 MB of 513. But each page of the next block is mapped anew, some thousand of them for a prompt:
+    that is a millisecond, too much for small models.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option:
+        set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def check_fits(memory: Memory, *, context: int, available: int) -> None:
