@@ -8,15 +8,15 @@ from model.memory import LARGE_BLOCK
 from model.shapes import SHAPES
 from tests.processes import run_python
 
-# Blocks between others that stay, after a larger one, from which on glibc keeps what is smaller.
+# Every other block, after a larger one, from which on glibc keeps what is smaller.
 BLOCKS = """
 import numpy as np
 from benchmarks.resident import resident_bytes
 from model.memory import return_blocks_when_freed
-np.ones(1 << 22)
+np.ones(1 << 21)
 if int(sys.argv[1]):
     return_blocks_when_freed()
-blocks = [np.ones(size // 8) for _ in range(100) for size in (int(sys.argv[2]), 4096)]
+blocks = [np.ones(int(sys.argv[2]) // 8) for _ in range(200)]
 before = resident_bytes()
 del blocks[::2]
 print(before - resident_bytes())
