@@ -144,7 +144,7 @@ def return_blocks_when_freed() -> None:
 
     Left to itself glibc does so with ever larger ones only, once it has seen some freed. Caches and activations are
     then cut out of a heap for each thread, and what is free in the middle of one stays: beside TinyLlama's weights and
-    cache that was 90 MB of 513. But each page of the next block is mapped anew, some thousand of them for a prompt:
+    cache that was 90 MB of 513. But each page of the next block is mapped anew, some thousands of them for a prompt:
     that is a millisecond, too much for small models.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
