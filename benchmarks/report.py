@@ -113,6 +113,6 @@ def _shown(value: Any, column: Column) -> str:
         case bool():
             return "yes" if value else "no"
         case list():
-            return " x ".join(map(str, value))
+            return " x ".join("-" if part is None else str(part) for part in value)
         case _:
             return format(value * column.scale, column.form)

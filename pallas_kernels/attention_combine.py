@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import LANES, WARPS, Target, tiled_layout
+from pallas_kernels.compat import LANES, WARPS, Target, store_in_pieces, tiled_layout
 
 
 def attention_combine(
@@ -32,7 +32,7 @@ def attention_combine(
     vector = head_dim // LANES
     layout = tiled_layout(((WARPS, head_dim), (1, vector)), warps=-4, lanes=-3)
 
-    def attention_combine(parts_ref, stats_ref, o_ref, o_smem):
+    def attention_combine(parts_ref, stats_ref, o_ref):
         row, head, query = (lax.axis_index(name) for name in ("batch", "kv_heads", "group"))
 
         def load(ref, layout):
@@ -45,17 +45,13 @@ def attention_combine(
         weight = jnp.exp2(m - jnp.max(m))
         total = jnp.sum(weight * total)
         o = jnp.sum(o * lax.broadcast_in_dim(weight, o.shape, (0,)), axis=0)
-        o_smem[...] = (o * jnp.where(total == 0, 0.0, 1 / total)).astype(out)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(o_smem, o_ref.at[row, head, query])
-        plgpu.wait_smem_to_gmem(0)
+        store_in_pieces(o_ref.at[row, head, query], (o * jnp.where(total == 0, 0.0, 1 / total)).astype(out))
 
     kernel = target.kernel(
         attention_combine,
         out_type=jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), out),
         grid=(group, kv_heads, batch),
         grid_names=("group", "kv_heads", "batch"),
-        scratch_types={"o_smem": plgpu.SMEM((head_dim,), out)},
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=4096),
     )
     return kernel(parts, stats).reshape(batch, -1)

@@ -1,4 +1,5 @@
-"""Where a kernel runs, and all that touches jax's internals or differs between its versions (0.11.2 to 0.12).
+"""Where a kernel runs, and all that touches jax's internals or differs between its versions (0.11.2 to 0.12), but for
+what is written in Mosaic's own terms (`staging.py`).
 
 Three things are not the same on a GPU and in the interpreter, and `Target` holds them: programmatic dependent launch
 (the interpreter has none), the fence before a slot of shared memory is filled again (the hardware's barrier orders it;
@@ -36,7 +37,8 @@ class Target:
     def wait_for_previous(self) -> None:
         """Until everything that the kernels before this one wrote can be read.
 
-        Weights may be read before; activations may not, and nothing may be written to global memory.
+        Weights may be read before, unless one of these kernels wrote them: not only the last may still be running.
+        Activations may not, and nothing may be written to global memory.
         """
         if self.pdl and not self.interpret:
             plgpu.griddepcontrol_wait()

@@ -81,13 +81,19 @@ def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np
         def rows_of(tile):
             return pl.multiple_of(tile * product.rows, 8)
 
-        def finish(tile, dots):
+        def added(tile):
+            """For each vector what is added to it."""
             mine = pl.ds(rows_of(tile), product.rows)
-            for b, (y,) in enumerate(dots):
-                if bias_ref is not None:
-                    y = y + product.load_rows(bias_ref.at[mine])
-                if residual_ref is not None:
-                    y = y + product.load_rows(residual_ref.at[base + b, mine])
+            biases = [] if bias_ref is None else [product.load_rows(bias_ref.at[mine])]
+            if residual_ref is None:
+                return [biases] * batch
+            return [[*biases, product.load_rows(residual_ref.at[base + b, mine])] for b in range(batch)]
+
+        def finish(tile, dots, read):
+            mine = pl.ds(rows_of(tile), product.rows)
+            for b, ((y,), terms) in enumerate(zip(dots, read, strict=True)):
+                for term in terms:
+                    y = y + term
                 store_in_pieces(y_ref.at[b, mine], y.astype(out))
 
         product.run(
@@ -99,6 +105,7 @@ def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np
             staged,
             target,
             eps=eps,
+            ahead=added,
             finish=finish,
         )
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Float32, Int
 from pallas_kernels.compat import LANES, MAX_SHARED_MEMORY
 from pallas_kernels.quantised_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantisedProduct
 from pallas_kernels.row_product import RowProduct
-from pallas_kernels.row_tiles import blocks_for
+from pallas_kernels.row_tiles import blocks_for, even_share
 from pallas_kernels.tile import Tile, tile_for
 
 MAX_BATCH = 8
@@ -83,13 +83,14 @@ def product_of(
     _check_columns(op, w, x.dtype)
     tiles = all_rows // (rows * runs)
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
-    shape |= {"batch": len(x), "stages": tile.stages, "dtype": x.dtype}
+    shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
     if isinstance(w, Codes):
         product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
     else:
         product = RowProduct(**shape)
-    shared = product.scratch_bytes(normed=normed) + BESIDE
-    product = replace(product, blocks=min(tile.blocks or blocks_for(tiles, shared=shared), tiles))
+    product = replace(product, blocks=min(tile.blocks or blocks_for(tiles, at_once=product.at_once), tiles))
+    room = even_share(product.blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
+    product = replace(product, stages=tile.stages or max(product.fewest_stages, -(-room // product.step_bytes)))
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
         raise ValueError(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product

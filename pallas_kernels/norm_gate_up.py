@@ -59,18 +59,20 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
             first = tile * product.rows
             return [pl.multiple_of(first, 8), pl.multiple_of(ffn + first, 8)]
 
-        def finish(tile, dots):
+        def biases(tile):
+            mine = [pl.ds(start, product.rows) for start in starts(tile)]
+            return [[product.load_rows(bias_ref.at[rows]) for rows in mine] for bias_ref in bias_refs]
+
+        def finish(tile, dots, read):
             for b, (gate, up) in enumerate(dots):
-                for bias_ref in bias_refs:
-                    gate, up = (
-                        y + product.load_rows(bias_ref.at[pl.ds(start, product.rows)])
-                        for y, start in zip((gate, up), starts(tile), strict=True)
-                    )
+                for gate_bias, up_bias in read:
+                    gate, up = gate + gate_bias, up + up_bias
                 y = gate / (1.0 + jnp.exp(-gate)) * up
                 store_in_pieces(y_ref.at[b, pl.ds(starts(tile)[0], product.rows)], y.astype(x.dtype))
 
         block = lax.axis_index("block")
-        product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, finish=finish)
+        ends: dict[str, Any] = {"ahead": biases, "finish": finish}
+        product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, **ends)
 
     kernel = target.kernel(
         norm_gate_up,

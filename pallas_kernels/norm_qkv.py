@@ -8,19 +8,20 @@ and v straight into row `position` of the cache, in pieces of 8 numbers. The loo
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.compat import Target, current_target
+from pallas_kernels.compat import Target, current_target, store_in_pieces
 from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
 from pallas_kernels.tile import Tile
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
+AHEAD = 4  # vectors whose position and angles are read before the product; for more, registers are too few
 
 
 def norm_qkv(
@@ -98,7 +99,7 @@ def _launched(
     pieces = head_dim // (2 * PIECE)  # tiles of a head
     half = head_dim // 2
 
-    def norm_qkv(*refs, staged, y_smem):
+    def norm_qkv(*refs, staged):
         weight_refs, refs = refs[: len(weight)], refs[len(weight) :]
         x_ref, norm_ref, k_ref, v_ref, at_ref, cos_ref, sin_ref, *bias_refs, q_ref = refs
 
@@ -110,52 +111,54 @@ def _launched(
             head, d = place(tile)
             return [pl.multiple_of(head * head_dim + d + offset, PIECE) for offset in (0, half)]
 
-        def finish(tile, dots):
+        def turn(tile, b):
+            """The position of vector b, and cosines and sines of a half."""
+            _, d = place(tile)
+            rows = [ref.at[base + b, pl.ds(d, PIECE)] for ref in (cos_ref, sin_ref)]
+            return jnp.clip(at_ref[base + b], 0, capacity - 1), *map(product.load_rows, rows)
+
+        def read(tile):
+            """Biases of both halves, and the turns of the first vectors."""
+            rows = [pl.ds(start, PIECE) for start in starts(tile)]
+            biases = [[product.load_rows(bias_ref.at[some]) for some in rows] for bias_ref in bias_refs]
+            return biases, [turn(tile, b) for b in range(min(batch, AHEAD))]
+
+        def finish(tile, dots, read):
             head, d = place(tile)
             turned = (head < heads + kv_heads).astype(jnp.float32)  # v is not
+            biases, turns = read
             for b, (first, second) in enumerate(dots):
-                for bias_ref in bias_refs:
-                    first, second = (
-                        y + product.load_rows(bias_ref.at[pl.ds(start, PIECE)])
-                        for y, start in zip((first, second), starts(tile), strict=True)
-                    )
-                mine = pl.ds(d, PIECE)
-                cos = product.load_rows(cos_ref.at[base + b, mine]) * turned + (1.0 - turned)
-                sin = product.load_rows(sin_ref.at[base + b, mine]) * turned
-                y_smem[b][0][...] = (first * cos - second * sin).astype(x.dtype)
-                y_smem[b][1][...] = (second * cos + first * sin).astype(x.dtype)
-            plgpu.commit_smem()
-            for b in range(batch):
-                for piece, offset in zip(y_smem[b], (0, half), strict=True):
-                    send(b, head, piece, pl.ds(pl.multiple_of(d + offset, PIECE), PIECE))
-            plgpu.wait_smem_to_gmem(0)
+                at, cos, sin = turns[b] if b < len(turns) else turn(tile, b)
+                for first_bias, second_bias in biases:
+                    first, second = first + first_bias, second + second_bias
+                cos, sin = cos * turned + (1.0 - turned), sin * turned
+                store(b, head, at, d, first * cos - second * sin)
+                store(b, head, at, half + d, second * cos + first * sin)
 
-        def send(b, head, piece, numbers):
-            at = jnp.clip(at_ref[base + b], 0, capacity - 1)
+        def store(b, head, at, d, y):
+            numbers, y = pl.ds(pl.multiple_of(d, PIECE), PIECE), y.astype(x.dtype)
 
             @pl.when(head < heads)
             def _():
-                plgpu.copy_smem_to_gmem(piece, q_ref.at[b, head, numbers])
+                store_in_pieces(q_ref.at[b, head, numbers], y)
 
             @pl.when(jnp.logical_and(head >= heads, head < heads + kv_heads))
             def _():
-                plgpu.copy_smem_to_gmem(piece, k_ref.at[base + b, head - heads, at, numbers])
+                store_in_pieces(k_ref.at[base + b, head - heads, at, numbers], y)
 
             @pl.when(head >= heads + kv_heads)
             def _():
-                plgpu.copy_smem_to_gmem(piece, v_ref.at[base + b, head - heads - kv_heads, at, numbers])
+                store_in_pieces(v_ref.at[base + b, head - heads - kv_heads, at, numbers], y)
 
         block = lax.axis_index("block")
-        product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, finish=finish)
+        ends: dict[str, Any] = {"ahead": read, "finish": finish}
+        product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, **ends)
 
     kernel = target.kernel(
         norm_qkv,
         out_type=jax.ShapeDtypeStruct((batch, heads, head_dim), x.dtype),
         grid=(product.blocks,),
         grid_names=("block",),
-        scratch_types={
-            "staged": product.scratch(normed=True),
-            "y_smem": [[plgpu.SMEM((PIECE,), x.dtype) for _ in range(2)] for _ in range(batch)],
-        },
+        scratch_types={"staged": product.scratch(normed=True)},
     )
     return kernel(*weight, product.view(x), product.view(norm), k, v, positions, cos, sin, *optional)

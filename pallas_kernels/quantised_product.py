@@ -35,6 +35,7 @@ from jaxtyping import Array
 from pallas_kernels import int4
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
 from pallas_kernels.row_tiles import RowTiles
+from pallas_kernels.staging import Store, store_all
 
 CHUNK = 1024  # columns of a step
 GROUPS = (32, 64, 128)  # columns that may share a scale
@@ -58,6 +59,8 @@ class QuantisedProduct(ABC):
     dtype: np.dtype  # of the vectors
     group: int | None  # columns that share a scale; None: all of a row do
 
+    fewest_stages: ClassVar[int] = 2
+    at_once: ClassVar[int] = 4  # blocks of many tiles on a processor, where they decode as fast as it reads
     share: ClassVar[int]  # columns that a thread loads at once: 16 bytes
     offsets: ClassVar[tuple[float, ...]]  # what is too much in the decoded codes of each piece
 
@@ -106,11 +109,15 @@ class QuantisedProduct(ABC):
         """Scales of a row that are copied with a step."""
         return CHUNK // self.group if self.group else 0
 
+    @property
+    def step_bytes(self) -> int:
+        """Shared memory that a step is copied to."""
+        return self.runs * self.rows * (CHUNK * 16 // self.share + 4 * self.step_scales)
+
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
         del normed  # x is staged times the norm
-        step = self.runs * self.rows * (CHUNK * 16 // self.share + 4 * self.step_scales)
-        return self.ring_stages * step + int(np.prod(self._staged_shape)) * 4
+        return self.ring_stages * self.step_bytes + int(np.prod(self._staged_shape)) * 4
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
@@ -144,10 +151,11 @@ class QuantisedProduct(ABC):
         target: Target,
         *,
         eps: float,
-        finish: Callable[[Any, list[list[Array]]], None],
+        ahead: Callable[[Any], Any],
+        finish: Callable[[Any, list[list[Array]], Any], None],
     ) -> None:
-        """All tiles of a thread block: `finish(tile, dots)` has for each vector, for each run, the float32 products
-        [rows] of the rows from `starts(tile)` on.
+        """All tiles of a thread block: `finish(tile, dots, read)` has for each vector, for each run, the float32
+        products [rows] of the rows from `starts(tile)` on, and what `ahead(tile)` read before they were computed.
 
         `weight` are the refs of `operands`, x_ref and norm_ref those of a `view`. Waits for the kernel before this one
         where x is first read, and not earlier.
@@ -172,7 +180,7 @@ class QuantisedProduct(ABC):
         def prepare():
             norms = self._first_norms(norm_ref)  # from memory, so before the wait
             target.wait_for_previous()
-            squares.extend(self._stage(x_ref.at[b], norm_ref, norms, staged["x"].at[b]) for b in range(self.batch))
+            squares.extend(self._stage(x_ref, b, norm_ref, norms, staged["x"], target) for b in range(self.batch))
 
         def begin():
             zeros = plgpu.layout_cast(jnp.zeros((self.rows, *self.warp), jnp.float32), self.lane_layout)
@@ -190,18 +198,23 @@ class QuantisedProduct(ABC):
                 sums = [[a + b for a, b in zip(totals, ys, strict=True)] for totals, ys in zip(sums, dots, strict=True)]
             return sums
 
-        def end(tile, sums):
+        def read_ahead(tile):
+            rows = [] if self.group else [pl.ds(start, self.rows) for start in starts(tile)]
+            return [self.load_rows(scales_ref.at[some]) for some in rows], ahead(tile)
+
+        def end(tile, sums, read):
+            scales, read = read
             dots = [[self._over_lanes(total) for total in totals] for totals in sums]
-            if not self.group:
-                scales = [self.load_rows(scales_ref.at[pl.ds(start, self.rows)]) for start in starts(tile)]
+            if scales:
                 dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
             if norm_ref is not None:
                 norms = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
                 dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
-            finish(tile, dots)
+            finish(tile, dots, read)
 
         tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
-        tiles.walk(block, fetch=fetch, prepare=prepare, begin=begin, step=step, finish=end, target=target)
+        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "ahead": read_ahead, "step": step}
+        tiles.walk(block, **turns, finish=end, target=target)
 
     @abstractmethod
     def _ring(self) -> Any:
@@ -295,14 +308,14 @@ class QuantisedProduct(ABC):
         """What the first passes over a vector are multiplied by, if by anything."""
         return [] if norm_ref is None else [self._load_shares(norm_ref, first) for first in self._passes[:EARLY]]
 
-    def _stage(self, x_ref, norm_ref, norms: list[Array], x_smem) -> Any:
-        """Copy a vector to shared memory, a share a thread, and behind it what sums begin with. Where there is a norm
+    def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], x_smem, target: Target) -> Any:
+        """Copy vector b to shared memory, a share a thread, and behind it what sums begin with. Where there is a norm
         it is multiplied by that, of which `norms` are the `_first_norms`.
 
         Gives the sum of the squares of a vector with a norm, where it can without the trip to the cache that `_squares`
         takes.
         """
-        groups, passes = self._at_once // self.lanes, self._passes
+        groups, passes, x_ref = self._at_once // self.lanes, self._passes, vectors_ref.at[b]
 
         def store(first, x):
             pieces = [
@@ -311,26 +324,28 @@ class QuantisedProduct(ABC):
             ]
             scaled = [piece * offset for piece, offset in zip(pieces, self.offsets, strict=True)]
             behind = -sum(scaled[1:], scaled[0])
-            x_smem[pl.ds(first, groups)] = lax.concatenate([x, behind], x.ndim - 1)
+            return Store(x_smem, (b, first), lax.concatenate([x, behind], x.ndim - 1), self._staging_layout)
 
         if self.cols < self.steps * CHUNK:
             shape = (groups, *self.warp[1:], self.share)
-            store(x_smem.shape[0] - groups, plgpu.layout_cast(jnp.zeros(shape, x_smem.dtype), self._staging_layout))
+            zeros = plgpu.layout_cast(jnp.zeros(shape, x_smem.dtype), self._staging_layout)
+            store_all([store(x_smem.shape[1] - groups, zeros)], target)  # the vector's end then comes over them
         # Not where some shares are in two passes, nor in more passes, for which registers are too few.
         together = (self.cols // self.share) % self._at_once == 0 and len(passes) <= EARLY
         squares: Any = 0.0
         for some in batched(passes, PASSES):
-            # Reads are under way together; a write waits for all threads.
             loaded = [self._load_shares(x_ref, first) for first in some]
             factors: list[Any] = [None] * len(some)
             if norm_ref is not None:
                 early = [] if some[0] else norms
                 factors = early + [self._load_shares(norm_ref, first) for first in some[len(early) :]]
+            stores = []
             for first, x, factor in zip(some, loaded, factors, strict=True):
                 x = x.astype(x_smem.dtype)
                 if together and factor is not None:
                     squares = squares + x * x
-                store(first, x if factor is None else x * factor.astype(x_smem.dtype))
+                stores.append(store(first, x if factor is None else x * factor.astype(x_smem.dtype)))
+            store_all(stores, target)
         if norm_ref is None:
             return None
         if not together:

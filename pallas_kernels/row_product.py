@@ -10,7 +10,8 @@ the way; 1/rms, which is one number, multiplies the finished dot product.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import batched
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +22,10 @@ from jaxtyping import Array
 
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
 from pallas_kernels.row_tiles import RowTiles
+from pallas_kernels.staging import Store, store_all
 
-PIECES = 4  # 16-byte loads that a thread has under way at once while x is staged
+PIECES = 4  # 16-byte loads of x that make a piece, for each thread
+TOGETHER = 4  # pieces that are read before any is stored; with a norm one
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class RowProduct:
     batch: int
     stages: int
     dtype: np.dtype
+
+    fewest_stages: ClassVar[int] = 4
+    at_once: ClassVar[int] = 2  # blocks of many tiles on a processor
 
     @property
     def vector(self) -> int:
@@ -54,20 +60,23 @@ class RowProduct:
         return self.cols // self.chunk
 
     @property
+    def step_bytes(self) -> int:
+        """Shared memory that a step is copied to."""
+        return self.runs * self.rows * self.chunk * self.dtype.itemsize
+
+    @property
     def layout(self) -> Any:
         """[rows, chunk] in registers: rows over the warps, columns over the lanes, `vector` of them a thread."""
         return tiled_layout(((WARPS, self.chunk), (1, self.vector)), warps=-4, lanes=-3)
 
     @property
     def ring_stages(self) -> int:
-        """As many bytes, however few a step takes; of one tile no more than it has."""
-        stages = self.stages * (16 // self.dtype.itemsize) // self.vector
-        return stages if self.blocks < self.tiles else min(stages, self.steps)
+        """Of one tile no more than it has steps."""
+        return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
-        ring = self.ring_stages * self.runs * self.rows * self.chunk * self.dtype.itemsize
-        return ring + self.batch * self.cols * self._staged_dtype(normed).itemsize
+        return self.ring_stages * self.step_bytes + self.batch * self.cols * self._staged_dtype(normed).itemsize
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
@@ -96,10 +105,11 @@ class RowProduct:
         target: Target,
         *,
         eps: float,
-        finish: Callable[[Any, list[list[Array]]], None],
+        ahead: Callable[[Any], Any],
+        finish: Callable[[Any, list[list[Array]], Any], None],
     ) -> None:
-        """All tiles of a thread block: `finish(tile, dots)` has for each vector, for each run, the float32 products
-        [rows] of the rows from `starts(tile)` on.
+        """All tiles of a thread block: `finish(tile, dots, read)` has for each vector, for each run, the float32
+        products [rows] of the rows from `starts(tile)` on, and what `ahead(tile)` read before they were computed.
 
         `weight` is the ref of `operands`. Waits for the kernel before this one where x is first read, and not earlier.
         """
@@ -115,7 +125,7 @@ class RowProduct:
         def prepare():
             early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
             target.wait_for_previous()
-            squares.extend(self._stage(x_ref.at[b], norm_ref, early, x) for b, x in enumerate(staged["x"]))
+            squares.extend(self._stage(x_ref.at[b], norm_ref, early, x, target) for b, x in enumerate(staged["x"]))
 
         def begin():
             zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
@@ -134,15 +144,16 @@ class RowProduct:
                 for totals, x in zip(sums, vectors, strict=True)
             ]
 
-        def end(tile, sums):
+        def end(tile, sums, read):
             dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
             if norm_ref is not None:
                 scales = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
                 dots = [[y * scale for y in ys] for ys, scale in zip(dots, scales, strict=True)]
-            finish(tile, dots)
+            finish(tile, dots, read)
 
         tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
-        tiles.walk(block, fetch=fetch, prepare=prepare, begin=begin, step=step, finish=end, target=target)
+        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "ahead": ahead, "step": step}
+        tiles.walk(block, **turns, finish=end, target=target)
 
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""
@@ -154,8 +165,7 @@ class RowProduct:
 
     @property
     def _pieces(self) -> list[slice]:
-        """What of a vector the threads read at once. They are few and wide: no load moves across the barriers around a
-        store, so each piece costs a trip to the cache."""
+        """What of a vector the threads read at once."""
         size = PIECES * THREADS * self._wide
         return [slice(start, min(start + size, self.cols)) for start in range(0, self.cols, size)]
 
@@ -164,23 +174,28 @@ class RowProduct:
         """Numbers of a vector that a thread reads with one load: 16 bytes, where all threads have as many."""
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
-    def _read(self, ref, piece: slice) -> Array:
-        size = piece.stop - piece.start
-        layout = plgpu.Layout.WG_STRIDED((size,), vec_size=self._wide)
-        return plgpu.load(ref.at[pl.ds(piece.start, size)], layout=layout)
+    def _piece_layout(self, piece: slice) -> Any:
+        return plgpu.Layout.WG_STRIDED((piece.stop - piece.start,), vec_size=self._wide)
 
-    def _stage(self, x_ref, norm_ref, early: Array | None, x_smem) -> Any:
+    def _read(self, ref, piece: slice) -> Array:
+        mine = ref.at[pl.ds(piece.start, piece.stop - piece.start)]
+        return plgpu.load(mine, layout=self._piece_layout(piece))
+
+    def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, target: Target) -> Any:
         """Copy a vector to shared memory, through registers, times a norm if there is one, of which the first piece is
         `early`; and then the sum of its squares."""
         total = 0.0
-        for piece in self._pieces:
-            x = self._read(x_ref, piece)
-            if early is not None:
-                norm = self._read(norm_ref, piece) if piece.start else early
-                x = x.astype(jnp.float32)
-                total = total + jnp.sum(x * x)
-                x = x * norm.astype(jnp.float32)
-            x_smem[pl.ds(piece.start, piece.stop - piece.start)] = x
+        for some in batched(self._pieces, TOGETHER if early is None else 1):
+            stores = []
+            for piece in some:
+                x = self._read(x_ref, piece)
+                if early is not None:
+                    norm = self._read(norm_ref, piece) if piece.start else early
+                    x = x.astype(jnp.float32)
+                    total = total + jnp.sum(x * x)
+                    x = x * norm.astype(jnp.float32)
+                stores.append(Store(x_smem, (piece.start,), x, self._piece_layout(piece)))
+            store_all(stores, target)
         return total
 
     def _load(self, ref, layout: Any) -> Array:

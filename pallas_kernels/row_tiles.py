@@ -3,7 +3,13 @@
 W is cut into tiles of a few rows, a tile into steps of some columns. A thread block has one tile, or, where there are
 so many that blocks would come and go, every `blocks`-th: what it does once before the first tile then pays for all of
 them. It walks along the steps of its tiles, one tile after the other, through a ring in shared memory, which the copy
-engine keeps filled across their borders; the first copies are under way before the kernel before this one has ended.
+engine keeps filled across their borders.
+
+Between two kernels memory would rest for two microseconds, while the last blocks of one end and the first of the other
+are started and ask for something. So the next kernel may start as soon as this one's blocks have: where a processor has
+room for a block of it, that fills its ring and waits. Such blocks do not come evenly, but to where room is, and what
+has four of them is slower than what has one. Rings are as long as it takes to leave room for a processor's part of the
+blocks, and for no more (`even_share`).
 """
 
 from collections.abc import Callable
@@ -14,10 +20,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.compat import MAX_SHARED_MEMORY, PROCESSORS, Target
+from pallas_kernels.compat import PROCESSORS, Target
 
+PROCESSOR_MEMORY, BLOCK_MEMORY = 228 * 1024, 1024  # bytes of shared memory: all, and what a block takes beside its own
 MOST_AT_ONCE = 4  # blocks on a processor: more registers than 128 a thread there are not for them
-FEWEST_TILES = 4  # for each of a block: with fewer, some processors would have much less to do than others
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,17 @@ class RowTiles:
         fetch: Callable[[Any, Any, Any], None],
         prepare: Callable[[], None],
         begin: Callable[[], Any],
+        ahead: Callable[[Any], Any],
         step: Callable[[Any, Any, Any], Any],
-        finish: Callable[[Any, Any], None],
+        finish: Callable[[Any, Any, Any], None],
         target: Target,
     ) -> None:
         """All that a block does.
 
         `fetch(tile, step, slot)` has a step copied to a slot of the ring; `prepare()` waits for the kernel before and
         makes ready what all tiles use; `begin()` gives the sums that a tile begins with, `step(step, slot, sums)` waits
-        for a slot and adds what is in it, and `finish(tile, sums)` takes them where they belong.
+        for a slot and adds what is in it. `ahead(tile)` reads, before the first step, what `finish(tile, sums, read)`
+        needs beside them, which takes them where they belong.
         """
         alone = self.blocks == self.tiles
         count = 1 if alone else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
@@ -60,15 +68,15 @@ class RowTiles:
                 pl.when(tile < count)(begun)
             else:  # which every block has
                 begun()
+        target.let_next_start()
         prepare()
 
-        def walk_tile(i):
-            def one(j, sums):
-                index = i * self.steps + j
-                slot = lax.rem(index, self.stages)
+        def walk_tile(i, slot):
+            def one(j, state):
+                slot, sums = state
                 sums = step(j, slot, sums)
 
-                @pl.when(index + self.stages < steps)
+                @pl.when(i * self.steps + j + self.stages < steps)
                 def _():
                     target.before_refill()
                     if alone:
@@ -78,29 +86,38 @@ class RowTiles:
                         beyond = (j + rest >= self.steps).astype(jnp.int32)
                         fetch(block + (i + tiles + beyond) * self.blocks, j + rest - beyond * self.steps, slot)
 
-                return sums
+                # Not the remainder of a count, which takes some more instructions.
+                return jnp.where(slot == self.stages - 1, 0, slot + 1), sums
 
-            sums = lax.fori_loop(0, self.steps, one, begin())
-            if alone:
-                target.let_next_start()
-            else:
-                pl.when(i == count - 1)(target.let_next_start)
-            finish(block + i * self.blocks, sums)
+            tile = block + i * self.blocks
+            read = ahead(tile)
+            slot, sums = lax.fori_loop(0, self.steps, one, (slot, begin()))
+            finish(tile, sums, read)
+            return slot
 
         if alone:
-            walk_tile(0)
+            walk_tile(0, jnp.int32(0))
         else:
-            pl.loop(0, count)(walk_tile)
+            lax.fori_loop(0, count, walk_tile, jnp.int32(0))
 
 
-def blocks_for(tiles: int, *, shared: int) -> int:
-    """Blocks for so many tiles, where a block takes `shared` bytes of shared memory: one for each tile, or, of many
-    tiles, as many blocks as run at once, each with as many tiles as the others, but for one.
+def even_share(blocks: int) -> int:
+    """Bytes of shared memory with which so many blocks are spread evenly: a processor has room for its part of them.
 
-    >>> blocks_for(400, shared=50_000), blocks_for(1792, shared=100_000), blocks_for(2000, shared=200_000)
-    (400, 256, 125)
+    Blocks that start while others still run come to where there is room, as many as there is room for. Of two at least,
+    so that the next kernel's find some beside them.
+
+    >>> even_share(528), even_share(300), even_share(100)
+    (45671, 57345, 76801)
     """
-    at_once = PROCESSORS * max(1, min(MOST_AT_ONCE, MAX_SHARED_MEMORY // shared))
-    if tiles < FEWEST_TILES * at_once:
-        return tiles
-    return pl.cdiv(tiles, pl.cdiv(tiles, at_once))
+    most = max(2, pl.cdiv(blocks, PROCESSORS))
+    return PROCESSOR_MEMORY // (most + 1) - BLOCK_MEMORY + 1
+
+
+def blocks_for(tiles: int, *, at_once: int) -> int:
+    """Blocks for so many tiles: one for each, or, where blocks would come and go, `at_once` on each processor.
+
+    >>> blocks_for(400, at_once=2), blocks_for(1792, at_once=2)
+    (400, 264)
+    """
+    return tiles if tiles <= MOST_AT_ONCE * PROCESSORS else at_once * PROCESSORS

@@ -154,13 +154,13 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
     return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] in ("wrong", "failed")]
 
 
-def tuned(table: Mapping[str, list[int]], report: Mapping[str, Any]) -> dict[str, list[int]]:
+def tuned(table: Mapping[str, list[int | None]], report: Mapping[str, Any]) -> dict[str, list[int | None]]:
     """The table of tiles with those that were found to be faster; of a product in several cases, the first's.
 
     >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
     {'a': [16, 4], 'b': [8, 8]}
     """
-    faster: dict[str, list[int]] = {}
+    faster: dict[str, list[int | None]] = {}
     for row in report["sections"].get("tuning", []):
         if row["faster"]:
             faster.setdefault(row["key"], row["tile"])

@@ -28,9 +28,9 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
             yield skipped(case.name)
             continue
         now = tile_for(*product)
-        tiles = {Tile(rows, stages) for rows in scale.tiles for stages in STAGES} | {now}
+        tiles = {Tile(rows, stages) for rows in scale.tiles for stages in (None, *STAGES)} | {now}
         timing, timed = Timing(case, scale), {}
-        for tile in sorted(tiles):
+        for tile in sorted(tiles, key=str):
             try:
                 with scale.running():
                     timed[tile] = timing.seconds(partial(case.function, tile=tile))
@@ -42,13 +42,23 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
         yield {
             "case": case.name,
             "key": f"{op} {rows}x{cols} {dtype.name}",
-            "tile": [best.rows, best.stages],
+            "tile": listed(best),
             "median": timed[best].median,
-            "now": [now.rows, now.stages],
+            "now": listed(now),
             "now_median": timed[now].median,
             # Else it is within the noise.
             "faster": timed[best].most < timed[now].least,
         }
+
+
+def listed(tile: Tile) -> list[int | None]:
+    """As the table has it: what is left to the rule is null, or not there, at the end.
+
+    >>> listed(Tile(16)), listed(Tile(16, blocks=264))
+    ([16], [16, None, 264])
+    """
+    known = max(i for i, value in enumerate(tile) if value is not None)
+    return list(tile[: known + 1])
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:

@@ -7,6 +7,7 @@ exact ones by running error analysis (verify/running_error.py), which holds for 
 from typing import Any
 
 import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels import int4
-from pallas_kernels.compat import LANES, interpreter
+from pallas_kernels.compat import LANES, PROCESSORS, interpreter
 from pallas_kernels.gemv import gemv
-from pallas_kernels.matrix import MAX_BATCH, Codes
+from pallas_kernels.matrix import MAX_BATCH, Codes, product_of
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
+from pallas_kernels.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from pallas_kernels.tile import Tile
 from tests.strategies import DENORMAL
 from verify.running_error import Approx, added, exactly, gamma, gated, normalised, projected, rounded
@@ -234,3 +236,30 @@ AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
 def test_refusals(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize(
+    ("op", "rows", "cols", "dtype", "runs"),
+    [
+        ("gemv", 4096, 4096, "bfloat16", 1),
+        ("gemv", 4096, 14336, "bfloat16", 1),
+        ("norm_qkv", 6144, 4096, "bfloat16", 2),
+        ("norm_gate_up", 28672, 4096, "bfloat16", 2),
+        ("norm_gate_up", 28672, 4096, "int4", 2),
+    ],
+)
+def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
+    """Else blocks that start early come to few processors, and what many share is slower (benchmarks/LOG.md)."""
+
+    def empty(*shape: int, dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+
+    if dtype == "int4":
+        w: Any = Codes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
+    else:
+        w = empty(rows, cols, dtype=dtype)
+    normed = op != "gemv"
+    product = product_of(op, w, empty(1, cols, dtype="bfloat16"), normed=normed, runs=runs)
+    part = -(-product.blocks // PROCESSORS)
+    block = product.scratch_bytes(normed=normed) + BLOCK_MEMORY
+    assert part * block <= PROCESSOR_MEMORY < (part + 1) * block

@@ -152,7 +152,8 @@ def test_two_runs_of_rows_in_a_block():
         def starts(tile):
             return [pl.multiple_of(tile + at, 8) for at in (0, 8)]
 
-        def finish(_, dots):
+        def finish(_, dots, read):
+            assert read == "read"
             ((first, second),) = dots
             smem[...] = first - second
             plgpu.commit_smem()
@@ -160,7 +161,8 @@ def test_two_runs_of_rows_in_a_block():
             plgpu.wait_smem_to_gmem(0)
 
         block = lax.axis_index("block")
-        product.run(block, weight, starts, x_ref, None, staged, current_target(), eps=0.0, finish=finish)
+        ends = {"ahead": lambda _: "read", "finish": finish}
+        product.run(block, weight, starts, x_ref, None, staged, current_target(), eps=0.0, **ends)
 
     product = product_of("pairs", w.stored, jnp.asarray(x), normed=False, tile=Tile(16, 1), runs=2)
     with interpreter():
