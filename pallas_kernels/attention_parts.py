@@ -15,7 +15,7 @@ from pallas_kernels.attention_split_float32 import SplitAttentionFloat32
 from pallas_kernels.compat import PROCESSORS, Target
 from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 
-RING_BYTES = 32 * 1024  # of a block: beside two of them the next kernel's have room to start
+RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
 MOST_SPLITS = 32
 
 # Where the keys are: an array of keys or values, a sequence, a key head, a tile and the tables; the tile's pieces.

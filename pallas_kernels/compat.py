@@ -37,8 +37,8 @@ class Target:
     def wait_for_previous(self) -> None:
         """Until everything that the kernels before this one wrote can be read.
 
-        Weights may be read before, unless one of these kernels wrote them: not only the last may still be running.
-        Activations may not, and nothing may be written to global memory.
+        Weights may be read before, unless a kernel that still runs wrote them, and several before this one may.
+        Activations may not be, and nothing may be written to global memory.
         """
         if self.pdl and not self.interpret:
             plgpu.griddepcontrol_wait()

@@ -10,13 +10,13 @@ from jaxtyping import Array, Float, Float32, Int
 from pallas_kernels.compat import LANES, MAX_SHARED_MEMORY
 from pallas_kernels.quantised_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantisedProduct
 from pallas_kernels.row_product import RowProduct
-from pallas_kernels.row_tiles import blocks_for, even_share
+from pallas_kernels.row_tiles import MOST_STAGES, blocks_for, even_share
 from pallas_kernels.tile import Tile, tile_for
 
 MAX_BATCH = 8
 AT_ONCE = 4  # vectors that one kernel multiplies codes by: for eight, int4 spilled 656 bytes a thread
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
-BESIDE = 4096  # bytes of shared memory for results and barriers, at most
+BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
 
 class Codes(NamedTuple):
@@ -88,9 +88,11 @@ def product_of(
         product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
     else:
         product = RowProduct(**shape)
-    product = replace(product, blocks=min(tile.blocks or blocks_for(tiles, at_once=product.at_once), tiles))
+    shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
+    product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
     room = even_share(product.blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
-    product = replace(product, stages=tile.stages or max(product.fewest_stages, -(-room // product.step_bytes)))
+    stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
+    product = replace(product, stages=tile.stages or stages)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
         raise ValueError(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product

@@ -60,7 +60,7 @@ class QuantisedProduct(ABC):
     group: int | None  # columns that share a scale; None: all of a row do
 
     fewest_stages: ClassVar[int] = 2
-    at_once: ClassVar[int] = 4  # blocks of many tiles on a processor, where they decode as fast as it reads
+    at_once: ClassVar[int] = 4  # blocks of many tiles on a processor, as many as have registers
     share: ClassVar[int]  # columns that a thread loads at once: 16 bytes
     offsets: ClassVar[tuple[float, ...]]  # what is too much in the decoded codes of each piece
 

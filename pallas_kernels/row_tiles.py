@@ -5,11 +5,11 @@ so many that blocks would come and go, every `blocks`-th: what it does once befo
 them. It walks along the steps of its tiles, one tile after the other, through a ring in shared memory, which the copy
 engine keeps filled across their borders.
 
-Between two kernels memory would rest for two microseconds, while the last blocks of one end and the first of the other
-are started and ask for something. So the next kernel may start as soon as this one's blocks have: where a processor has
-room for a block of it, that fills its ring and waits. Such blocks do not come evenly, but to where room is, and what
-has four of them is slower than what has one. Rings are as long as it takes to leave room for a processor's part of the
-blocks, and for no more (`even_share`).
+Between two kernels memory would rest for 1 to 2 us, while the last blocks of one end and the first of the other are
+started and ask for something. So the next kernel may start as soon as this one's blocks have: where a processor has
+room for a block of it, that fills its ring and waits. Such blocks do not spread evenly but go where room is, and a
+processor with four is slower than one with one. So rings are as long as leaves room for a processor's part of the
+blocks and for no more (`even_share`), where a tile has as many steps.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels.compat import PROCESSORS, Target
 
 PROCESSOR_MEMORY, BLOCK_MEMORY = 228 * 1024, 1024  # bytes of shared memory: all, and what a block takes beside its own
+SUMS_MEMORY = 1536  # bytes of its own for sums over threads and barriers
+MOST_STAGES = 32  # of a ring: Mosaic has no more barriers in a group
 MOST_AT_ONCE = 4  # blocks on a processor: more registers than 128 a thread there are not for them
 
 
@@ -51,8 +53,8 @@ class RowTiles:
 
         `fetch(tile, step, slot)` has a step copied to a slot of the ring; `prepare()` waits for the kernel before and
         makes ready what all tiles use; `begin()` gives the sums that a tile begins with, `step(step, slot, sums)` waits
-        for a slot and adds what is in it. `ahead(tile)` reads, before the first step, what `finish(tile, sums, read)`
-        needs beside them, which takes them where they belong.
+        for a slot and adds what is in it. `finish(tile, sums, read)` stores the results; what it adds to them
+        `ahead(tile)` reads before the first step.
         """
         alone = self.blocks == self.tiles
         count = 1 if alone else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
@@ -104,8 +106,8 @@ class RowTiles:
 def even_share(blocks: int) -> int:
     """Bytes of shared memory with which so many blocks are spread evenly: a processor has room for its part of them.
 
-    Blocks that start while others still run come to where there is room, as many as there is room for. Of two at least,
-    so that the next kernel's find some beside them.
+    Blocks that start while others still run come to where there is room, as many as there is room for. For two a
+    processor at least, so that the next kernel's blocks fit beside them.
 
     >>> even_share(528), even_share(300), even_share(100)
     (45671, 57345, 76801)
@@ -114,10 +116,17 @@ def even_share(blocks: int) -> int:
     return PROCESSOR_MEMORY // (most + 1) - BLOCK_MEMORY + 1
 
 
-def blocks_for(tiles: int, *, at_once: int) -> int:
-    """Blocks for so many tiles: one for each, or, where blocks would come and go, `at_once` on each processor.
+def blocks_for(tiles: int, *, shared: int, at_once: int, asked: int | None = None) -> int:
+    """Blocks for so many tiles, each of at least `shared` bytes of shared memory: one for each, or, where blocks would
+    come and go, `at_once` on each processor, or `asked`; fewer where a processor has no room for as many.
 
-    >>> blocks_for(400, at_once=2), blocks_for(1792, at_once=2)
+    >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
     (400, 264)
+    >>> blocks_for(1792, shared=120_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2, asked=200)
+    (132, 200)
     """
-    return tiles if tiles <= MOST_AT_ONCE * PROCESSORS else at_once * PROCESSORS
+    if tiles <= MOST_AT_ONCE * PROCESSORS:
+        return min(tiles, asked or tiles)
+    room = PROCESSOR_MEMORY // (shared + SUMS_MEMORY + BLOCK_MEMORY)
+    at_once = max(1, min(room, MOST_AT_ONCE if asked else at_once))
+    return min(at_once * PROCESSORS, asked or tiles)

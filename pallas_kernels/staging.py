@@ -25,7 +25,8 @@ class Store(NamedTuple):
 def store_all(stores: Sequence[Store], target: Target) -> None:
     """All of them; threads meet at the end, and then all see what is stored.
 
-    Where two stores overlap they must store the same.
+    They do not meet before: nobody may still be reading what is stored over. Where two overlap they must store the
+    same.
     """
     if target.interpret:  # which has none of Mosaic's operations
         for ref, (*outer, first), x, _ in stores:

@@ -25,8 +25,8 @@ MOST_REGISTERS = 255
 
 # By dtype and rows of a tile. What a turn takes beside its products is the same for half the rows: of float32, 43
 # instructions of 8 or 16 weights. Of float32 eight registers more than the design had: before the loop a residual and a
-# bias are read, two numbers of each, with where they are. Two or three blocks share a processor, which has room for 168
-# registers each.
+# bias are read, two numbers of each, with where they are. Two to four blocks share a processor, which has room for 128
+# registers each or more.
 PLAIN = {
     ("float32", 8): Limits(58, 8.4),
     ("float32", 16): Limits(58, 3.9),
@@ -69,7 +69,8 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     # Where loads are half as wide, so is a turn, which else takes as long. Multiplying and widening do not.
     halved = 16 // dtype.itemsize // width
     flat = 1 if dtype == FLOAT32 else 2
-    registers = one.registers + more * (width * (share + 1) + share + 3)
+    turn = share + 1 if pair else 0  # its position, cosines and sines
+    registers = one.registers + more * (width * (share + 1) + share + turn + 4)
     return Limits(min(registers, MOST_REGISTERS), _up((one.instructions - flat) * halved + flat + more * each))
 
 

@@ -238,6 +238,10 @@ def test_refusals(call, says):
         call()
 
 
+def empty(*shape: int, dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+
+
 @pytest.mark.parametrize(
     ("op", "rows", "cols", "dtype", "runs"),
     [
@@ -251,9 +255,6 @@ def test_refusals(call, says):
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
     """Else blocks that start early come to few processors, and what many share is slower (benchmarks/LOG.md)."""
 
-    def empty(*shape: int, dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
-
     if dtype == "int4":
         w: Any = Codes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
     else:
@@ -263,3 +264,9 @@ def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, c
     part = -(-product.blocks // PROCESSORS)
     block = product.scratch_bytes(normed=normed) + BLOCK_MEMORY
     assert part * block <= PROCESSOR_MEMORY < (part + 1) * block
+
+
+def test_no_ring_has_more_stages_than_mosaic_has_barriers():
+    """Of small steps more would fit; lowering refuses a group of more than 32."""
+    w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
+    assert product_of("gemv", w, x, normed=False).ring_stages == 32
