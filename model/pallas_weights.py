@@ -20,7 +20,7 @@ class Int4Words(Quantised):
 
     @property
     def cols(self) -> int:
-        return self.codes.shape[1] * int4.PIECES
+        return self.codes.shape[1] * int4.WORD
 
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Array]]:
         levels = unpacked(self.codes).astype(jnp.float32).reshape(len(self.codes), -1, block)
@@ -51,7 +51,7 @@ def arranged(weights: Any) -> Any:
 
 
 def _arranged(leaf: Any) -> Any:
-    if not isinstance(leaf, Int4) or leaf.zeros is not None:
+    if not isinstance(leaf, Int4) or leaf.zeros is not None or leaf.cols % int4.BLOCK:
         return leaf
     return Int4Words(packed(leaf.codes), leaf.scales, None)
 
@@ -60,21 +60,16 @@ def _arranged(leaf: Any) -> Any:
 def packed(codes: UInt8[Array, "rows bytes"]) -> Int32[Array, "rows words"]:
     """The codes of an `Int4` as `int4.pack` would have them."""
     rows, count = codes.shape
-    pairs = codes.reshape(rows, count // LANES, LANES).astype(jnp.uint32)
-    unsigned = jnp.concatenate([pairs & 15, pairs >> 4], axis=-1)  # [rows, blocks, 32]: a column each
-    pieces = unsigned.reshape(rows, -1, int4.PIECES, int4.BLOCK // int4.PIECES)
-    words = sum(_rotated(pieces[:, :, piece], shift) for piece, shift in enumerate(int4.SHIFTS))
-    return lax.bitcast_convert_type(jnp.asarray(words), jnp.int32).reshape(rows, count // 4)
+    pairs = codes.reshape(rows, count // LANES, LANES)
+    unsigned = jnp.concatenate([pairs & 15, pairs >> 4], axis=-1) ^ 8  # in two's complement, a column each, in order
+    halves = unsigned.reshape(rows, -1, int4.RUNS, 4, 2, 4)
+    joined = (halves[..., 0, :] | halves[..., 1, :] << 4).swapaxes(2, 3)
+    return lax.bitcast_convert_type(joined, jnp.int32).reshape(rows, count // 4)
 
 
 def unpacked(words: Int32[Array, "rows words"]) -> Int32[Array, "rows cols"]:
     """The integers of `int4.pack`: `int4.unpack`, on the device."""
     rows, count = words.shape
-    blocks = lax.bitcast_convert_type(words, jnp.uint32).reshape(rows, count // 4, 4)
-    pieces = [_rotated(blocks, -shift % 32) & 15 for shift in int4.SHIFTS]
-    return jnp.stack(pieces, axis=2).reshape(rows, count * int4.PIECES).astype(jnp.int32) - int4.ZERO
-
-
-def _rotated(words: Array, left: int) -> Array:
-    """32 bits rotated to the left by 1 to 31; none of int4's shifts is 0."""
-    return words << left | words >> (32 - left)
+    both = lax.bitcast_convert_type(words, jnp.int8).reshape(rows, -1, 4, int4.RUNS, 4).swapaxes(2, 3)
+    codes = jnp.stack([both << 4 >> 4, both >> 4], axis=-2)
+    return codes.reshape(rows, count * int4.WORD).astype(jnp.int32)

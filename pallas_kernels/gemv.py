@@ -4,7 +4,7 @@ r"""A matrix times one to eight vectors: y = W x, with a norm of x before and a 
     y_b = W x_b (+ bias) (+ r_b)
 
 A thread block multiplies a few rows of W at once by all vectors; the loop is `row_product.py`'s, or, where W is codes
-with scales, `quantised_product.py`'s.
+with scales, `quantised_product.py`'s, which takes vectors in fixed point.
 """
 
 from functools import partial
@@ -36,11 +36,12 @@ def gemv(
     """W x for each of up to 8 vectors, in the dtype `out` (that of x, unless given), summed in float32.
 
     x, norm, bias and residual are all float32 or all bfloat16, and so is W [rows, cols], unless it is `Codes`: int8
-    with a scale for each row, or int8 or int4 with one for each 32, 64 or 128 columns.
+    with a scale for each row, or int8 or int4 with one for each 32, 64 or 128 columns. Codes meet x, times the norm, in
+    fixed point: each number is off by 2^-21 of the largest of its group (of 128, where a row has one scale).
 
     Raises ValueError for anything else; where `rows` is no multiple of 8; where `cols` is none of 128 (float32) or 256
-    (bfloat16), or, for codes, none of 128 and of four groups, or below 1024; and for more vectors than shared memory
-    holds.
+    (bfloat16), or, for codes, none of 128 (int8) or 256 (int4) and of four groups, or below 1024; and for more vectors
+    than shared memory holds.
 
     Reads rows x cols weights once, of 4, 2, 1 or half a byte, and 4 bytes a scale, codes twice for more than 4 vectors;
     writes batch x rows numbers.

@@ -14,7 +14,7 @@ from pallas_kernels.row_tiles import MOST_STAGES, blocks_for, even_share
 from pallas_kernels.tile import Tile, tile_for
 
 MAX_BATCH = 8
-AT_ONCE = 4  # vectors that one kernel multiplies codes by: for eight, int4 spilled 656 bytes a thread
+AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for as many of 14,336 numbers
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
@@ -45,10 +45,7 @@ Matrix = Float[Array, "rows cols"] | Codes
 
 
 def shares(w: Matrix, batch: int) -> list[slice]:
-    """Which vectors a kernel is launched for, and then another: codes are read again for more than `AT_ONCE` of them.
-
-    That costs less than it seems, since by four vectors codes are multiplied more slowly than they are read.
-    """
+    """Which vectors a kernel is launched for, and then another: codes are read again for more than `AT_ONCE`."""
     launches = -(-batch // AT_ONCE) if isinstance(w, Codes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
@@ -137,6 +134,7 @@ def _check_columns(op: str, w: Matrix, dtype: Any) -> None:
         if cols % chunk or not cols:
             raise ValueError(f"{op} takes columns of W in multiples of {chunk} in {dtype}, got {cols}")
         return
-    multiple = max(128, 4 * (w.group or 1))  # a copy wants rows of 16 bytes, of scales too
+    # A copy wants whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
+    multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
         raise ValueError(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")

@@ -79,7 +79,7 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
         out_type=jax.ShapeDtypeStruct((batch, ffn), x.dtype),
         grid=(product.blocks,),
         grid_names=("block",),
-        # As little as it needs: with a kilobyte more, three blocks of int8 would run at once, not four.
+        # As little as it needs: a kilobyte more may be a block less on a processor.
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=512),
         scratch_types={"staged": product.scratch(normed=True)},
     )

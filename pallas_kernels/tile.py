@@ -1,7 +1,7 @@
 """Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
 
 `tuning/h200.json` has what was faster than the rule in whole models (benchmarks/LOG.md): narrow tiles, where weights
-are so few that with wider ones processors would be idle, two shorter rings, and blocks for some of int8. `llamaspec
+are so few that with wider ones processors would be idle, two shorter rings, and blocks for one of int8. `llamaspec
 bench --suite kernels --tune FILE` times rows and stages of a matrix by itself.
 """
 

@@ -121,6 +121,18 @@ def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_s
     assert read_kernels(tmp_path) == [replace(KERNEL, eager=False, narrow=1, refills=True)]
 
 
+def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
+    turn = "   -:-:1:Y:02        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R4\n"
+    layouts = LAYOUTS.replace("    scf.if", "    nvvm.mbarrier.try_wait.parity %2, %3, %4\n    scf.if")
+    for name, text in (
+        ("ptxas", PTXAS),
+        ("sass_ctrl", CODE.replace(turn, 2 * turn)),
+        ("after_layout_inference.txt", layouts),
+    ):
+        (tmp_path / f"gemv_0.{name}").write_text(text)
+    assert read_kernels(tmp_path) == [replace(KERNEL, refilled=8192, loop=10, instructions=21)]
+
+
 def test_the_launch_and_the_copies_are_read_from_the_layouts():
     assert launch(LAYOUTS) == (512, 128, 44064)
     assert copied(LAYOUTS) == (16384, 4096)

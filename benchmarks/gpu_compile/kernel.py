@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +29,14 @@ class Kernel:
     threads: int  # a thread block
     blocks: int
     prefetched: int  # bytes that the copy engine is asked for before the main loop
-    refilled: int  # bytes that it is asked for in each turn of a loop
+    refilled: int  # bytes that it is asked for in each turn of a loop, which the compiler may have made of several
     loop: int  # instructions of the main loop
     refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
     instructions: int
     wgmma: int  # products for the tensor cores in innermost loops
-    narrow: int  # loads from global memory of less than 128 bits in the main loop
+    narrow: (
+        int  # loads from global memory of less than 128 bits in the main loop, if it is not one made of several turns
+    )
     waits: bool  # for the kernel before it: programmatic dependent launch
     eager: bool  # loads something before that
 
@@ -53,6 +56,7 @@ def _read_kernel(path: Path) -> Kernel:
     prefetched, refilled = copied(layouts)
     code = sass.read(path.with_name(f"{dump}.sass_ctrl").read_text())
     loop = code.main_loop()
+    turns = max(1, sum(".TRYWAIT" in word.opcode for word in loop) // max(1, waits_in_loops(layouts)))
     wait = next(code.find("ACQBULK"), None)
     return Kernel(
         name=dump.rpartition("_")[0],
@@ -62,7 +66,7 @@ def _read_kernel(path: Path) -> Kernel:
         threads=threads,
         blocks=blocks,
         prefetched=prefetched,
-        refilled=refilled,
+        refilled=refilled * turns,
         loop=len(loop),
         refills=any(word.opcode.startswith("UTMALDG") for word in loop),
         instructions=len(code.instructions),
@@ -71,7 +75,8 @@ def _read_kernel(path: Path) -> Kernel:
             for found in code.loops()  # where a warp alone copies, its loop may be the longer one
             for word in code.instructions[found.start : found.end]
         ),
-        narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop),
+        # Of several turns it may be the loop around them, which reads a number for each row.
+        narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
         waits=wait is not None,
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
     )
@@ -103,6 +108,29 @@ def copied(layouts: str) -> tuple[int, int]:
     (16384, 4096)
     """
     before, inside = 0, 0
+    for line, looped in _lines(layouts):
+        if expected := _EXPECT.match(line):
+            size = int(expected[2][2:])
+            before, inside = (before, inside + size) if looped else (before + size, inside)
+    return before, inside
+
+
+def waits_in_loops(layouts: str) -> int:
+    """How often a turn of all loops waits at a barrier.
+
+    >>> waits_in_loops('''
+    ...   nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32
+    ...   %9 = scf.for %arg14 = %c0 to %c16 step %c1 {
+    ...     nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32
+    ...   }
+    ... ''')
+    1
+    """
+    return sum("mbarrier.try_wait" in line for line, looped in _lines(layouts) if looped)
+
+
+def _lines(layouts: str) -> Iterator[tuple[str, bool]]:
+    """Lines, and whether they are in a loop."""
     loop = None  # the indentation of the outermost loop
     for line in layouts.splitlines():
         indent = len(line) - len(line.lstrip())
@@ -110,7 +138,5 @@ def copied(layouts: str) -> tuple[int, int]:
             loop = indent
         elif loop is not None and indent == loop and line.lstrip().startswith("}") and not line.endswith("{"):
             loop = None
-        elif expected := _EXPECT.match(line):
-            size = int(expected[2][2:])
-            before, inside = (before + size, inside) if loop is None else (before, inside + size)
-    return before, inside
+        else:
+            yield line, loop is not None

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from pallas_kernels import int4
+from pallas_kernels.compat import WARPS
+from pallas_kernels.integer_mma import CHUNK as STEP
 from pallas_kernels.matrix import Codes
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
@@ -18,6 +20,9 @@ from verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
 KEYS = 64  # that attention takes at once, at least
+GROUP = 128  # columns that share an exponent where a row has one scale
+FIXED = 2.0**-21  # of the largest of its group: how far a number may be from what it is in fixed point
+DIGITS = 3.02  # what the three digits of a number add up to, each without its sign, and it itself: at most, for 32640
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
@@ -35,17 +40,25 @@ def _biased(y: Approx, bias) -> Approx:
 
 
 def _product(x: Approx, w) -> Approx:
-    """Codes of four bits meet x as floats that are too large, by 264 at most; what that adds to a sum is taken away."""
+    """Codes meet x in fixed point: each number is off by a part of the largest of its group, and then sums are exact.
+
+    A warp adds up what its groups come to, a quarter of all, each scaled, in one rounding; for each digit. Then come
+    three sums over digits, three over warps, and a scale for the row.
+    """
     if not isinstance(w, Codes):
         return projected(x, exactly(w).value)
-    rows, cols = w.shape
-    codes, scales = np.asarray(w.codes), np.asarray(w.scales, np.float64).reshape(rows, -1)
-    codes, offset = (int4.unpack(codes), 264.0) if w.four_bits else (codes, 0.0)
-    scales = np.repeat(scales, cols // scales.shape[1], axis=1)
-    y = projected(x, codes * scales)
-    # A product, its scale, the sum of a row and of what is taken away: 16 roundings beside those of the sum.
-    size = (np.abs(codes) + 2 * offset) * np.abs(scales)
-    return Approx(y.value, y.error + gamma(cols + 16) * (x.size @ size.T))
+    (rows, cols), group = w.shape, w.group or GROUP
+    codes = int4.unpack(np.asarray(w.codes)) if w.four_bits else np.asarray(w.codes)
+    codes, scales = codes.astype(np.float64), np.asarray(w.scales, np.float64).reshape(rows, -1)
+    weights = codes * np.repeat(scales, cols // scales.shape[1], axis=1)
+    largest = np.max(x.size.reshape(*x.size.shape[:-1], -1, group), axis=-1)
+    off = x.error + FIXED * np.repeat(largest, group, axis=-1) + TINY
+    roundings = -(-cols // STEP) * STEP // (WARPS * group) + 3 + 3 + 1
+    error = off @ np.abs(weights).T + gamma(roundings) * DIGITS * ((x.size + off) @ np.abs(weights).T)
+    # A scale may be taken for 0, or its product with 2^e, by which digits are multiplied, of numbers up to 2^21; and of
+    # four bits codes are 16 times as large.
+    tiny = TINY * (1 + np.max(scales)) * ((x.size + 16 / FIXED) @ (np.abs(codes) + 1).T)
+    return Approx(x.value @ weights.T, error + tiny)
 
 
 def gemm(x, w) -> Approx:

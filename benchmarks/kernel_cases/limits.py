@@ -2,22 +2,20 @@
 
 The design was measured for one vector, before any kernel ran (registers a thread, instructions a weight): bfloat16 in
 tiles of 8, 16 and 32 rows 54 and 6.0, 94 and 4.3, 151 and 3.5; float32 50 and 3.9; with a norm 96 and 5.0, in pairs of
-rows too; int8 with a scale a row 90 and 4.6, with groups 90 and 4.3; int4 119 and 3.4. Where a limit here is another,
-it says why.
+rows too. Where a limit here is another, it says why. That for codes is counted, below: the tensor cores multiply them,
+where the design did so one by one, and needed 4.3 or, of four bits, 3.4.
 
-Of n vectors each takes of a weight, beside what decoding it and a turn of the loop take once,
-
-    floats    1 + c / (R V)               c to load V columns of a vector and widen them
-    codes     1 + 1 / (4 R) + 4 / s       a load for 4 columns; the four sums of a share of s columns become one
-
-instructions: its multiplication and addition, and its part of what a thread's R rows share. A thread of floats has
-R V sums, V numbers, R that are added in the end and some addresses more in registers for each vector.
+Of n vectors each takes of a weight that is a float 1 + c / (R V) instructions, beside what a turn of the loop takes
+once: its multiplication and addition, and its part of what a thread's R rows share, c to load V columns of a vector and
+widen them. A thread has R V sums, V numbers, R that are added in the end and some addresses more in registers for each
+vector.
 """
 
 from math import ceil
 
 from benchmarks.kernel_cases.case import FLOAT32, Limits
-from pallas_kernels.compat import THREADS, WARPS
+from pallas_kernels.compat import LANES, THREADS, WARPS
+from pallas_kernels.integer_mma import PAIR, QUARTER, TERMS
 from pallas_kernels.quantised_product import QuantisedProduct
 from pallas_kernels.row_product import PIECES, TOGETHER, RowProduct
 
@@ -75,27 +73,34 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
 
 
 def _of_codes(product: QuantisedProduct) -> Limits:
-    """Registers are traded for instructions: with 128 of them four blocks share a processor, and shared memory, where
-    the vectors are float32, seldom has room for more; with 168, which int4 and two vectors may have, three. By more
-    vectors two do, at most, which may have all registers.
+    """Counted, of what a warp does in a step, with 256 columns of R rows, in N products of the tensor cores:
 
-    Of eight rows fewer share a load of x and the turn of the loop, which looks for the next tile where a block has
-    several: a little more, in int8, than its design had.
+        1 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales
+        3 a word                to cut 8 codes of four bits apart
+        30                      a turn of the loop
+        20 + 16 a copy          to ask for another step, unless the ring has room for all
+
+    and for each two vectors
+
+        8 + N                   to load digits and multiply
+        4 N                     to move codes of eight bits as they are loaded: a product takes two rows' words in turns
+        4 or 5 / 8 rows         for each group: sums become floats, with a scale, and are added
+        1                       to load what four groups' digits count
+
+    Four blocks share a processor with 128 registers, three with 168, which more than two vectors may have.
     """
-    share = product.rows * product.runs // WARPS
-    narrow = share < 4
-    if product.share == 32:
-        one = Limits(168, 3.4)
-    elif product.group is None:
-        one = Limits(128, 4.6)
-    else:
-        one = Limits(128, 4.6 if narrow else 4.3)
-    more = product.batch - 1
-    if not more:
-        return one
-    assert one.instructions is not None
-    each = 1 + 1 / (4 * share) + 4 / product.share
-    return Limits(168 if more == 1 else MOST_REGISTERS, _up(one.instructions + more * each))
+    octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
+    products = QUARTER // TERMS * -(-octets // 2)
+    fours = -(-groups // 4)
+    four_bits = product.bits == 4
+    loads = 2 if four_bits else 8 if product.columns == TERMS else 4
+    codes = octets * (loads + (3 * QUARTER // 32 if four_bits else 0) + (fours if product.group else 0))
+    turn = 30
+    if product.blocks < product.tiles or product.ring_stages < product.steps:
+        turn += 20 + 16 * product.runs * (2 if product.group else 1)
+    each = 8 + products * (1 if four_bits else 5) + groups * octets * (5 if product.group else 4) + fours
+    total = codes + turn + -(-product.batch // PAIR) * each
+    return Limits(128 if product.batch <= PAIR else 168, _up(total * LANES / (8 * octets * QUARTER)))
 
 
 def _up(instructions: float) -> float:

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from model.jax_backend import choose_ops
 from model.ops import XLA
 from model.pallas_ops import PALLAS
+from pallas_kernels import int4
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
@@ -60,7 +62,9 @@ def gemv(x: Float[Array, " cols"], weight: Float[Array, "rows cols"]) -> Float[A
 def gemv_quantized(
     x: Float[Array, " cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
 ) -> Float[Array, " rows"]:
-    """Schemes q8 and q8_row."""
+    """Schemes q8, q8_row and q4."""
+    if scheme == "q4":
+        codes = jnp.asarray(int4.pack(np.asarray(codes)))
     return run(gemv_kernel, Codes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
 
 

@@ -12,17 +12,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from benchmarks.kernel_cases import exact
 from pallas_kernels import int4
 from pallas_kernels.compat import current_target, interpreter
 from pallas_kernels.gemv import gemv
 from pallas_kernels.matrix import Codes, product_of
 from pallas_kernels.tile import Tile
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
-from verify.running_error import ELEMENTARY, TINY, U, gamma
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
+from verify.running_error import Approx, added
 
 SCHEMES = [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, columns that share a scale
 LARGEST = {8: 127, 4: 7}
-OFFSETS = {8: 384, 4: 264}  # what the kernel adds to a code, and takes away again
 
 
 @dataclass
@@ -55,20 +55,8 @@ def multiply(w: Weight, x, **options) -> np.ndarray:
         return np.asarray(gemv(w.stored, jnp.asarray(x), **options))
 
 
-def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
-    """How far W x may be from exact.
-
-    A product is rounded, then added to those of the other pieces of its share, to the 3 columns beside it, scaled,
-    added to the units before, and to 31 lanes: so many roundings at most. Codes that are `OFFSETS` too large have
-    larger products, and as much is in the sum that takes them away, of 9 roundings more. What is below `TINY` may
-    be taken for 0: each x, and each product before and after its scale.
-    """
-    share = 128 // w.bits
-    units = -(-x.shape[1] // 1024) * 1024 // (32 * share)
-    offset = OFFSETS[w.bits]
-    size = w.times(np.abs(w.codes + float(offset)) + offset)
-    flushed = TINY * (size.sum(axis=-1) + 2 * x.shape[1] * (np.max(w.scales) + 1))
-    return gamma(1 + share // 4 + 3 + 1 + units + 31 + 9 * bool(offset)) * (np.abs(x) @ size.T) + flushed
+def exactly(w: Weight, x, **options) -> Approx:
+    return exact.gemv(jax.tree.map(np.asarray, w.stored), x, **options)
 
 
 @settings(max_examples=8)
@@ -81,7 +69,7 @@ def product_bound(w: Weight, x: np.ndarray) -> np.ndarray:
     dtype=dtypes,
 )
 @example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
-@example(noise=Noise(1), scheme=(4, 32), cols=8192 + 128, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
+@example(noise=Noise(1), scheme=(4, 32), cols=8192 + 256, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
 @example(noise=Noise(2, outliers=True), scheme=(4, 128), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @example(noise=Noise(3), scheme=(8, 64), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
 @example(noise=Noise(4), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
@@ -95,8 +83,8 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
     w = draw(noise, 48, cols, bits=bits, group=group)
     x = noise(batch, cols, dtype=dtype)
     y = multiply(w, x, out=jnp.float32, tile=tile)
-    x = x.astype(np.float64)
-    assert_within(y, x @ w.times(w.codes).T, product_bound(w, x))
+    expected = exactly(w, x, out=np.float32)
+    assert_within(y, expected.value, expected.error)
 
 
 @settings(max_examples=3)
@@ -108,19 +96,11 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     rows, cols, batch = 8, 5632 if group else 1280, 2
     w = draw(noise, rows, cols, bits=bits, group=group)
     x, norm, bias, residual = (noise(*shape, dtype=dtype) for shape in ((batch, cols), (cols,), (rows,), (batch, rows)))
-    y = multiply(w, x, norm=norm, eps=eps, bias=bias, residual=residual, tile=Tile(8, 2))
+    options = {"norm": norm, "eps": eps, "bias": bias, "residual": residual}
+    y = multiply(w, x, **options, tile=Tile(8, 2))
     assert y.dtype == dtype
-
-    x, norm, bias, residual = (a.astype(np.float64) for a in (x, norm, bias, residual))
-    scale = 1 / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
-    dot = x * norm @ w.times(w.codes).T * scale
-    # x times the norm is rounded once; the sum of squares takes cols roundings, halved by the root, and eps one.
-    error = (product_bound(w, x * norm) + U * (np.abs(x * norm) @ np.abs(w.times(w.codes)).T)) * scale * 1.001
-    error = error + (gamma(cols + 2) / 2 + ELEMENTARY + 2 * U) * (np.abs(dot) + error)
-    exact = dot + bias + residual
-    error = error + 2 * U * (np.abs(dot) + error + np.abs(bias) + np.abs(residual))
-    unit = roundoff(dtype) if dtype != np.float32 else 0
-    assert_within(y, exact, error + unit * (np.abs(exact) + error))
+    expected = exactly(w, x, **options)
+    assert_within(y, expected.value, expected.error)
 
 
 @pytest.mark.parametrize(("bits", "group"), SCHEMES)
@@ -129,8 +109,8 @@ def test_a_unit_vector_gives_a_column_and_its_scales(bits, group):
     columns = np.array([5, 31, 1024, 2559])
     x = np.zeros((4, 2560), np.float32)
     x[np.arange(4), columns] = 1
-    exact = w.times(w.codes).astype(np.float32)[:, columns].T  # rounded once; an offset is taken from it exactly
-    np.testing.assert_array_equal(multiply(w, x, tile=Tile(8, 2)), exact)
+    rounded = w.times(w.codes).astype(np.float32)[:, columns].T  # once
+    np.testing.assert_array_equal(multiply(w, x, tile=Tile(8, 2)), rounded)
 
 
 def test_a_group_without_scale_counts_nothing_whatever_its_codes():
@@ -174,8 +154,9 @@ def test_two_runs_of_rows_in_a_block():
             scratch_types={"staged": product.scratch(normed=False), "smem": plgpu.SMEM((8,), jnp.float32)},
         )
         y = jax.jit(kernel)(*product.operands(w.stored), product.view(jnp.asarray(x)))
-    (a, b), (bound_a, bound_b) = (np.split(v[0], 2) for v in (x @ w.times(w.codes).T, product_bound(w, x)))
-    assert_within(y, a - b, bound_a + bound_b + U * (np.abs(a - b) + bound_a + bound_b))
+    a, b = (exactly(w, x).map(lambda part, half=half: np.split(part[0], 2)[half]) for half in (0, 1))
+    difference = added(a, b.map(np.negative)._replace(error=b.error))
+    assert_within(y, difference.value, difference.error)
 
 
 def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
@@ -204,7 +185,11 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
         (refused(tile=Tile(12, 1)), "rows of W in multiples of 12, got 8"),
         (refused(codes=(8, 512), scales=(8, 8), x=(1, 512)), "1024 at least, got 512"),
         (refused(codes=(8, 1152), scales=(8, 18), x=(1, 1152)), "columns of W in multiples of 256"),
-        (refused(codes=(8, 28672), scales=(8,), x=(2, 28672)), "bytes of shared memory for 2 vectors of 28672"),
+        (
+            refused(codes=(8, 144), kind="int32", scales=(8, 36), x=(1, 1152)),
+            "in multiples of 256, 1024 at least, got 1152",
+        ),
+        (refused(codes=(8, 28672), scales=(8,), x=(3, 28672)), "bytes of shared memory for 3 vectors of 28672"),
         (refused(norm=jnp.zeros(1024, jnp.bfloat16)), r"norm \[1024\] in float32"),
         (refused(bias=jnp.zeros(9)), r"bias \[8\]"),
         (refused(residual=jnp.zeros((2, 8))), r"residual \[1, 8\]"),
@@ -218,25 +203,26 @@ def test_what_it_cannot_do_is_refused_by_name(call, words):
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(0, 3), blocks=st.integers(0, 3))
 def test_int4_packing_is_a_bijection(seed, rows, blocks):
     rng = np.random.default_rng(seed)
-    codes = rng.integers(-8, 8, (rows, 32 * blocks)).astype(np.int8)
+    codes = rng.integers(-8, 8, (rows, int4.BLOCK * blocks)).astype(np.int8)
     np.testing.assert_array_equal(int4.unpack(int4.pack(codes)), codes)
-    words = rng.integers(-(2**31), 2**31, (rows, 4 * blocks)).astype(np.int32)
+    words = rng.integers(-(2**31), 2**31, (rows, int4.BLOCK // int4.WORD * blocks)).astype(np.int32)
     np.testing.assert_array_equal(int4.pack(int4.unpack(words)), words)
 
 
-def test_int4_codes_lie_where_a_float_has_its_mantissa():
-    codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 32))
-    words = int4.pack(codes).view(np.uint32)[0]
-    for piece in range(8):
-        rotated = np.bitwise_or(words << (8 * (piece // 2)), words >> (32 - 8 * (piece // 2))) if piece > 1 else words
-        mask, exponent = ((15 << 19, 16), (15 << 15, 256))[piece % 2]
-        floats = (rotated & np.uint32(mask) | np.float32(exponent).view(np.uint32)).view(np.float32)
-        np.testing.assert_array_equal(floats - exponent - 8, codes[0, 4 * piece : 4 * piece + 4])
+def test_int4_codes_are_bytes_in_place():
+    """Of a word the upper halves of the bytes, and the lower ones where they are moved up, are 16 times a code."""
+    codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 128))
+    words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each of all runs
+    for run, of_lanes in enumerate(words.T):
+        lower, upper = ((half & np.uint32(0xF0F0F0F0)).view(np.int8) for half in (of_lanes << 4, of_lanes))
+        mine = codes[0, 32 * run : 32 * run + 32].reshape(4, 2, 4)
+        np.testing.assert_array_equal(lower.reshape(4, 4), 16 * mine[:, 0])
+        np.testing.assert_array_equal(upper.reshape(4, 4), 16 * mine[:, 1])
 
 
 @pytest.mark.parametrize(
     ("codes", "words"),
-    [(np.zeros((1, 33), np.int8), "32 columns at a time, got 33"), (np.full((1, 32), 8, np.int8), "-8 to 7, got 8")],
+    [(np.zeros((1, 96), np.int8), "128 columns at a time, got 96"), (np.full((1, 128), 8, np.int8), "-8 to 7, got 8")],
 )
 def test_int4_packs_only_what_it_can_unpack(codes, words):
     with pytest.raises(ValueError, match=words):

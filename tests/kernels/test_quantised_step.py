@@ -42,7 +42,7 @@ def load(scheme: str, *, seed: int) -> Params:
     return arranged(load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY))
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (8, 96), (16, 1024)])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 128), (8, 384), (16, 1024)])
 def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
     codes = np.random.default_rng(cols).integers(-8, 8, (rows, cols)).astype(np.int8)
     pairs = (codes + 8).astype(np.uint8).reshape(rows, -1, 2, 16)

@@ -1,0 +1,75 @@
+"""What Pallas has no operation for, in terms of words that a thread has in its registers.
+
+`plgpu.inline_mgpu` calls a function with arrays as each thread has them: *registers*, vectors of some elements, as many
+as the array's layout says. Words have 32 bits, and are int32 or float32.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.experimental.mosaic.gpu import fragmented_array, utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+
+
+def int32() -> Any:
+    return ir.IntegerType.get_signless(32)
+
+
+def float32() -> Any:
+    return ir.F32Type.get()
+
+
+def word(value: int) -> Any:
+    """A constant, of which 32 bits count."""
+    return utils.c(np.array(value & 0xFFFFFFFF, np.uint32).view(np.int32).item(), int32())
+
+
+def times(value: Any, factor: int) -> Any:
+    return arith.muli(value, word(factor))
+
+
+def total(first: Any, *others: Any) -> Any:
+    for other in others:
+        first = arith.addi(first, other)
+    return first
+
+
+def words(register: Any, kind: Any) -> list[Any]:
+    """Those of a register, as `kind`."""
+    size = utils.bitwidth(register.type) // 32
+    register = vector.bitcast(ir.VectorType.get((size,), kind), register)
+    return [vector.extract(register, dynamic_position=[], static_position=[place]) for place in range(size)]
+
+
+def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
+    """The array of which a thread has these registers, of so many words each."""
+    layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
+    found = np.empty(layout.registers_shape(shape), dtype=object)
+    for place, some in zip(np.ndindex(found.shape), registers, strict=True):
+        register = vector.from_elements(ir.VectorType.get((len(some),), some[0].type), some)
+        elements = len(some) * 32 // utils.bitwidth(element)
+        found[place] = vector.bitcast(ir.VectorType.get((elements,), element), register)
+    signed = None if element == float32() else True
+    return fragmented_array.FragmentedArray(_registers=found, _layout=layout, _is_signed=signed)
+
+
+def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
+    """So many words from shared memory, `at` so many bytes from where a ref begins: 16 bytes at a time, or the rest."""
+    found = []
+    for start in range(0, count, 4):
+        some = min(4, count - start)
+        byte = utils.getelementptr(utils.memref_ptr(ref), [total(at, word(4 * start))], ir.IntegerType.get_signless(8))
+        found += words(llvm.load(ir.VectorType.get((some,), kind), byte, alignment=4 * some), kind)
+    return found
+
+
+def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
+    """The results, int32, in $0 and on, of an instruction that only computes; its operands come after them."""
+    constraints = ",".join(["=r"] * results + ["r"] * len(operands))
+    if results == 1:
+        return [llvm.inline_asm(int32(), list(operands), instruction, constraints, has_side_effects=False)]
+    several = llvm.StructType.get_literal([int32()] * results)
+    out = llvm.inline_asm(several, list(operands), instruction, constraints, has_side_effects=False)
+    return [llvm.extractvalue(int32(), out, [place]) for place in range(results)]

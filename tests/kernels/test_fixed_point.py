@@ -1,0 +1,65 @@
+"""Vectors in fixed point, as products with codes take them: what is lost, and what must not be."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from pallas_kernels.compat import Target
+from pallas_kernels.fixed_point import BITS, fixed_point
+from tests.strategies import Noise, noises
+from verify.precision import TINY
+
+PLACES = 256.0 ** np.arange(3)
+
+
+def digits_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Digits [groups, lanes, 3, 8] and units [groups] of numbers [groups, lanes, 8]."""
+    digits, units = fixed_point(jnp.asarray(x), None, None, Target(interpret=True))
+    return np.asarray(digits), np.asarray(units)
+
+
+def value(digits: np.ndarray, units: np.ndarray) -> np.ndarray:
+    return np.einsum("gldv,d,g->glv", digits.astype(np.float64), PLACES, units.astype(np.float64))
+
+
+@given(noise=noises)
+@example(noise=Noise(0, outliers=True))
+@example(noise=Noise(0, exponent=-126))
+@example(noise=Noise(0, exponent=120))
+def test_a_number_is_off_by_a_part_of_the_largest_of_its_group(noise):
+    x = noise(3, 4, 8)
+    largest = np.max(np.abs(x.astype(np.float64)), axis=(1, 2), keepdims=True)
+    off = np.abs(value(*digits_of(x)) - x)
+    assert np.all(off <= np.maximum(largest * 2.0 ** -(BITS + 1), TINY))
+
+
+def test_whole_numbers_have_the_digits_that_they_are():
+    """All that there are, beside one that says how large."""
+    whole = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
+    x = np.concatenate([whole, [0]]).reshape(1, -1, 8)
+    x[0, -1, -1] = 2**21 - 1
+    digits, units = digits_of(x)
+    assert units == 1
+    np.testing.assert_array_equal(value(digits, units), x)
+    each = np.abs(digits.astype(int)).transpose(0, 1, 3, 2) @ PLACES.astype(int)
+    assert np.max(each[x != 0] / np.abs(x[x != 0])) <= 3.02
+
+
+def test_the_largest_may_be_rounded_up_to_a_power_of_two():
+    x = np.full((1, 1, 8), np.nextafter(np.float32(2), np.float32(0)), np.float32)
+    np.testing.assert_array_equal(value(*digits_of(x)), np.full((1, 1, 8), 2.0))
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so_and_only_in_its_group(special):
+    x = Noise(0)(2, 4, 8)
+    x[1, 2, 3] = special
+    _, units = digits_of(x)
+    np.testing.assert_array_equal(np.isnan(units), [False, True])
+
+
+def test_zeros_are_zeros():
+    digits, units = digits_of(np.zeros((1, 1, 8), np.float32))
+    np.testing.assert_array_equal(digits, np.zeros((1, 1, 3, 8)))
+    assert np.isfinite(units).all()
