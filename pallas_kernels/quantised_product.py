@@ -29,8 +29,7 @@ from pallas_kernels.row_tiles import RowTiles
 from pallas_kernels.staging import Store, store_all
 
 GROUPS = (32, 64, 128)  # columns that may share a scale
-PASSES = 4  # reads of a vector that are under way at once, each into 16 to 32 registers
-EARLY = 2  # of them read a norm before the wait for the kernel before, or sum squares; for more, registers are too few
+PASSES = 4  # over a vector, whose reads are under way at once, and those of its norm, each into 4 or 8 registers
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ class QuantisedProduct(ABC):
 
     def _first_norms(self, norm_ref) -> list[Array]:
         """What the first passes over a vector are multiplied by, if by anything."""
-        return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:EARLY]]
+        return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:PASSES]]
 
     def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:
         """Vector b in shared memory, times a norm if there is one, of which `norms` are the `_first_norms`.
@@ -240,15 +239,14 @@ class QuantisedProduct(ABC):
             groups = THREADS * VECTOR // self.columns
             none = plgpu.layout_cast(jnp.zeros((groups,), jnp.float32), units_layout)
             store_all([Store(staged["units"], (b, staged["units"].shape[1] - groups), none, units_layout)], target)
-        # Not where some columns are in two passes, nor in more passes, for which registers are too few.
-        together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= EARLY
+        # Not where some columns are in two passes, nor in more passes than read a norm before the wait.
+        together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
         squares: Any = 0.0
         for some in batched(passes, PASSES):
             loaded = [self._load_pass(x_ref, first) for first in some]
             factors: list[Any] = [None] * len(some)
             if norm_ref is not None:
-                early = [] if some[0] else norms
-                factors = early + [self._load_pass(norm_ref, first) for first in some[len(early) :]]
+                factors = [self._load_pass(norm_ref, first) for first in some] if some[0] else norms
             stores = []
             for first, x, factor in zip(some, loaded, factors, strict=True):
                 x = x.astype(jnp.float32)
