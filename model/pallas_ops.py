@@ -23,6 +23,7 @@ from model.ops import XLA, Ops, Positions, dot, plain
 from model.pallas_weights import Int4Words
 from model.params import FeedForward, Layer, Matrix, Params
 from model.quantised import Int8, Quantised
+from pallas_kernels import int4
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_prefill import attention_prefill
 from pallas_kernels.gemv import gemv
@@ -116,7 +117,10 @@ def operand(weight: Matrix) -> Array | Codes:
     if isinstance(weight, Int4Words):
         return Codes(weight.codes, weight.scales)
     if weight.form in QUANTISED:
-        raise ValueError(f"kernels read {weight.form} weights as model.pallas_weights arranges them")
+        raise ValueError(
+            f"kernels read {weight.form} weights as model.pallas_weights arranges them, with columns in multiples of "
+            f"{int4.BLOCK}, got {weight.cols}"
+        )
     raise ValueError(f"kernels multiply by weights in {' and '.join(QUANTISED)}, not in {weight.form}")
 
 

@@ -3,10 +3,11 @@ r"""Vectors in fixed point, for the tensor cores' integers: each group of column
     x_k = 2^e n_k + rest,  |n_k| <= 2^21,  |rest| <= 2^(e - 1)        2^(e + 20) <= max |x| < 2^(e + 21)
 
 n is written with three digits to the base 256, each from -128 to 127: n = d_0 + 256 d_1 + 65536 d_2. So a number of a
-group is off by 2^-21 of the largest of it at most; as float32 each is off by 2^-24 of itself. Groups are not taken for
-smaller than the smallest normal numbers: what is less than 2^-127 becomes 0.
+group is off by 2^-21 of the largest of it at most; as float32 each is off by 2^-24 of itself. 2^e is a normal number,
+so e is -126 at least: in a group that is all smaller than 2^-106 numbers are off by 2^-127.
 
-A number that is not finite makes 2^e NaN, and with it all that its group is a part of.
+Numbers are to be smaller than 2^127, or what their upper digit stands for is infinite. One that is not finite makes 2^e
+NaN, and with it whatever its group is a part of.
 
 As a float, n + 3 2^22 + 128 + 128 256 has n in its lower 24 bits, but for a constant: 64 more in the upper digit, and
 in each of the lower 128, so that none is negative. So digits are bytes, which need only be put side by side.

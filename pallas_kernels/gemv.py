@@ -37,7 +37,8 @@ def gemv(
 
     x, norm, bias and residual are all float32 or all bfloat16, and so is W [rows, cols], unless it is `Codes`: int8
     with a scale for each row, or int8 or int4 with one for each 32, 64 or 128 columns. Codes meet x, times the norm, in
-    fixed point: each number is off by 2^-21 of the largest of its group (of 128, where a row has one scale).
+    fixed point: each number is off by 2^-21 of the largest of its group (of 128, where a row has one scale), and is to
+    be smaller than 2^127; one that is not finite gives NaN.
 
     Raises ValueError for anything else; where `rows` is no multiple of 8; where `cols` is none of 128 (float32) or 256
     (bfloat16), or, for codes, none of 128 (int8) or 256 (int4) and of four groups, or below 1024; and for more vectors

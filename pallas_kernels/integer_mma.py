@@ -131,8 +131,8 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
 
     codes = read(step.codes)
     if step.bits == 4:
-        words = lax.bitcast_convert_type(codes, jnp.int8).reshape(runs, rows, -1, 4, int4.RUNS, 4).swapaxes(3, 4)
-        codes = jnp.stack([words << 4, words & -16], axis=-2)
+        both = lax.bitcast_convert_type(codes, jnp.int8).reshape(runs, rows, -1, 4, int4.RUNS, 4).swapaxes(3, 4)
+        codes = jnp.stack([both << 4, both & -16], axis=-2)
     codes = codes.reshape(runs, rows, WARPS, groups, step.group).astype(jnp.int32)
     digits = jnp.moveaxis(read(step.digits), 3, 1).reshape(-1, DIGITS, WARPS, groups, step.group).astype(jnp.int32)
     dots = jnp.einsum("nrwgk,bdwgk->gbnrwd", codes, digits).astype(jnp.float32)
@@ -168,7 +168,10 @@ class Lane(NamedTuple):
 
 
 def _accumulate(sums: list[list[list[Any]]], batch: int, step: Step, lane: Lane) -> None:
-    """Add what a thread has of a step to its two numbers of each octet of rows, for each two vectors."""
+    """Add what a thread has of a step to its two numbers of each octet of rows, for each two vectors.
+
+    Two octets share a product; the last of an odd number has one to itself.
+    """
     octets = len(sums[0])
     groups, products = QUARTER // step.group, step.group // TERMS
     codes = [_codes(step, octet, lane) for octet in range(octets)]
@@ -196,7 +199,8 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
     """What a lane has of A in each product of its warp, of one of its rows: two words.
 
     A load takes 8 lanes at a time. Of 16 bytes each has them from two rows, one of the upper four and one of the lower:
-    where lines are swizzled these are never in the same banks.
+    where lines are swizzled these are never in the same banks. Of 8 bytes 16 lanes have them from four rows, two by two
+    in the same.
     """
     size = CHUNK * step.bits // 8  # bytes of a row
     wide = 16 if step.bits == 4 or step.group > TERMS else 8  # bytes that a lane loads at once

@@ -12,6 +12,7 @@ from pallas_kernels import int4
 from pallas_kernels.compat import WARPS
 from pallas_kernels.integer_mma import CHUNK as STEP
 from pallas_kernels.matrix import Codes
+from pallas_kernels.quantised_product import GROUPS
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
 from verify.precision import TINY, U
@@ -20,9 +21,8 @@ from verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
 KEYS = 64  # that attention takes at once, at least
-GROUP = 128  # columns that share an exponent where a row has one scale
 FIXED = 2.0**-21  # of the largest of its group: how far a number may be from what it is in fixed point
-DIGITS = 3.02  # what the three digits of a number add up to, each without its sign, and it itself: at most, for 32640
+DIGITS_SIZE = 3.02  # the sum of what its digits stand for, without their signs, as a multiple of it: 3.0157 for 32640
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
@@ -31,7 +31,7 @@ def rounded(x: Approx, dtype: Any) -> Approx:
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None) -> Approx:
-    y = _biased(_product(_normed(x, norm, eps), w), bias)
+    y = _biased(_product(_normed(x, norm, eps), w, eps=None if norm is None else eps), bias)
     return rounded(y if residual is None else added(y, exactly(residual)), out or x.dtype)
 
 
@@ -39,25 +39,29 @@ def _biased(y: Approx, bias) -> Approx:
     return y if bias is None else added(y, exactly(bias))
 
 
-def _product(x: Approx, w) -> Approx:
+def _product(x: Approx, w, *, eps: float | None) -> Approx:
     """Codes meet x in fixed point: each number is off by a part of the largest of its group, and then sums are exact.
 
     A warp adds up what its groups come to, a quarter of all, each scaled, in one rounding; for each digit. Then come
-    three sums over digits, three over warps, and a scale for the row.
+    three sums over digits, three over warps, and a scale for the row. For numbers below 2^127.
+
+    Where x has a norm, with an `eps`, its 1/rms multiplies the sums: 1 / sqrt(eps) at most.
     """
     if not isinstance(w, Codes):
         return projected(x, exactly(w).value)
-    (rows, cols), group = w.shape, w.group or GROUP
+    (rows, cols), group = w.shape, w.group or max(GROUPS)
     codes = int4.unpack(np.asarray(w.codes)) if w.four_bits else np.asarray(w.codes)
     codes, scales = codes.astype(np.float64), np.asarray(w.scales, np.float64).reshape(rows, -1)
     weights = codes * np.repeat(scales, cols // scales.shape[1], axis=1)
     largest = np.max(x.size.reshape(*x.size.shape[:-1], -1, group), axis=-1)
     off = x.error + FIXED * np.repeat(largest, group, axis=-1) + TINY
     roundings = -(-cols // STEP) * STEP // (WARPS * group) + 3 + 3 + 1
-    error = off @ np.abs(weights).T + gamma(roundings) * DIGITS * ((x.size + off) @ np.abs(weights).T)
+    error = off @ np.abs(weights).T + gamma(roundings) * DIGITS_SIZE * ((x.size + off) @ np.abs(weights).T)
     # A scale may be taken for 0, or its product with 2^e, by which digits are multiplied, of numbers up to 2^21; and of
     # four bits codes are 16 times as large.
     tiny = TINY * (1 + np.max(scales)) * ((x.size + 16 / FIXED) @ (np.abs(codes) + 1).T)
+    if eps is not None:
+        tiny *= max(1.0, eps**-0.5)
     return Approx(x.value @ weights.T, error + tiny)
 
 
@@ -66,7 +70,7 @@ def gemm(x, w) -> Approx:
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
-    both = _biased(_product(_normed(x, norm, eps), w), bias)
+    both = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     return rounded(gated(gate, up), x.dtype)
 
@@ -76,7 +80,7 @@ def norm_qkv(
 ) -> tuple[Approx, Approx, Approx]:
     """q, and the caches with a row of k and of v that is new; the others are what they were, whatever that is."""
     batch, kv_heads, _, head_dim = k.shape
-    y = _biased(_product(_normed(x, norm, eps), w), bias)
+    y = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
     turned = rounded(_turned(y, cos, sin), x.dtype)
     y = rounded(y, x.dtype)

@@ -75,7 +75,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
 def _of_codes(product: QuantisedProduct) -> Limits:
     """Counted, of what a warp does in a step, with 256 columns of R rows, in N products of the tensor cores:
 
-        1 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales
+        2 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales
         3 a word                to cut 8 codes of four bits apart
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring has room for all
@@ -87,7 +87,7 @@ def _of_codes(product: QuantisedProduct) -> Limits:
         4 or 5 / 8 rows         for each group: sums become floats, with a scale, and are added
         1                       to load what four groups' digits count
 
-    Four blocks share a processor with 128 registers, three with 168, which more than two vectors may have.
+    Four blocks could share a processor with 128 registers, three with 168, which more than two vectors may have.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products = QUARTER // TERMS * -(-octets // 2)

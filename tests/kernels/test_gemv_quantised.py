@@ -91,6 +91,8 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
 @given(noise=noises, scheme=st.sampled_from(SCHEMES), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
 @example(noise=Noise(0), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-5)
 @example(noise=Noise(0), scheme=(8, 128), dtype=np.dtype("bfloat16"), eps=1e-5)
+@example(noise=Noise(0, exponent=-100), scheme=(8, 128), dtype=np.dtype("float32"), eps=1e-6)  # what is flushed counts
+@example(noise=Noise(0, exponent=-60), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-6)
 def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     bits, group = scheme
     rows, cols, batch = 8, 5632 if group else 1280, 2

@@ -67,6 +67,11 @@ def test_arranged_weights_are_the_same_weights_in_every_form():
             np.testing.assert_array_equal(levels, others)
 
 
+def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
+    matrix = Int4(jnp.zeros((8, 48), jnp.uint8), jnp.ones((8, 3)), None)
+    assert arranged(matrix) is matrix
+
+
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
     """Two sequences, in float32, where the plain form rounds no more than a kernel does."""
     params = load("q8_row", seed=1)

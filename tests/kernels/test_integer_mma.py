@@ -1,0 +1,143 @@
+"""What the threads of a block do with registers, in NumPy: one number for each thread of all, by PTX's definitions.
+
+The interpreter has neither these instructions nor the layouts of shared memory. Here a word of each of 128 threads is
+an array, arithmetic is NumPy's, and the two instructions are what the PTX ISA says of `prmt.b32` and of the fragments
+of `mma.m16n8k32` for 8-bit integers.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pallas_kernels import fixed_point, int4, integer_mma
+from pallas_kernels.compat import THREADS
+from pallas_kernels.integer_mma import CHUNK, COLUMNS, DIGITS, PAIR, WARPS, Lane, Step
+
+ARITH = SimpleNamespace(
+    addi=np.add,
+    andi=np.bitwise_and,
+    xori=np.bitwise_xor,
+    shli=np.left_shift,
+    shrui=np.right_shift,
+    minui=np.minimum,
+    mulf=np.multiply,
+    subf=np.subtract,
+    bitcast=lambda kind, x: x.view(kind),
+    constant=lambda kind, x: kind(x),
+)
+
+
+def word(value: int) -> np.ndarray:
+    return np.full(THREADS, value & 0xFFFFFFFF, np.uint32)
+
+
+def load(ref: np.ndarray, at: np.ndarray, kind, count: int) -> list[np.ndarray]:
+    """Words from bytes; a load of more than one must be aligned, as it says that it is."""
+    assert not np.any(at % (4 * min(count, 4)))
+    return [
+        np.stack([ref[first + 4 * i : first + 4 * i + 4] for first in at.astype(int)]).view(kind)[:, 0]
+        for i in range(count)
+    ]
+
+
+def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[np.ndarray]:
+    if instruction.startswith("prmt.b32"):
+        order = int(instruction.rstrip(";").rsplit(" ", 1)[1])
+        eight = np.stack(operands, axis=-1).view(np.uint8)
+        found = eight[:, [order >> 4 * i & 7 for i in range(4)]]
+        return [np.ascontiguousarray(found).view(np.uint32)[:, 0]]
+    assert instruction.startswith("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32") and results == 4
+    *ab, c0, c1, c2, c3 = operands
+    a0, a1, a2, a3, b0, b1 = (x.view(np.int8).reshape(WARPS, 8, 4, 4).astype(np.int32) for x in ab)
+    a = np.zeros((WARPS, 16, 2, 4, 4), np.int32)  # warps, rows, halves of the terms, threads of a group, four each
+    a[:, :8, 0], a[:, 8:, 0], a[:, :8, 1], a[:, 8:, 1] = a0, a1, a2, a3
+    b = np.stack([b0, b1], axis=2)  # warps, columns, halves, threads, four each
+    c = np.concatenate([np.stack(x, axis=-1).view(np.int32).reshape(WARPS, 8, 4, 2) for x in ((c0, c1), (c2, c3))], 1)
+    d = np.einsum("wrhtf,wchtf->wrc", a, b) + c.reshape(WARPS, 16, 8)
+    d = d.reshape(WARPS, 2, 8, 4, 2)
+    return [np.ascontiguousarray(d[:, half, :, :, i]).ravel().view(np.uint32) for half in (0, 1) for i in (0, 1)]
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Both modules, with NumPy where they would write instructions."""
+    for module in (integer_mma, fixed_point):
+        for name, value in (("arith", ARITH), ("word", word), ("ptx", ptx)):
+            monkeypatch.setattr(module, name, value)
+    for name, value in {
+        "times": lambda x, factor: x * np.uint32(factor),
+        "total": lambda *x: sum(x[1:], x[0]),
+        "load": load,
+        "int32": lambda: np.uint32,
+        "float32": lambda: np.float32,
+        "ir": SimpleNamespace(FloatAttr=SimpleNamespace(get=lambda kind, x: x)),
+        "math": SimpleNamespace(fma=lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32)),
+        "utils": SimpleNamespace(thread_idx=lambda: np.arange(THREADS, dtype=np.uint32)),
+    }.items():
+        monkeypatch.setattr(integer_mma, name, value)
+
+
+def in_lines(rows: np.ndarray) -> np.ndarray:
+    """Bytes of rows as the copy engine puts them: lines of eight rows together, pieces of 16 bytes swizzled."""
+    octets, pieces = len(rows) // 8, rows.shape[1] // 16
+    lines = rows.reshape(octets, 8, pieces // 8, 8, 16)
+    order = np.arange(8) ^ np.arange(8)[:, None]  # of a row, which piece is where
+    swizzled = np.stack([lines[:, row][:, :, order[row]] for row in range(8)], axis=2)
+    return np.ascontiguousarray(swizzled).ravel().view(np.uint8)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize(("runs", "rows"), [(1, 8), (2, 8), (1, 16), (2, 16)])
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)])
+def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows, batch):
+    """The second of three steps: every code by the digits of its column, scaled by its row's group and its vector's."""
+    rng = np.random.default_rng(bits * rows + batch)
+    codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (runs * rows, CHUNK)).astype(np.int8)
+    columns, width = 3 * CHUNK, group or 128
+    digits = rng.integers(-128, 128, (batch, columns // 8, DIGITS, 8)).astype(np.int8)
+    units = rng.uniform(1, 2, (batch, columns // width)).astype(np.float32)
+    scales = rng.uniform(1, 2, (runs * rows, CHUNK // width)).astype(np.float32) if group else None
+    first = CHUNK // width
+    step = Step(
+        bits,
+        width,
+        columns,
+        in_lines(int4.pack(codes).view(np.int8) if bits == 4 else codes),
+        None if scales is None else scales.ravel().view(np.uint8),
+        digits.ravel().view(np.uint8)[CHUNK * DIGITS :],
+        units.ravel().view(np.uint8)[4 * first :],
+    )
+    octets, lane = runs * rows // 8, Lane.mine()
+    zero = np.zeros(THREADS, np.float32)
+    sums = [[[zero, zero] for _ in range(octets)] for _ in range(0, batch, PAIR)]
+    integer_mma._accumulate(sums, batch, step, lane)
+
+    mine = digits[:, CHUNK // 8 : CHUNK // 4].swapaxes(2, 3).reshape(batch, WARPS, -1, width, DIGITS).astype(np.int64)
+    grouped = codes.reshape(runs * rows, WARPS, -1, width).astype(np.int64) * (16 if bits == 4 else 1)
+    dots = np.einsum("rwgk,bwgkd->brwgd", grouped, mine).astype(np.float64)
+    dots *= units[:, None, first : 2 * first, None].reshape(batch, 1, WARPS, -1, 1)
+    if scales is not None:
+        dots *= scales.reshape(runs * rows, WARPS, -1, 1)
+    expected = dots.sum(axis=3)  # batch, rows, warps, digits
+    size = np.abs(dots).sum(axis=3)
+    for pair, arrays in enumerate(sums):
+        for octet, numbers in enumerate(arrays):
+            for i, found in enumerate(numbers):
+                which, digit = np.divmod(2 * lane.place.astype(int) + i, COLUMNS // PAIR)
+                looked_at = (digit < DIGITS) & (PAIR * pair + which < batch)
+                at = tuple(
+                    x[looked_at]
+                    for x in (PAIR * pair + which, 8 * octet + lane.row.astype(int), lane.warp.astype(int), digit)
+                )
+                assert np.all(np.abs(found[looked_at] - expected[at]) <= 2.0**-20 * size[at])
+
+
+def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
+    rng = np.random.default_rng(0)
+    n = np.concatenate(
+        [rng.integers(-(2**21), 2**21 + 1, (4, THREADS - 4)), np.full((4, 4), [-(2**21), 2**21, 0, -1])], 1
+    )
+    shifted = (n + fixed_point.SHIFTED).astype(np.float32).view(np.uint32)
+    digits = [x.view(np.int8).reshape(THREADS, 4).T.astype(int) for x in fixed_point._transposed(*shifted)]
+    np.testing.assert_array_equal(sum(digit * 256**place for place, digit in enumerate(digits)), n)
