@@ -1,5 +1,5 @@
 """Where a kernel runs, and all that touches jax's internals or differs between its versions (0.11.2 to 0.12), but for
-what is written in Mosaic's own terms (`staging.py`).
+what is written in Mosaic's own terms (`staging.py`, and `inline.py` with what uses it).
 
 Three things are not the same on a GPU and in the interpreter, and `Target` holds them: programmatic dependent launch
 (the interpreter has none), the fence before a slot of shared memory is filled again (the hardware's barrier orders it;
