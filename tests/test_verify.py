@@ -186,6 +186,11 @@ def test_draws_can_be_narrowed():
         run(right, only={"width": [3]})
 
 
+def test_values_are_narrowed_as_they_are_printed():
+    found = run(eps_outside, only={"x": ["positive(3) * 2**-8"], "eps": [1e-5]}, shrink=False)
+    assert found.worst.draw["x"] == Values("positive", 3, -8)
+
+
 def test_shapes_can_be_few():
     seen = set()
 

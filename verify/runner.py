@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from verify.candidate import Candidate, Failure
 from verify.contract import Arguments, Contract, Trial, with_rounding
+from verify.draw import Values
 from verify.judge import Finding, broken, judge, returned_precision
 from verify.precision import Precision
 
@@ -239,6 +240,18 @@ def _leaves(value: Any) -> list[int]:
     return [value] if isinstance(value, int) else []
 
 
+def _as_values(choice: Any) -> Any:
+    """What a draw is narrowed to: `Values` where it is written as they are.
+
+    >>> _as_values("normal(3)"), _as_values("q8"), _as_values(128)
+    (Values(kind='normal', seed=3, exponent=0), 'q8', 128)
+    """
+    try:
+        return Values.parse(choice) if isinstance(choice, str) else choice
+    except ValueError:
+        return choice
+
+
 def _strategy(
     contract: Contract, *, seed: int, shapes: int | None, only: Mapping[str, Sequence[Any]]
 ) -> st.SearchStrategy[Draw]:
@@ -246,7 +259,10 @@ def _strategy(
         raise ValueError(f"{contract.name} draws {', '.join(contract.draws)}; got {', '.join(sorted(unknown))}")
 
     def narrowed(draws: Mapping[str, st.SearchStrategy]) -> dict[str, st.SearchStrategy]:
-        return {name: st.sampled_from(list(only[name])) if name in only else draws[name] for name in draws}
+        return {
+            name: st.sampled_from([_as_values(choice) for choice in only[name]]) if name in only else draws[name]
+            for name in draws
+        }
 
     shape = st.fixed_dictionaries(narrowed(contract.shapes))
     if shapes is not None:
