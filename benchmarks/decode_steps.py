@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.random_model import random_shapes
 from model.cache import empty_cache
 from model.forward import decode
-from model.jax_backend import BURST, CACHE, decode_shapes
+from model.jax_backend import CACHE, decode_shapes, longest_burst
 from model.pallas_ops import PALLAS, refusals
 from model.pallas_weights import arranged
 from model.shapes import SHAPES
@@ -57,7 +57,7 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     refused = refusals(config, params, capacity=CAPACITY)
 
     return DecodeStep(
-        function=partial(decode, greedy=DRAWN not in others, burst=BURST, config=config, ops=PALLAS),
+        function=partial(decode, greedy=DRAWN not in others, burst=longest_burst("gpu"), config=config, ops=PALLAS),
         arguments=(params, *decode_shapes(config, cache)),
         donated=(CACHE,),
         layers=config.layers,

@@ -86,14 +86,17 @@ def compile_programs(
 
 
 def decoding(
-    programs: Programs, params: Params, *, context: int, options: SamplingOptions = GREEDY
+    programs: Programs,
+    params: Params,
+    *,
+    context: int,
+    tokens: int | None = None,
+    options: SamplingOptions = GREEDY,
 ) -> Callable[[], Any]:
-    """A call that draws a burst of tokens after `context` others. Raises ValueError for too many."""
-    config, batch = programs.config, programs.batch
-    if context + programs.burst > programs.capacity:
-        raise ValueError(
-            f"{context} tokens and {programs.burst} to decode are more than a cache of {programs.capacity}"
-        )
+    """A call that draws so many tokens, or a burst, after `context` others. Raises ValueError for too many."""
+    config, batch, tokens = programs.config, programs.batch, tokens or programs.burst
+    if context + tokens > programs.capacity:
+        raise ValueError(f"{context} tokens and {tokens} to decode are more than a cache of {programs.capacity}")
     program = programs.decode(options.greedy)
     cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
     lengths = jnp.full(batch, context, jnp.int32)
@@ -101,7 +104,7 @@ def decoding(
     def call():
         nonlocal cache  # the program takes the old one over
         rewound = cache._replace(lengths=lengths + 0)
-        arguments = _decoding(config, rewound, batch, programs.burst, options)
+        arguments = _decoding(config, rewound, batch, tokens, options)
         drawn, taken, cache = program(params, *arguments)
         return drawn, taken
 
@@ -109,10 +112,17 @@ def decoding(
 
 
 def decode_seconds(
-    programs: Programs, params: Params, *, context: int, effort: Effort, options: SamplingOptions = GREEDY
+    programs: Programs,
+    params: Params,
+    *,
+    context: int,
+    effort: Effort,
+    tokens: int | None = None,
+    options: SamplingOptions = GREEDY,
 ) -> Seconds:
     """Of one step of `decoding`."""
-    return measure(decoding(programs, params, context=context, options=options), effort).over(programs.burst)
+    call = decoding(programs, params, context=context, tokens=tokens, options=options)
+    return measure(call, effort).over(tokens or programs.burst)
 
 
 def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:

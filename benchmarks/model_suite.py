@@ -36,7 +36,7 @@ from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantised
 from model.checkpoints.open import open_checkpoint
 from model.cost import Cost, decode_cost, prefill_cost
-from model.jax_backend import BURST, choose_ops, prompt_chunk
+from model.jax_backend import choose_ops, longest_burst, prompt_chunk
 from model.llama import BackendName, choose_dtype, load_backend
 from model.memory import Memory, check_fits, device_bytes, memory_of, return_freed_memory
 from model.ops import Ops
@@ -49,6 +49,7 @@ from model.shapes import SHAPES
 from reference.config import Config
 
 PROMPT = 512  # tokens, unless the model's context is short
+DRAWN = 16  # tokens, by the reference
 GROWTH = (128, 8192)  # from so many tokens to so many, doubling
 BATCHES = (1, 2, 4, 8, 16, 32)
 EFFORT = Effort(5)
@@ -90,14 +91,14 @@ class Subject:
 
         Raises MemoryError where weights and cache do not fit.
         """
-        chunk = min(prompt_chunk(self.config), longest)
-        capacity = -(-(longest + BURST + chunk) // 8) * 8
+        chunk, burst = min(prompt_chunk(self.config), longest), longest_burst()
+        capacity = -(-(longest + burst + chunk) // 8) * 8
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # While one cache is read, the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=device_bytes())
         programs = compile_programs(
-            shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=BURST, batch=batch
+            shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )
         return programs, shapes
 
@@ -187,7 +188,7 @@ def run_suite(
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
     subject = choose_subject(**chosen)
-    tokens, most = _tokens(subject, context), subject.config.context - BURST
+    tokens, most = _tokens(subject, context), subject.config.context - longest_burst()
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
     reader = None if backend == "reference" else Reader(sizes)
@@ -250,7 +251,7 @@ def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iter
     """A prompt and decoding by the definition, in float64; no floor, which this machine is not measured for."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
-    backend = load_backend(checkpoint, backend="reference", context=tokens + BURST, quantize=subject.quantize)
+    backend = load_backend(checkpoint, backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
     ids = [i % vocab for i in range(tokens + 1)]  # the last is fed as the first of those that are decoded
     decoding = Session(backend, vocab=vocab)
 
@@ -258,13 +259,13 @@ def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iter
         Session(backend, vocab=vocab).prefill(ids)
 
     def draw():
-        for _ in decoding.bursts(ids[:-1], max_new_tokens=BURST, options=GREEDY, seed=0, stops=frozenset()):
+        for _ in decoding.bursts(ids[:-1], max_new_tokens=DRAWN, options=GREEDY, seed=0, stops=frozenset()):
             pass
 
     progress("running", 0.5)
     about = {"batch": 1}
     yield {"what": "prefill, reference", **about, "context": 0, "tokens": tokens, **measure(read, PATIENT)._asdict()}
-    seconds = measure(draw, PATIENT).over(BURST)
+    seconds = measure(draw, PATIENT).over(DRAWN)
     yield {"what": "decode, reference", **about, "context": tokens, "tokens": 1, **seconds._asdict()}
 
 
@@ -354,9 +355,9 @@ def profile_model(
 
 def _tokens(subject: Subject, context: int | None) -> int:
     """Of a prompt, and before those that are decoded."""
-    most = subject.config.context - BURST
+    most = subject.config.context - longest_burst()
     if context is not None and not 1 <= context <= most:
-        raise ValueError(f"{context} tokens and {BURST} to decode: this model holds {subject.config.context}")
+        raise ValueError(f"{context} tokens and {longest_burst()} to decode: this model holds {subject.config.context}")
     return context or min(PROMPT, max(1, most // 2))
 
 

@@ -34,7 +34,7 @@ from model.checkpoints.gguf_blocks import KINDS
 from model.checkpoints.open import open_checkpoint
 from model.evaluation import Predictor, Text, comparison, recorded, scored_logits
 from model.evaluation_by_tensor import decoded
-from model.jax_backend import BURST, choose_ops, prompt_chunk
+from model.jax_backend import choose_ops, longest_burst, prompt_chunk
 from model.llama import Llama, load, load_backend
 from model.options import SamplingOptions
 from model.params import Params, abstract_params
@@ -120,13 +120,13 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     """Tokens a second that each of `DECODED` decodes, a round each."""
     config, chunk = SHAPES[shape], prompt_chunk(SHAPES[shape])
-    capacity = AFTER + BURST + chunk
+    capacity = AFTER + longest_burst() + chunk
     running = {}
     for name, stored in DECODED.items() if rounds else ():
         click.echo(f"compiling {name}", err=True)
         params = random_params(shapes(config, stored, positions=capacity), config)
         ops = choose_ops("auto")
-        programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=BURST)
+        programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=longest_burst())
         running[name] = partial(decode_seconds, programs, params, context=AFTER, effort=Effort(3, warm=1))
     found: dict[str, list[float]] = {name: [] for name in running}
     for number in range(rounds):

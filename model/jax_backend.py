@@ -31,7 +31,6 @@ from reference.config import Config
 
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
 STOPS = 64  # ids that may end a text, at most
-BURST = 16  # tokens that decoding draws at most before it returns to the host
 SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
 
 
@@ -44,6 +43,15 @@ def prompt_chunk(config: Config, platform: str | None = None) -> int:
     if (platform or jax.default_backend()) != "cpu":
         return 256
     return 64 if is_large(config) else 128
+
+
+def longest_burst(platform: str | None = None) -> int:
+    """Tokens that decoding draws at most before it returns to the host, on the default device unless another is given.
+
+    A session asks for as many as it wants to show at once. A host takes 1.2 ms to hand over each call of TinyLlama's
+    program on a GPU (benchmarks/LOG.md), where 16 tokens take 12.
+    """
+    return 16 if (platform or jax.default_backend()) == "cpu" else 128
 
 
 def is_large(config: Config) -> bool:
@@ -107,7 +115,7 @@ def compile_programs(
         return jitted.lower(params, *arguments)
 
     def lower_decode(greedy: bool) -> Lowered:
-        return lower(decode, *decode_shapes(config, cache), greedy=greedy, burst=BURST)
+        return lower(decode, *decode_shapes(config, cache), greedy=greedy, burst=longest_burst())
 
     with ThreadPoolExecutor(1) as pool:  # XLA compiles the larger, or reads it from disk, while Python traces the other
         ahead = pool.submit(lower_decode(greedy).compile, compiler_options())
@@ -144,8 +152,6 @@ def _shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
 class JaxBackend:
     """A Llama on the default device, one sequence at a time."""
 
-    burst = BURST
-
     def __init__(
         self,
         params: Params,
@@ -159,6 +165,7 @@ class JaxBackend:
     ):
         self.capacity = capacity
         self.chunk = chunk
+        self.burst = longest_burst()
         self._cache_dtype = cache_dtype
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=ops))

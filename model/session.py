@@ -111,7 +111,7 @@ class Session:
             if room == 0:
                 yield [], "context"
                 return
-            ids, steps = self._ids, min(self._burst(), remaining, room)
+            ids, steps = self._ids, min(tokens_at_once(self._step_seconds, self._backend.burst), remaining, room)
             cache, began = self._take(len(ids)), perf_counter()
             drawn, cache = self._backend.decode(
                 cache, token, steps=steps, seen=seen, seed=seed, options=options, stops=sorted(stops)
@@ -130,9 +130,6 @@ class Session:
                 return
             yield drawn, None
 
-    def _burst(self) -> int:
-        return max(1, min(self._backend.burst, int(DISPLAY_SECONDS / self._step_seconds)))
-
     def _take(self, length: int):
         """The cache, cut to `length`. It is gone from here until put back, so a call cut short leaves no stale one."""
         cache = self._backend.start() if self._cache is None else self._cache
@@ -142,6 +139,15 @@ class Session:
 
     def _put(self, cache, ids: Sequence[int]) -> None:
         self._cache, self._ids = cache, list(ids)
+
+
+def tokens_at_once(step_seconds: float, most: int) -> int:
+    """Tokens of a burst, where each takes so long.
+
+    >>> tokens_at_once(0.004, 128), tokens_at_once(0.0005, 128), tokens_at_once(1.0, 128)
+    (20, 128, 1)
+    """
+    return max(1, min(most, int(DISPLAY_SECONDS / step_seconds)))
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

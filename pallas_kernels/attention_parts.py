@@ -91,13 +91,19 @@ def ring_stages(head_dim: int, dtype: np.dtype) -> int:
 
 
 def choose_splits(heads: int, capacity: int) -> int:
-    """Blocks that share the keys of a head, 1 or a multiple of 4: as many as fill a GPU, with so many key heads in
-    all sequences."""
+    """Blocks that share the keys of a head, 1 or a power of 2 from 4 on: as many as fill a GPU, with so many key heads
+    in all sequences.
+
+    Of 64 tiles each of 20 blocks has up to 4, as each of 16 does, which then are faster by a fifth.
+
+    >>> choose_splits(4, 4096), choose_splits(12, 4096), choose_splits(40, 4096), choose_splits(4, 256)
+    (32, 16, 4, 4)
+    """
     tiles = -(-capacity // TILE)
     if heads >= PROCESSORS or tiles == 1:
         return 1
-    fill = 2 * PROCESSORS // heads
-    return max(4, min(fill, tiles + 3, MOST_SPLITS) // 4 * 4)
+    fill = min(2 * PROCESSORS // heads, tiles + 3, MOST_SPLITS)
+    return max(4, 1 << fill.bit_length() - 1)
 
 
 def check_attention(

@@ -76,7 +76,7 @@ class SplitAttention:
         plgpu.copy_smem_to_gmem(staged["o"], o_ref.at[box])
         if stats_ref is not None:
             plgpu.copy_smem_to_gmem(staged["stats"], stats_ref)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def _attend(self, ring: OpenRing, q_smem, p_smem) -> tuple[Any, Any, Any]:
         """o^T [head_dim, columns], m and the total [columns]."""

@@ -64,7 +64,7 @@ class SplitAttentionFloat32:
             staged["o"][query] = o
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(staged["o"], o_ref)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def _attend(self, q_ref, ring: OpenRing) -> Any:
         """For each query: o [ROWS, head_dim], m and the total [ROWS]."""

@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
+from pallas_kernels.inline import widened
 from pallas_kernels.row_tiles import RowTiles
 from pallas_kernels.staging import Store, store_all
 
@@ -134,8 +135,8 @@ class RowProduct:
         def step(i, slot, sums):
             plgpu.barrier_wait(staged["filled"].at[slot])
             columns = pl.ds(i * self.chunk, self.chunk)
-            vectors = [self._load(x.at[columns], self.layout.reduce(0)) for x in staged["x"]]
-            tiles = [self._load(staged["ring"].at[slot, run], self.layout) for run in range(self.runs)]
+            vectors = [self._load(x.at[columns], self.layout.reduce(0), target) for x in staged["x"]]
+            tiles = [self._load(staged["ring"].at[slot, run], self.layout, target) for run in range(self.runs)]
             return [
                 [
                     total + tile * lax.broadcast_in_dim(x, tile.shape, (1,))
@@ -157,7 +158,7 @@ class RowProduct:
 
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""
-        return self._load(ref, self.layout.reduce(1))
+        return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
 
     def _staged_dtype(self, normed: bool) -> np.dtype:
         """What holds a vector exactly, or its product with a norm to float32's rounding."""
@@ -198,5 +199,5 @@ class RowProduct:
             store_all(stores, target)
         return total
 
-    def _load(self, ref, layout: Any) -> Array:
-        return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
+    def _load(self, ref, layout: Any, target: Target) -> Array:
+        return widened(plgpu.load(ref, layout=layout, optimized=False), layout, target)

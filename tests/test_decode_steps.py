@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
-from model.jax_backend import BURST
+from model.jax_backend import longest_burst
 from model.shapes import SHAPES
 
 
@@ -13,7 +13,7 @@ def test_a_step_is_a_burst_of_the_model(name: str):
     model, dtype, *_ = name.split()
     step, config = decode_step(name, layers=FEW_LAYERS), SHAPES[model]
     drawn, taken, cache = jax.eval_shape(step.function, *step.arguments)
-    assert (drawn.shape, taken.shape, step.layers) == ((BURST, 1), (), FEW_LAYERS)
+    assert (drawn.shape, taken.shape, step.layers) == ((longest_burst("gpu"), 1), (), FEW_LAYERS)
     assert step.cache == FEW_LAYERS * 2 * config.kv_heads * CAPACITY * config.head_dim * DTYPES[dtype].itemsize
     (donated,) = step.donated
     taken_over = step.arguments[donated]

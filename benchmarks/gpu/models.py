@@ -13,14 +13,17 @@ from benchmarks.gpu.scale import Model, Scale
 from benchmarks.model_speed import GREEDY, Programs, compile_programs, decode_seconds, prefill_seconds
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
+from benchmarks.timing import Effort
 from model.cost import decode_cost, prefill_cost
 from model.ops import XLA, Ops
 from model.options import SamplingOptions
 from model.pallas_ops import PALLAS
 from model.pallas_weights import arranged
 from model.params import Params
+from model.session import tokens_at_once
 
 TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
+SOME = 16  # tokens, to see how many a session would draw at once
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
@@ -77,10 +80,13 @@ def capacity(scale: Scale) -> int:
 def decoding(
     model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
 ) -> Row:
-    """A step, after `context` tokens."""
-    seconds = decode_seconds(programs, params, context=context, effort=scale.model_effort, options=options)
-    cost = decode_cost(params, model.config, position=context + scale.burst / 2, batch=1)
-    return timed(seconds, **cost._asdict(), dtype=model.dtype)
+    """A step, after `context` tokens, of as many as a session would draw at once."""
+    fixed: dict[str, Any] = {"context": context, "options": options}
+    first = decode_seconds(programs, params, tokens=min(SOME, programs.burst), effort=Effort(1), **fixed)
+    burst = tokens_at_once(first.median, programs.burst)
+    seconds = decode_seconds(programs, params, tokens=burst, effort=scale.model_effort, **fixed)
+    cost = decode_cost(params, model.config, position=context + burst / 2, batch=1)
+    return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}
 
 
 def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Iterator[Row]:

@@ -25,6 +25,7 @@ from benchmarks.kernel_cases.products import (
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
 from benchmarks.machine import SIZES, Sizes
 from benchmarks.timing import Effort
+from model.jax_backend import longest_burst
 from model.shapes import SHAPES
 from pallas_kernels.compat import interpreter
 from reference.config import Config
@@ -172,7 +173,7 @@ def full() -> Scale:
         effort=Effort(7),
         model_effort=Effort(5),
         chained=8,
-        tiles=(8, 16),
+        tiles=(8, 16, 24, 32, 40),
         models=(
             Model("tinyllama-1.1b", tinyllama, "bfloat16", by=("kernels", "XLA")),
             Model("llama-3.1-8b", large, "bfloat16"),
@@ -184,7 +185,7 @@ def full() -> Scale:
         contexts=(128, 8000),
         prompts=(512, 4096),
         chunk=256,
-        burst=32,
+        burst=longest_burst("gpu"),
         attended=(("tinyllama-1.1b", tinyllama), ("llama-3.1-8b", large)),
         launched=Model("tinyllama-1.1b", tinyllama, "bfloat16"),
     )

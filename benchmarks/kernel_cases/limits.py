@@ -2,8 +2,9 @@
 
 The design was measured for one vector, before any kernel ran (registers a thread, instructions a weight): bfloat16 in
 tiles of 8, 16 and 32 rows 54 and 6.0, 94 and 4.3, 151 and 3.5; float32 50 and 3.9; with a norm 96 and 5.0, in pairs of
-rows too. Where a limit here is another, it says why. That for codes is counted, below: the tensor cores multiply them,
-where the design did so one by one, and needed 4.3 or, of four bits, 3.4.
+rows too. Since two bfloat16 of a word are widened by two instructions, not three, and nothing else, it is less. Where
+a limit here is another, it says why. That for codes is counted, below: the tensor cores multiply them, where the
+design did so one by one, and needed 4.3 or, of four bits, 3.4.
 
 Of n vectors each takes of a weight that is a float 1 + c / (R V) instructions, beside what a turn of the loop takes
 once: its multiplication and addition, and its part of what a thread's R rows share, c to load V columns of a vector and
@@ -23,21 +24,22 @@ MOST_REGISTERS = 255
 
 # By dtype and rows of a tile. What a turn takes beside its products is the same for half the rows: of float32, 43
 # instructions of 8 or 16 weights. Of float32 eight registers more than the design had: before the loop a residual and a
-# bias are read, two numbers of each, with where they are. Two to four blocks share a processor, which has room for 128
-# registers each or more.
+# bias are read, two numbers of each, with where they are; of bfloat16 in 8 rows two more, as both halves of a word are
+# widened together. Two to four blocks share a processor, which has room for 128 registers each or more; of 40 rows one
+# block does.
 PLAIN = {
     ("float32", 8): Limits(58, 8.4),
     ("float32", 16): Limits(58, 3.9),
-    ("bfloat16", 8): Limits(54, 6.0),
-    ("bfloat16", 16): Limits(94, 4.3),
-    ("bfloat16", 32): Limits(151, 3.5),
+    ("bfloat16", 8): Limits(56, 5.3),
+    ("bfloat16", 16): Limits(94, 3.7),
+    ("bfloat16", 40): Limits(192, 2.8),
 }
 # The design multiplied by the norm in the loop; now x is staged so, in float32, and need not be widened. It had a block
 # for each tile: where a block has several, it looks where the next one is, and a pair of rows is a copy more for each
 # turn of the loop, which in float32 is half as many weights, 16; and where the ring begins again, three more, where its
 # length was a power of two. Four registers more: a position, cosines and sines are read before the loop.
-NORMED = Limits(96, 4.7)
-PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(100, 5.1)}
+NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
+PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(100, 4.6)}
 # Registers of a thread while a vector is staged, beside what it has read.
 STAGING = 12
 
@@ -52,7 +54,7 @@ def product_limits(product: RowProduct | QuantisedProduct, *, normed: bool) -> L
 def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     dtype, rows = product.dtype, product.rows * product.runs
     pair = product.runs > 1
-    one = PAIRED[dtype.name] if pair else NORMED if normed else PLAIN.get((dtype.name, rows), Limits())
+    one = PAIRED[dtype.name] if pair else NORMED[dtype.name] if normed else PLAIN.get((dtype.name, rows), Limits())
     if not normed:  # words of a vector that are read before any of it is stored
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         one = one._replace(registers=max(one.registers, read + STAGING))
@@ -60,9 +62,9 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     if not more or one.instructions is None:
         return one
     width, share = product.vector, rows // WARPS
-    # A load and an address for float32, as which what has a norm is staged; for bfloat16 as much again for each two
-    # columns, and one to widen each.
-    loading = width / 2 if normed or dtype == FLOAT32 else width * 7 / 4
+    # A load and an address for 16 bytes, of float32 where there is a norm; of bfloat16 one more to widen each.
+    wide = normed or dtype == FLOAT32
+    loading = 2 * ceil(width * (4 if wide else 2) / 16) + (0 if wide else width)
     each = 1 + loading / (share * width)
     # Where loads are half as wide, so is a turn, which else takes as long. Multiplying and widening do not.
     halved = 16 // dtype.itemsize // width
