@@ -95,6 +95,8 @@ def decoding(
 ) -> Callable[[], Any]:
     """A call that draws so many tokens, or a burst, after `context` others. Raises ValueError for too many."""
     config, batch, tokens = programs.config, programs.batch, tokens or programs.burst
+    if tokens > programs.burst:
+        raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
     if context + tokens > programs.capacity:
         raise ValueError(f"{context} tokens and {tokens} to decode are more than a cache of {programs.capacity}")
     program = programs.decode(options.greedy)

@@ -49,7 +49,7 @@ from model.shapes import SHAPES
 from reference.config import Config
 
 PROMPT = 512  # tokens, unless the model's context is short
-DRAWN = 16  # tokens, by the reference
+DRAWN = 16  # tokens, by the reference, and by programs at least
 GROWTH = (128, 8192)  # from so many tokens to so many, doubling
 BATCHES = (1, 2, 4, 8, 16, 32)
 EFFORT = Effort(5)
@@ -86,12 +86,17 @@ class Subject:
             cache_dtype=np.dtype(self.dtype),
         )
 
+    @property
+    def burst(self) -> int:
+        """Tokens that are drawn by one call: of a short context few, so that something can come before them."""
+        return min(longest_burst(), max(DRAWN, self.config.context // 8))
+
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Programs for sequences of up to `longest` tokens, and the shapes that they take: those given, or the least.
 
         Raises MemoryError where weights and cache do not fit.
         """
-        chunk, burst = min(prompt_chunk(self.config), longest), longest_burst()
+        chunk, burst = min(prompt_chunk(self.config), longest), self.burst
         capacity = -(-(longest + burst + chunk) // 8) * 8
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
@@ -188,7 +193,7 @@ def run_suite(
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
     subject = choose_subject(**chosen)
-    tokens, most = _tokens(subject, context), subject.config.context - longest_burst()
+    tokens, most = _tokens(subject, context), subject.config.context - subject.burst
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
     reader = None if backend == "reference" else Reader(sizes)
@@ -355,9 +360,9 @@ def profile_model(
 
 def _tokens(subject: Subject, context: int | None) -> int:
     """Of a prompt, and before those that are decoded."""
-    most = subject.config.context - longest_burst()
+    most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
-        raise ValueError(f"{context} tokens and {longest_burst()} to decode: this model holds {subject.config.context}")
+        raise ValueError(f"{context} tokens and {subject.burst} to decode: this model holds {subject.config.context}")
     return context or min(PROMPT, max(1, most // 2))
 
 

@@ -53,7 +53,6 @@ class Session:
         self._ids: list[int] = []  # tokens whose keys and values the cache holds
         self._cache = None
         self._generations = 0
-        self._step_seconds = float("inf")  # of the latest burst, to size the next: the first is a single token
 
     @property
     def ids(self) -> list[int]:
@@ -99,6 +98,7 @@ class Session:
             yield [], "length"
             return
         token, remaining = prompt[-1], max_new_tokens
+        step_seconds = float("inf")  # of the latest burst, to size the next: the first is a single token
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         while True:
@@ -111,13 +111,13 @@ class Session:
             if room == 0:
                 yield [], "context"
                 return
-            ids, steps = self._ids, min(tokens_at_once(self._step_seconds, self._backend.burst), remaining, room)
+            ids, steps = self._ids, min(tokens_at_once(step_seconds, self._backend.burst), remaining, room)
             cache, began = self._take(len(ids)), perf_counter()
             drawn, cache = self._backend.decode(
                 cache, token, steps=steps, seen=seen, seed=seed, options=options, stops=sorted(stops)
             )
             self._put(cache, [*ids, token, *drawn[:-1]])
-            self._step_seconds = (perf_counter() - began) / len(drawn)
+            step_seconds = (perf_counter() - began) / len(drawn)
             if max(drawn) >= self._vocab:
                 raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
             token, remaining = drawn[-1], remaining - len(drawn)

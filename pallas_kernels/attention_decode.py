@@ -31,7 +31,7 @@ def attention_decode(
 
     With a `window`, to the last `window` of them. A length is clamped to 0 ... capacity; one of 0 gives zeros. What
     the cache holds elsewhere, NaN included, does not matter. `splits`, the thread blocks that share a head's keys (1
-    or a multiple of 4), are as many as fill a GPU unless given.
+    or a multiple of 4), are as many as `choose_splits` says unless given.
 
     q, k and v are all float32 or all bfloat16; sums and exponentials are float32, and the result is rounded once. In
     bfloat16 the weights are rounded before they multiply v, too. Raises ValueError where shapes or dtypes do not fit,

@@ -91,19 +91,21 @@ def ring_stages(head_dim: int, dtype: np.dtype) -> int:
 
 
 def choose_splits(heads: int, capacity: int) -> int:
-    """Blocks that share the keys of a head, 1 or a power of 2 from 4 on: as many as fill a GPU, with so many key heads
-    in all sequences.
+    """Blocks that share the keys of a head, 1 or a multiple of 4: one for each tile of keys, where they do not fill a
+    GPU, with so many key heads in all sequences; else a power of 2.
 
-    Of 64 tiles each of 20 blocks has up to 4, as each of 16 does, which then are faster by a fifth.
+    Of 64 tiles each of 20 blocks would have up to 4, as each of 16 has, which are faster (benchmarks/LOG.md).
 
-    >>> choose_splits(4, 4096), choose_splits(12, 4096), choose_splits(40, 4096), choose_splits(4, 256)
-    (32, 16, 4, 4)
+    >>> choose_splits(4, 4096), choose_splits(12, 4096), choose_splits(40, 4096)
+    (32, 16, 4)
+    >>> choose_splits(12, 1280), choose_splits(4, 1800), choose_splits(4, 256)
+    (20, 32, 4)
     """
     tiles = -(-capacity // TILE)
     if heads >= PROCESSORS or tiles == 1:
         return 1
-    fill = min(2 * PROCESSORS // heads, tiles + 3, MOST_SPLITS)
-    return max(4, 1 << fill.bit_length() - 1)
+    fill = min(2 * PROCESSORS // heads, MOST_SPLITS)
+    return max(4, 1 << (fill.bit_length() - 1) if tiles > fill else -(-tiles // 4) * 4)
 
 
 def check_attention(

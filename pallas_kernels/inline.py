@@ -61,9 +61,9 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
 
 
 def widened(x: Array, layout: Any, target: Target) -> Array:
-    """x as float32: two bfloat16 of a word with one instruction each, where the compiler takes three.
+    """x as float32: two bfloat16 of a word with an instruction each, where the compiler takes three for both.
 
-    A thread has an even number of neighbours, or x is float32.
+    x is float32, or laid out so that a thread has an even number of neighbours.
     """
     if x.dtype == jnp.float32 or target.interpret:
         return x.astype(jnp.float32)

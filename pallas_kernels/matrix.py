@@ -73,7 +73,7 @@ def product_of(
     if not 1 <= len(x) <= MAX_BATCH:
         raise ValueError(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
     all_rows, cols = w.shape
-    tile = tile or tile_for(key_of(op, w), all_rows, cols, x.dtype)
+    tile = tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
     rows = rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
         raise ValueError(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")

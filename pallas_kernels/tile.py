@@ -1,8 +1,9 @@
 """Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
 
-`tuning/h200.json` has what was faster than the rule in whole models (benchmarks/LOG.md): narrow tiles, where weights
-are so few that with wider ones processors would be idle, two shorter rings, and blocks for one of int8. `llamaspec
-bench --suite kernels --tune FILE` times rows and stages of a matrix by itself.
+`tuning/h200.json` has what was faster than the rule (benchmarks/LOG.md): narrow tiles, where weights are so few that
+with wider ones processors would be idle, a wide one that gives all processors as much, two shorter rings, and blocks
+for one of int8. TinyLlama's were found in whole models, the three others in kernels alone. `llamaspec bench --suite
+kernels --tune FILE` times rows and stages of a matrix by itself.
 """
 
 import json
@@ -11,6 +12,8 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
+
+MOST_ROWS = 16  # of several vectors: more sums than a thread has registers for
 
 
 class Tile(NamedTuple):
@@ -26,12 +29,16 @@ def _table(device: str) -> dict[str, list[Any]]:
     return json.loads(files(__package__).joinpath("tuning", f"{device}.json").read_text())
 
 
-def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, device: str = "h200") -> Tile:
-    """The tile for a matrix of this shape: as measured, or 16 rows, 8 where 16 do not divide.
+def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
+    """The tile for a matrix of this shape: as measured for one vector, or 16 rows, 8 where 16 do not divide.
 
     >>> tile_for("gemv", 4096, 512, np.float32)
     Tile(rows=16, stages=None, blocks=None)
+    >>> import jax.numpy as jnp
+    >>> [tile_for("gemv", 5120, 13824, jnp.bfloat16, vectors=vectors).rows for vectors in (1, 2)]
+    [40, 16]
     """
-    if measured := _table(device).get(f"{op} {rows}x{cols} {np.dtype(dtype).name}"):
+    measured = _table(device).get(f"{op} {rows}x{cols} {np.dtype(dtype).name}")
+    if measured and (vectors == 1 or measured[0] <= MOST_ROWS):
         return Tile(*measured)
     return Tile(rows=16 if rows % 16 == 0 else 8)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from benchmarks import growth, machine, model_suite, svg, timing
+from benchmarks import growth, machine, model_speed, model_suite, svg, timing
 from benchmarks import report as benchmarks_report
 from benchmarks.gpu import report as gpu_report
 from benchmarks.gpu import right, suite, tuning
@@ -26,7 +26,7 @@ from benchmarks.gpu import scale as tiny_scale
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.drawing import draw
 from benchmarks.gpu.kernels import time_kernels
-from benchmarks.gpu.models import time_models
+from benchmarks.gpu.models import decoding, params_of, programs_of, time_models
 from benchmarks.gpu.right import check, spoiled, unseen
 from benchmarks.gpu.scale import dry, full
 from benchmarks.gpu.suite import GRACE, Found, Part, plan, run_part
@@ -50,6 +50,7 @@ from cli import llamaspec
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.cost import decode_bytes, decode_cost, prefill_cost
 from model.describe import EMBEDDING, describe, matrix_weights
+from model.ops import XLA
 from model.quantised import Quantised
 from model.shapes import SHAPES
 from pallas_kernels.tile import tile_for
@@ -536,6 +537,20 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed():
     rows = list(time_kernels(scale, Clock(600), backwards=True))
     assert rows[0]["case"] == adding.name
     assert rows[1] == skipped(one.name, "RuntimeError: no such layout")
+
+
+def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
+    scale = replace(dry(), burst=4)
+    model, context = scale.models[0], scale.contexts[0]
+    params = params_of(model, scale)
+    programs = programs_of(model, params, XLA, scale)
+    asked = []
+    monkeypatch.setattr("benchmarks.gpu.models.tokens_at_once", lambda step, most: asked.append((step, most)) or 3)
+    row = decoding(model, params, programs, scale, context=context)
+    assert (row["burst"], [most for _, most in asked]) == (3, [4, 4])
+    assert row["bytes"] == decode_cost(params, model.config, position=context + 1.5, batch=1).bytes
+    with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
+        model_speed.decoding(programs, params, context=context, tokens=5)
 
 
 def test_models_that_do_not_fit_are_named():

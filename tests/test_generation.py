@@ -127,6 +127,29 @@ def test_a_character_cut_off_at_the_end_is_shown_as_unreadable():
     assert "".join(token.text for token in generation) == "a�"
 
 
+class Timed(Script):
+    """A script whose calls take a millisecond, and half of one for each token, by a clock of its own."""
+
+    burst = 128
+    seconds = 0.0
+
+    def decode(self, cache, token, *, steps, **fixed):
+        self.seconds += 0.001 + 0.0005 * steps
+        return super().decode(cache, token, steps=steps, **fixed)
+
+
+def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(monkeypatch):
+    backend = Timed(b"a" * 800, capacity=400)
+    monkeypatch.setattr("model.session.perf_counter", lambda: backend.seconds)
+    session = Session(backend, vocab=VOCAB)
+    list(generate(backend, session=session, n=300))
+    list(generate(backend, session=session, prompt=(256, *b"aaa"), n=3))
+    # 1.5 ms for one; 53 x 1.5 ms are within 80, and then a token takes 0.52 ms, for which 128 is less than would be.
+    assert backend.steps == [1, 53, 128, 118, 1, 2]
+    list(generate(backend, session=session, n=1000))
+    assert backend.steps[6:] == [1, 53, 128, 128, 90]  # until the context is full
+
+
 def test_a_new_prompt_computes_only_what_is_new():
     backend = Script([*b"xyz", 257, *b"uvw", 257])
     session = Session(backend, vocab=VOCAB)

@@ -82,8 +82,10 @@ def decoding(
 ) -> Row:
     """A step, after `context` tokens, of as many as a session would draw at once."""
     fixed: dict[str, Any] = {"context": context, "options": options}
-    first = decode_seconds(programs, params, tokens=min(SOME, programs.burst), effort=Effort(1), **fixed)
-    burst = tokens_at_once(first.median, programs.burst)
+    burst = min(SOME, programs.burst)
+    for effort in (Effort(1), Effort(1, warm=0)):  # of more tokens each has less of what a call costs
+        step = decode_seconds(programs, params, tokens=burst, effort=effort, **fixed)
+        burst = tokens_at_once(step.median, programs.burst)
     seconds = decode_seconds(programs, params, tokens=burst, effort=scale.model_effort, **fixed)
     cost = decode_cost(params, model.config, position=context + burst / 2, batch=1)
     return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}

@@ -37,6 +37,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
         (
             *(Column(name, name) for name in ("case", "by", "what")),
             Column("after", "context", "d"),
+            Column("a call", "burst", "d"),
             Column("tokens", "tokens", "d"),
             Column("tokens/s", "tokens_a_second", ",.0f"),
             *(MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR),
@@ -74,6 +75,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
             Column("in a graph", "case"),
             Column("PDL", "pdl"),
             Column("after", "context", "d"),
+            Column("a call", "burst", "d"),
             MICROSECONDS,
             LEAST,
             MOST,

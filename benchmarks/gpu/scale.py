@@ -173,7 +173,7 @@ def full() -> Scale:
         effort=Effort(7),
         model_effort=Effort(5),
         chained=8,
-        tiles=(8, 16, 24, 32, 40),
+        tiles=(8, 16, 40),
         models=(
             Model("tinyllama-1.1b", tinyllama, "bfloat16", by=("kernels", "XLA")),
             Model("llama-3.1-8b", large, "bfloat16"),

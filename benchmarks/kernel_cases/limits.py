@@ -25,8 +25,8 @@ MOST_REGISTERS = 255
 # By dtype and rows of a tile. What a turn takes beside its products is the same for half the rows: of float32, 43
 # instructions of 8 or 16 weights. Of float32 eight registers more than the design had: before the loop a residual and a
 # bias are read, two numbers of each, with where they are; of bfloat16 in 8 rows two more, as both halves of a word are
-# widened together. Two to four blocks share a processor, which has room for 128 registers each or more; of 40 rows one
-# block does.
+# widened together. Two to four blocks share a processor, which has room for 128 registers each or more; of 40 rows two
+# could.
 PLAIN = {
     ("float32", 8): Limits(58, 8.4),
     ("float32", 16): Limits(58, 3.9),
