@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
@@ -13,6 +14,7 @@ from pallas_kernels.attention_combine import attention_combine
 from pallas_kernels.attention_split import SplitAttention
 from pallas_kernels.attention_split_float32 import SplitAttentionFloat32
 from pallas_kernels.compat import PROCESSORS, Target
+from pallas_kernels.inline import read_past_first_cache
 from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 
 RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
@@ -46,19 +48,24 @@ def attend_in_parts(
     def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
         split, head, row = (lax.axis_index(axis) for axis in ("splits", "kv_heads", "batch"))
         table_refs, out_refs = refs[: len(tables)], refs[len(tables) :]
+
+        def ring_for(length):
+            return OpenRing(
+                ring,
+                {"k": k_ref, "v": v_ref},
+                lambda ref, tile: locate(ref, row, head, tile, *table_refs),
+                split,
+                *visible_keys(length, capacity, window),
+                staged["ring"],
+                target,
+            )
+
         target.let_next_start()
+        if target.overlaps and not tables:
+            # The length may be the one before, and keys still be written: nothing is read, but most are nearer then.
+            ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
-        start, stop = visible_keys(lengths_ref[row], capacity, window)
-        opened = OpenRing(
-            ring,
-            {"k": k_ref, "v": v_ref},
-            lambda ref, tile: locate(ref, row, head, tile, *table_refs),
-            split,
-            start,
-            stop,
-            staged["ring"],
-            target,
-        )
+        opened = ring_for(lengths_ref[row])
         if splits == 1:
             part.run(q_ref.at[row, head], opened, out_refs[0].at[row, head], None, staged)
         else:

@@ -34,18 +34,23 @@ class Target:
         interpret = plgpu.InterpretGPUParams(detect_races=True) if self.interpret else None
         return plgpu.kernel(body, interpret=interpret, **shapes)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels start before the one before has ended."""
+        return self.pdl and not self.interpret
+
     def wait_for_previous(self) -> None:
         """Until everything that the kernels before this one wrote can be read.
 
         Weights may be read before, unless a kernel that still runs wrote them, and several before this one may.
         Activations may not be, and nothing may be written to global memory.
         """
-        if self.pdl and not self.interpret:
+        if self.overlaps:
             plgpu.griddepcontrol_wait()
 
     def let_next_start(self) -> None:
         """The next kernel may begin with what does not depend on this one. Its own wait keeps it from the rest."""
-        if self.pdl and not self.interpret:
+        if self.overlaps:
             plgpu.griddepcontrol_launch_dependents()
 
     def before_refill(self) -> None:

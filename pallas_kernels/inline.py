@@ -81,6 +81,20 @@ def widened(x: Array, layout: Any, target: Target) -> Array:
     return inlined(run)(x)
 
 
+def read_past_first_cache(ref: Any) -> Any:
+    """The int32 in memory that `ref` of one is, as of now, and not kept where what reads it again would find it."""
+
+    def run(_, ref):
+        address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))
+        read = "ld.relaxed.gpu.global.s32 $0, [$1];"
+        value = llvm.inline_asm(int32(), [address], read, "=r,l", has_side_effects=True)
+        return fragmented_array.FragmentedArray.splat(value, (), is_signed=True)
+
+    number = plgpu.ShapeDtypeStruct((), np.dtype("int32"), layout=plgpu.Layout.WG_SPLAT)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=number)
+    return inlined(run)(ref)
+
+
 def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
     """So many words from shared memory, `at` so many bytes from where a ref begins: 16 bytes at a time, or the rest."""
     found = []

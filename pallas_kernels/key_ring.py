@@ -60,6 +60,16 @@ class OpenRing:
     def first_key(self, step) -> Any:
         return self._tile(step) * TILE
 
+    def ask_ahead(self) -> None:
+        """Have what `fill` copies brought to the L2 cache."""
+        for step in range(self.ring.stages):
+
+            @pl.when(step < self.steps)
+            def _(step=step):
+                for ref in self.refs.values():
+                    for piece in self.pieces(ref, self._tile(step)):
+                        plgpu.async_prefetch(piece)
+
     def fill(self) -> None:
         """Set the first copies going."""
         for step in range(self.ring.stages):

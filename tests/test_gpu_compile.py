@@ -82,6 +82,7 @@ KERNEL = Kernel(
     narrow=0,
     waits=True,
     eager=True,
+    kept=0,
 )
 
 
@@ -119,6 +120,14 @@ def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_s
     for name, text in (("ptxas", PTXAS), ("sass_ctrl", narrow), ("after_layout_inference.txt", LAYOUTS)):
         (tmp_path / f"gemv_0.{name}").write_text(text)
     assert read_kernels(tmp_path) == [replace(KERNEL, eager=False, narrow=1, refills=True)]
+
+
+def test_of_what_is_read_before_the_wait_the_first_cache_keeps_what_is_not_strong(tmp_path: Path):
+    early = CODE.replace("LDC R1, c[0x0][0x28]", "LDG.E R1, desc[UR4][R4.64]")
+    for code, kept in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
+        for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", LAYOUTS)):
+            (tmp_path / f"gemv_0.{name}").write_text(text)
+        assert read_kernels(tmp_path) == [replace(KERNEL, kept=kept)]
 
 
 def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
@@ -266,6 +275,14 @@ def test_a_kernel_that_does_other_than_planned_is_named():
     assert list(broken_by(CASE, PROGRAM, [])) == ["compiled nothing where gemv were due"]
     padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", ours=False, bytes=1 << 20)))
     assert list(broken_by(CASE, padded, [SOUND])) == ["fusion writes 1048576 bytes beside our kernels"]
+
+
+def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_keeps():
+    early = replace(SOUND, kept=2)
+    assert list(broken_by(CASE, PROGRAM, [early])) == []
+    assert list(broken_by(replace(CASE, bits=0), PROGRAM, [early])) == [
+        "gemv: 2 loads before it waits for the kernel before it, whose results the first cache keeps"
+    ]
 
 
 def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():

@@ -39,6 +39,7 @@ class Kernel:
     )
     waits: bool  # for the kernel before it: programmatic dependent launch
     eager: bool  # loads something before that
+    kept: int  # loads before that whose results the first cache keeps, for whoever reads the same after it
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
@@ -79,6 +80,7 @@ def _read_kernel(path: Path) -> Kernel:
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
         waits=wait is not None,
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
+        kept=sum(".STRONG" not in code.instructions[i].opcode for i in code.find("LDG") if i < (wait or 0)),
     )
 
 
