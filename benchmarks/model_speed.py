@@ -14,7 +14,7 @@ from benchmarks.random_model import random_cache
 from benchmarks.timing import Effort, Seconds, measure
 from model.cache import Cache, empty_cache
 from model.compiling import compiler_options
-from model.forward import decode, prefill
+from model.forward import decode, prefill, text_after
 from model.jax_backend import CACHE, STOPS, keep_heaps_small
 from model.memory import return_freed_memory
 from model.ops import Ops
@@ -90,24 +90,29 @@ def decoding(
     params: Params,
     *,
     context: int,
-    tokens: int | None = None,
     options: SamplingOptions = GREEDY,
-) -> Callable[[], Any]:
-    """A call that draws so many tokens, or a burst, after `context` others. Raises ValueError for too many."""
-    config, batch, tokens = programs.config, programs.batch, tokens or programs.burst
-    if tokens > programs.burst:
-        raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
-    if context + tokens > programs.capacity:
-        raise ValueError(f"{context} tokens and {tokens} to decode are more than a cache of {programs.capacity}")
+) -> Callable[..., Any]:
+    """A call that draws a burst after `context` tokens, or, given one, another number of tokens.
+
+    Raises ValueError for more than there is room for, as does the call for more than a burst.
+    """
+    config, batch = programs.config, programs.batch
+    if context + programs.burst > programs.capacity:
+        raise ValueError(
+            f"{context} tokens and {programs.burst} to decode are more than a cache of {programs.capacity}"
+        )
     program = programs.decode(options.greedy)
     cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
     lengths = jnp.full(batch, context, jnp.int32)
+    text, _, *fixed, _ = _decoding(config, cache, batch, programs.burst, options)
+    fixed = jax.device_put(fixed)
 
-    def call():
+    def call(tokens: int = programs.burst):
         nonlocal cache  # the program takes the old one over
+        if tokens > programs.burst:
+            raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
         rewound = cache._replace(lengths=lengths + 0)
-        arguments = _decoding(config, rewound, batch, tokens, options)
-        drawn, taken, cache = program(params, *arguments)
+        drawn, taken, _, cache = program(params, text, rewound, *fixed, np.int32(tokens))
         return drawn, taken
 
     return call
@@ -119,12 +124,10 @@ def decode_seconds(
     *,
     context: int,
     effort: Effort,
-    tokens: int | None = None,
     options: SamplingOptions = GREEDY,
 ) -> Seconds:
     """Of one step of `decoding`."""
-    call = decoding(programs, params, context=context, tokens=tokens, options=options)
-    return measure(call, effort).over(tokens or programs.burst)
+    return measure(decoding(programs, params, context=context, options=options), effort).over(programs.burst)
 
 
 def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
@@ -171,9 +174,8 @@ def first_token_seconds(programs: Programs, params: Params) -> float:
 def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
     """What the decoding program takes after the weights."""
     return (
-        np.ones(batch, np.int32),
+        text_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
         cache,
-        np.zeros((batch, config.vocab), bool),
         np.zeros((batch, 2), np.uint32),
         as_arrays(options),
         np.full(STOPS, -1, np.int32),

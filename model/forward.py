@@ -5,9 +5,11 @@ row count, the rest is padding at the end that no later query sees.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -87,11 +89,24 @@ def prefill(
     return hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)[1]
 
 
+class Text(NamedTuple):
+    """What drawing tokens changes beside the cache. From one call of `decode` to the next it need not leave the device,
+    so that the next can be asked for before anybody has read what the one before drew."""
+
+    tokens: Int[Array, " batch"]  # the newest of each row, which are not fed yet
+    seen: Bool[Array, "batch vocab"]  # which the repetition penalty applies to
+    done: Bool[Array, " batch"]  # rows that have one of the tokens that end a text
+
+
+def text_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> Text:
+    """The text that nothing is drawn of yet, to be drawn after `tokens`, on the default device."""
+    return Text(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
+
+
 def decode(
     params: Params,
-    tokens: Int[Array, " batch"],
+    text: Text,
     cache: Cache,
-    seen: Bool[Array, "batch vocab"],
     keys: UInt32[Array, "batch 2"],
     sampling: Sampling,
     stops: Int[Array, " stops"],
@@ -101,15 +116,15 @@ def decode(
     burst: int,
     config: Config,
     ops: Ops,
-) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Cache]:
-    """Feed `tokens`, draw the next of each row, feed those, at most `steps` times, without leaving the device.
+) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Text, Cache]:
+    """Feed the newest tokens, draw the next of each row, feed those, at most `steps` times, without leaving the device.
 
     Where `greedy` the next is the likeliest; else it is drawn, and the temperature must not be 0. Stops early once
-    every row has one of `stops`. `seen [batch, vocab]` marks the tokens that the repetition penalty applies to, `keys`
-    are the rows' random keys. Returns what was drawn, how many steps were taken (later rows of the first result are
-    zeros), and the cache, which holds all but the last token drawn.
+    every row has one of `stops`, and begins with nothing where every row had one already. `keys` are the rows' random
+    keys. Returns what was drawn, how many steps were taken (later rows of the first result are zeros), the text, and
+    the cache, which holds all but the last token drawn.
     """
-    batch, ids = tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
+    batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 
     def unfinished(state):
         step, _, _, _, _, done = state
@@ -129,9 +144,10 @@ def decode(
         drawn = lax.dynamic_update_slice(drawn, tokens[None], (step, 0))
         return step + 1, tokens, drawn, now.layers, seen, done
 
-    start = (jnp.int32(0), tokens, jnp.zeros((burst, batch), jnp.int32), cache.layers, seen, jnp.zeros(batch, bool))
-    taken, _, drawn, layers, _, _ = lax.while_loop(unfinished, step, start)
-    return drawn, taken, Cache(layers, cache.lengths + taken)
+    drawn = jnp.zeros((burst, batch), jnp.int32)
+    start = (jnp.int32(0), text.tokens, drawn, cache.layers, text.seen, text.done)
+    taken, tokens, drawn, layers, seen, done = lax.while_loop(unfinished, step, start)
+    return drawn, taken, Text(tokens, seen, done), Cache(layers, cache.lengths + taken)
 
 
 def _positions(rope: Rope, starts: Int[Array, " batch"], seq: int) -> Positions:

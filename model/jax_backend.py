@@ -20,7 +20,7 @@ from model.cache import Cache, empty_cache
 from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
 from model.compiling import compiler_options
 from model.cost import decode_cost
-from model.forward import decode, forward, prefill
+from model.forward import Text, decode, forward, prefill, text_after
 from model.memory import return_blocks_when_freed, return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
@@ -96,7 +96,7 @@ class Programs(NamedTuple):
     """What runs a generation, compiled for fixed shapes; of the two that decode, one when it is first asked for."""
 
     prefill: Callable[..., Cache]
-    decode: Callable[[bool], Callable[..., tuple[Array, Array, Cache]]]  # greedy or not
+    decode: Callable[[bool], Callable[..., tuple[Array, Array, Text, Cache]]]  # greedy or not
 
 
 def compile_programs(
@@ -135,18 +135,29 @@ def compile_programs(
 def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
     """The shapes of what `decode` takes after the weights, for one sequence and a cache of these."""
     return (
-        _shape(1),
+        _shapes(text_after(np.zeros(1, int), np.zeros((1, config.vocab), bool))),
         cache,
-        _shape(1, config.vocab, dtype=np.bool_),
         _shape(1, 2, dtype=np.uint32),
-        jax.tree.map(lambda value: _shape(dtype=value.dtype), as_arrays(SamplingOptions())),
+        _shapes(as_arrays(SamplingOptions())),
         _shape(STOPS),
         _shape(),
     )
 
 
+def _shapes(arrays: Any) -> Any:
+    return jax.tree.map(lambda array: _shape(*array.shape, dtype=array.dtype), arrays)
+
+
 def _shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dimensions, dtype)
+
+
+class Drawing(NamedTuple):
+    """A text that is being drawn, on the device."""
+
+    text: Text
+    fixed: tuple[Any, ...]  # what all calls of the program for it are given
+    greedy: bool
 
 
 class JaxBackend:
@@ -166,6 +177,8 @@ class JaxBackend:
         self.capacity = capacity
         self.chunk = chunk
         self.burst = longest_burst()
+        # A GPU would rest for the milliseconds in which a host hands over a call; a CPU has no time of its own.
+        self.ahead = 0 if jax.default_backend() == "cpu" else 1
         self._cache_dtype = cache_dtype
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=ops))
@@ -186,31 +199,23 @@ class JaxBackend:
         """Append at most a chunk of tokens to the cache."""
         return self._programs.prefill(self._params, self._padded(ids), cache, np.array([len(ids)], np.int32))
 
-    def decode(
-        self,
-        cache: Cache,
-        token: int,
-        *,
-        steps: int,
-        seen: np.ndarray,
-        seed: int,
-        options: SamplingOptions,
-        stops: Sequence[int],
-    ) -> tuple[list[int], Cache]:
-        """Feed `token` and draw up to `steps` tokens (at most `burst`), ending at one of `stops`."""
+    def begin(
+        self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
+    ) -> Drawing:
+        """A text to draw after `token`, which ends at one of `stops`."""
         if len(stops) > STOPS:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
-        drawn, taken, cache = self._programs.decode(options.greedy)(
-            self._params,
-            np.array([token], np.int32),
-            cache,
-            seen[None],
-            random_key(seed)[None],
-            as_arrays(options),
-            np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32),
-            np.int32(steps),
+        ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
+        fixed = jax.device_put((random_key(seed)[None], as_arrays(options), ends))
+        return Drawing(text_after(np.array([token]), seen[None]), fixed, options.greedy)
+
+    def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
+        """Begin to draw up to `steps` tokens (at most `burst`), which the first result waits for; none where the text
+        has ended."""
+        drawn, taken, text, cache = self._programs.decode(drawing.greedy)(
+            self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
-        return np.asarray(drawn)[: int(taken), 0].tolist(), cache
+        return lambda: np.asarray(drawn)[: int(taken), 0].tolist(), drawing._replace(text=text), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Logits for what follows each of `ids`, in float32."""

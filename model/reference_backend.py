@@ -1,7 +1,8 @@
 """The NumPy reference behind a generation: the interface of `model.jax_backend`, to compare with and to learn from."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -53,10 +54,20 @@ def reference_memory(config: Config, *, context: int) -> Memory:
     )
 
 
+class Drawing(NamedTuple):
+    """A text that is being drawn."""
+
+    token: int  # the newest, which is not fed yet
+    seen: np.ndarray  # bool [vocab]: what the repetition penalty applies to
+    seed: int
+    options: SamplingOptions
+
+
 class ReferenceBackend:
     """`reference.llama` in float64, one sequence at a time, with the random numbers of JAX."""
 
     burst = 1
+    ahead = 0
     chunk = CHUNK
 
     def __init__(self, params: Params, config: Config, *, capacity: int, int8_cache: bool = False):
@@ -77,22 +88,20 @@ class ReferenceBackend:
         """Append tokens to the cache."""
         return hidden_states(self._params, np.array(ids), cache, config=self._config, keep=self._keep)[1]
 
-    def decode(
-        self,
-        cache: Cache,
-        token: int,
-        *,
-        steps: int,
-        seen: np.ndarray,
-        seed: int,
-        options: SamplingOptions,
-        stops: Sequence[int],
-    ) -> tuple[list[int], Cache]:
-        """Feed `token` and draw one token; `steps` is at least 1, and nothing follows that `stops` could end."""
-        x, cache = hidden_states(self._params, np.array([token]), cache, config=self._config, keep=self._keep)
+    def begin(
+        self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
+    ) -> Drawing:
+        """A text to draw after `token`. A token at a time is drawn, so that `stops` end nothing here."""
+        del stops
+        return Drawing(token, seen.copy(), seed, options)
+
+    def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
+        """Feed the newest token and draw one; `steps` is at least 1."""
+        x, cache = hidden_states(self._params, np.array([drawing.token]), cache, config=self._config, keep=self._keep)
+        options = drawing.options
         p = distribution(
             unembed(self._params, x[-1], config=self._config),
-            seen,
+            drawing.seen,
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
@@ -100,7 +109,9 @@ class ReferenceBackend:
             repetition_penalty=options.repetition_penalty,
         )
         position = len(cache[0].k)
-        return [draw(p, float(self._uniform(random_key(seed), np.int32(position))))], cache
+        token = draw(p, float(self._uniform(random_key(drawing.seed), np.int32(position))))
+        drawing.seen[token] = True
+        return lambda: [token], drawing._replace(token=token), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Logits for what follows each of `ids`, in float64."""

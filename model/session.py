@@ -1,5 +1,6 @@
 """A sequence that grows: what the cache holds, and the tokens drawn after it."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -17,7 +18,7 @@ DISPLAY_SECONDS = 0.08
 
 @runtime_checkable
 class Backend(Protocol):
-    """What runs the model. A cache is an opaque value: passed in, used up, and returned extended."""
+    """What runs the model. Caches and drawings are opaque values: passed in, used up, and returned extended."""
 
     capacity: int  # positions that a cache has room for
 
@@ -27,20 +28,16 @@ class Backend(Protocol):
     @property
     def chunk(self) -> int: ...  # tokens that `extend` takes at most
 
+    @property
+    def ahead(self) -> int: ...  # bursts to ask for beyond the one that is read, since `decode` does not wait
+
     def start(self) -> Any: ...
     def rewind(self, cache: Any, length: int) -> Any: ...
     def extend(self, cache: Any, ids: Sequence[int]) -> Any: ...
-    def decode(
-        self,
-        cache: Any,
-        token: int,
-        *,
-        steps: int,
-        seen: np.ndarray,
-        seed: int,
-        options: SamplingOptions,
-        stops: Sequence[int],
-    ) -> tuple[list[int], Any]: ...
+    def begin(
+        self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
+    ) -> Any: ...
+    def decode(self, cache: Any, drawing: Any, *, steps: int) -> tuple[Callable[[], list[int]], Any, Any]: ...
     def logits(self, ids: Sequence[int]) -> np.ndarray: ...
 
 
@@ -52,6 +49,7 @@ class Session:
         self._vocab = vocab
         self._ids: list[int] = []  # tokens whose keys and values the cache holds
         self._cache = None
+        self._beyond = False  # whether the cache may hold others after them
         self._generations = 0
 
     @property
@@ -98,30 +96,35 @@ class Session:
             yield [], "length"
             return
         token, remaining = prompt[-1], max_new_tokens
-        step_seconds = float("inf")  # of the latest burst, to size the next: the first is a single token
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
+        drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
+        asked: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, of so many tokens
+        step_seconds, since = float("inf"), 0.0  # of the latest burst, to size others; the first are single tokens
         while True:
             if interrupted():
                 yield [], "interrupted"
                 return
             if self._generations != mine:
                 raise RuntimeError("another generation has begun on this session")
-            room = self._backend.capacity - len(self._ids)
+            ids, room = self._ids, self._backend.capacity - len(self._ids)
             if room == 0:
                 yield [], "context"
                 return
-            ids, steps = self._ids, min(tokens_at_once(step_seconds, self._backend.burst), remaining, room)
-            cache, began = self._take(len(ids)), perf_counter()
-            drawn, cache = self._backend.decode(
-                cache, token, steps=steps, seen=seen, seed=seed, options=options, stops=sorted(stops)
-            )
-            self._put(cache, [*ids, token, *drawn[:-1]])
-            step_seconds = (perf_counter() - began) / len(drawn)
+            cache = self._take()
+            since = since if asked else perf_counter()
+            while (left := min(remaining, room) - sum(due for _, due in asked)) and len(asked) <= self._backend.ahead:
+                steps = min(tokens_at_once(step_seconds, self._backend.burst), left)
+                read, drawing, cache = self._backend.decode(cache, drawing, steps=steps)
+                asked.append((read, steps))
+            read, _ = asked.popleft()
+            drawn = read()
+            self._put(cache, [*ids, token, *drawn[:-1]], beyond=bool(asked))
+            now = perf_counter()
+            step_seconds, since = (now - since) / len(drawn), now
             if max(drawn) >= self._vocab:
                 raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
             token, remaining = drawn[-1], remaining - len(drawn)
-            seen[drawn] = True
             if token in stops:
                 yield drawn, "stop"
                 return
@@ -130,15 +133,17 @@ class Session:
                 return
             yield drawn, None
 
-    def _take(self, length: int):
-        """The cache, cut to `length`. It is gone from here until put back, so a call cut short leaves no stale one."""
+    def _take(self, length: int | None = None):
+        """The cache, cut to `length` if one is given. It is gone from here until put back, so a call cut short leaves
+        no stale one."""
         cache = self._backend.start() if self._cache is None else self._cache
-        cut = length < len(self._ids)
-        self._cache, self._ids = None, []
-        return self._backend.rewind(cache, length) if cut else cache
+        if length is not None and (length < len(self._ids) or self._beyond):
+            cache = self._backend.rewind(cache, length)
+        self._cache, self._ids, self._beyond = None, [], False
+        return cache
 
-    def _put(self, cache, ids: Sequence[int]) -> None:
-        self._cache, self._ids = cache, list(ids)
+    def _put(self, cache, ids: Sequence[int], *, beyond: bool = False) -> None:
+        self._cache, self._ids, self._beyond = cache, list(ids), beyond
 
 
 def tokens_at_once(step_seconds: float, most: int) -> int:

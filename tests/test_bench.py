@@ -550,7 +550,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     assert (row["burst"], [most for _, most in asked]) == (3, [4, 4])
     assert row["bytes"] == decode_cost(params, model.config, position=context + 1.5, batch=1).bytes
     with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
-        model_speed.decoding(programs, params, context=context, tokens=5)
+        model_speed.decoding(programs, params, context=context)(5)
 
 
 def test_models_that_do_not_fit_are_named():

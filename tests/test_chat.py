@@ -34,6 +34,7 @@ class Script:
 
     burst = 4
     chunk = 16
+    ahead = 0
 
     def __init__(self, capacity: int = 1000):
         self.capacity = capacity
@@ -51,12 +52,16 @@ class Script:
         self.fed += ids
         return [*cache, *ids]
 
-    def decode(self, cache, token, *, steps, seen, seed, options, stops):
+    def begin(self, token, *, seen, seed, options, stops):
+        return token, stops
+
+    def decode(self, cache, drawing, *, steps):
+        token, stops = drawing
         drawn, self.answer = self.answer[:steps], self.answer[steps:]
         assert drawn, "more was drawn than the script has"
         ends = [i for i, id in enumerate(drawn, start=1) if id in stops]
         drawn = drawn[: ends[0]] if ends else drawn
-        return drawn, self.extend(cache, [token, *drawn[:-1]])
+        return lambda: drawn, (drawn[-1], stops), self.extend(cache, [token, *drawn[:-1]])
 
     def logits(self, ids):
         raise NotImplementedError
@@ -352,12 +357,13 @@ def arrays(cache: Any, length: int) -> list[np.ndarray]:
     return [np.asarray(x)[0, :, :length] if x.ndim == 4 else np.asarray(x)[:length] for layer in layers for x in layer]
 
 
-@pytest.mark.parametrize("backend", ["reference", "jax"])
-def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_one(model, backend):
+@pytest.mark.parametrize(("backend", "ahead"), [("reference", 0), ("jax", 0), ("jax", 1)])
+def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_one(model, backend, ahead):
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
     runs: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
+    runs.ahead = ahead
     llama = Llama(checkpoint.config, tokenizer, runs, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")
     for question in ("Hi", "And then?"):

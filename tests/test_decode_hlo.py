@@ -119,7 +119,7 @@ def test_attention_reads_the_used_part_of_the_cache_alone():
         cache = random_cache(CONFIG, dtype=np.dtype("float32"), capacity=CAPACITY)
         layers = [LayerCache(*(rows.at[:, :, span:].set(past) for rows in layer)) for layer in cache.layers]
         cache = cache._replace(layers=layers, lengths=cache.lengths + 10)
-        ids, taken, _ = program(params, *_decoding(CONFIG, cache, 1, 4, GREEDY))
+        ids, taken, _, _ = program(params, *_decoding(CONFIG, cache, 1, 4, GREEDY))
         assert int(taken) == 4
         drawn.append(np.asarray(ids).tolist())
     assert drawn[0] == drawn[1]

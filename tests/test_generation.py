@@ -1,10 +1,12 @@
 """Sessions, stops and streaming: what stands between a model and the text that a person sees."""
 
 import itertools
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model.generation import Generation, _StopTexts
@@ -35,8 +37,8 @@ class Script:
 
     burst, chunk = 4, 3
 
-    def __init__(self, says: bytes | list[int], capacity: int = 1000):
-        self.says, self.capacity = list(says), capacity
+    def __init__(self, says: bytes | list[int], capacity: int = 1000, ahead: int = 0):
+        self.says, self.capacity, self.ahead = list(says), capacity, ahead
         self.extended: list[list[int]] = []
         self.rewound: list[int] = []
         self.steps: list[int] = []
@@ -53,17 +55,21 @@ class Script:
         self.extended.append(list(ids))
         return cache + list(ids)
 
-    def decode(self, cache, token, *, steps, seen, seed, options, stops):
-        assert len(cache) + steps <= self.capacity
+    def begin(self, token, *, seen, seed, options, stops):
+        return token, stops, False
+
+    def decode(self, cache, drawing, *, steps):
+        token, stops, ended = drawing
+        assert 0 < steps <= self.burst
+        assert len(cache) + steps <= self.capacity or ended
         self.steps.append(steps)
         drawn = []
-        for _ in range(steps):
+        while len(drawn) < steps and not ended:
             cache = [*cache, token]
             token = self.says.pop(0)
             drawn.append(token)
-            if token in stops:
-                break
-        return drawn, cache
+            ended = token in stops
+        return lambda: drawn, (token, stops, ended), cache
 
     def logits(self, ids):
         return np.zeros((len(ids), VOCAB))
@@ -133,9 +139,9 @@ class Timed(Script):
     burst = 128
     seconds = 0.0
 
-    def decode(self, cache, token, *, steps, **fixed):
+    def decode(self, cache, drawing, *, steps):
         self.seconds += 0.001 + 0.0005 * steps
-        return super().decode(cache, token, steps=steps, **fixed)
+        return super().decode(cache, drawing, steps=steps)
 
 
 def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(monkeypatch):
@@ -148,6 +154,53 @@ def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(
     assert backend.steps == [1, 53, 128, 118, 1, 2]
     list(generate(backend, session=session, n=1000))
     assert backend.steps[6:] == [1, 53, 128, 128, 90]  # until the context is full
+
+
+def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
+    backend, read = Script(b"abcdefghijkl", ahead=1), []
+    for token in generate(backend, n=12):
+        read.append((token.text, sum(backend.steps)))
+    assert backend.steps == [1, 1, 4, 4, 2]
+    assert read[:4] == [("a", 2), ("b", 6), ("c", 10), ("d", 10)]
+    assert [asked for _, asked in read] == [2, 6, *4 * [10], *6 * [12]]
+
+
+@given(
+    ahead=st.integers(0, 2),
+    capacity=st.integers(3, 20),
+    texts=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([97, 98, 257]), min_size=1, max_size=16),  # what is drawn, 257 ends a text
+            st.integers(1, 3),  # tokens of the prompt that are new
+            st.integers(0, 8),  # of those before that it goes on from
+            st.integers(0, 12),  # to be drawn
+            st.integers(0, 6),  # bursts until it is interrupted, or left
+            st.booleans(),
+        ),
+        max_size=4,
+    ),
+)
+@example(ahead=1, capacity=20, texts=[([97] * 9, 1, 0, 9, 2, True), ([98] * 5, 1, 8, 3, 6, False)])
+def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capacity, texts):
+    """And a text is the same, whatever was asked for ahead of it."""
+    backend = Script([], capacity, ahead)
+    session = Session(backend, vocab=VOCAB)
+    for says, new, shared, n, bursts, left in texts:
+        prompt = [*session.ids[:shared], *[99] * new][:capacity]
+        backend.says = [*says, *[100] * 100]
+        found, reason, due = [], None, next((i for i, id in enumerate(backend.says) if id == 257), 100) + 1
+        pressed = itertools.chain([False] * bursts, itertools.repeat(not left))
+        options: dict[str, Any] = {"max_new_tokens": n, "options": GREEDY, "seed": 0, "stops": frozenset({257})}
+        asked = session.bursts(prompt, **options, interrupted=partial(next, pressed))
+        for drawn, why in itertools.islice(asked, bursts if left else None):
+            found, reason = [*found, *drawn], why
+            held: Any = session._cache
+            assert held[: len(session.ids)] == session.ids == [*prompt, *found[:-1]][: len(session.ids)]
+        room = capacity - len(prompt) + 1
+        assert found == [*says, *[100] * 100][: len(found)] and len(found) <= min(n, due, room)
+        if reason in ("stop", "length", "context"):
+            assert len(found) == min(n, due, room)
+            assert reason == ("stop" if found[-1:] == [257] else "length" if len(found) == n else "context")
 
 
 def test_a_new_prompt_computes_only_what_is_new():
@@ -172,16 +225,18 @@ def test_a_new_prompt_computes_only_what_is_new():
     assert list(itertools.chain(*backend.extended)) == [*b"XY"]
 
 
-def test_an_interruption_keeps_what_was_drawn():
-    backend = Script(b"abcdefghij")
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_an_interruption_keeps_what_was_drawn(ahead):
+    backend = Script(b"abcdefghij", ahead=ahead)
     pressed = iter([False, False, True])
     generation = generate(backend, interrupted=lambda: next(pressed, True))
     assert "".join(token.text for token in generation) in ("a", "abcde"[: len(generation.completion)])
     assert generation.finish_reason == "interrupted"
 
 
-def test_a_failing_step_leaves_no_stale_cache_behind():
-    backend = Script([])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_failing_step_leaves_no_stale_cache_behind(ahead):
+    backend = Script([], ahead=ahead)
     session = Session(backend, vocab=VOCAB)
     with pytest.raises(IndexError):
         list(generate(backend, [256, *b"abc"], session=session))

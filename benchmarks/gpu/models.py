@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks import model_speed
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.scale import Model, Scale
-from benchmarks.model_speed import GREEDY, Programs, compile_programs, decode_seconds, prefill_seconds
+from benchmarks.model_speed import GREEDY, Programs, compile_programs, prefill_seconds
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
-from benchmarks.timing import Effort
+from benchmarks.timing import Effort, Seconds, measure
 from model.cost import decode_cost, prefill_cost
 from model.ops import XLA, Ops
 from model.options import SamplingOptions
@@ -24,6 +26,7 @@ from model.session import tokens_at_once
 
 TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
 SOME = 16  # tokens, to see how many a session would draw at once
+IN_FLIGHT = 4  # calls that draw tokens: in the first of them the device waits for the host, as for a text's first
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
@@ -80,13 +83,16 @@ def capacity(scale: Scale) -> int:
 def decoding(
     model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
 ) -> Row:
-    """A step, after `context` tokens, of as many as a session would draw at once."""
-    fixed: dict[str, Any] = {"context": context, "options": options}
+    """A step, after `context` tokens, of as many as a session would draw at once, asked for as it asks: ahead."""
+    call = model_speed.decoding(programs, params, context=context, options=options)
+
+    def step(burst: int, effort: Effort) -> Seconds:
+        return measure(partial(call, burst), effort._replace(in_flight=IN_FLIGHT)).over(burst)
+
     burst = min(SOME, programs.burst)
     for effort in (Effort(1), Effort(1, warm=0)):  # of more tokens each has less of what a call costs
-        step = decode_seconds(programs, params, tokens=burst, effort=effort, **fixed)
-        burst = tokens_at_once(step.median, programs.burst)
-    seconds = decode_seconds(programs, params, tokens=burst, effort=scale.model_effort, **fixed)
+        burst = tokens_at_once(step(burst, effort).median, programs.burst)
+    seconds = step(burst, scale.model_effort)
     cost = decode_cost(params, model.config, position=context + burst / 2, batch=1)
     return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}
 

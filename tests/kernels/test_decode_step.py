@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model.cache import LayerCache, empty_cache
-from model.forward import decode, prefill
+from model.forward import decode, prefill, text_after
 from model.ops import XLA, Ops, Positions
 from model.options import SamplingOptions
 from model.pallas_ops import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, refusals
@@ -61,9 +61,10 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
         cache = empty_cache(config, batch=1, capacity=CAPACITY, dtype=dtype)
         cache = jax.jit(partial(prefill, config=config, ops=ops))(params, tokens, cache, np.array([62], np.int32))
         step = jax.jit(partial(decode, config=config, ops=ops, greedy=True, burst=4))
-        seen, keys, stops = np.zeros((1, config.vocab), bool), np.zeros((1, 2), np.uint32), np.array([-1], np.int32)
+        keys, stops = np.zeros((1, 2), np.uint32), np.array([-1], np.int32)
+        begun = text_after(np.array([1]), np.zeros((1, config.vocab), bool))
         sampling = as_arrays(SamplingOptions(temperature=0.0))
-        drawn, _, _ = step(params, np.array([1], np.int32), cache, seen, keys, sampling, stops, np.int32(4))
+        drawn, _, _, _ = step(params, begun, cache, keys, sampling, stops, np.int32(4))
         return np.asarray(drawn)[:, 0].tolist()
 
     with interpreter():
