@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +25,6 @@ from model.session import tokens_at_once
 
 TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
 SOME = 16  # tokens, to see how many a session would draw at once
-IN_FLIGHT = 4  # calls that draw tokens: in the first of them the device waits for the host, as for a text's first
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
@@ -83,11 +81,18 @@ def capacity(scale: Scale) -> int:
 def decoding(
     model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
 ) -> Row:
-    """A step, after `context` tokens, of as many as a session would draw at once, asked for as it asks: ahead."""
-    call = model_speed.decoding(programs, params, context=context, options=options)
+    """A step, after `context` tokens, of as many as a session would draw at once, and asked for as it asks: before it
+    reads those that it asked for the time before."""
+    ask = model_speed.decoding(programs, params, context=context, options=options)
 
     def step(burst: int, effort: Effort) -> Seconds:
-        return measure(partial(call, burst), effort._replace(in_flight=IN_FLIGHT)).over(burst)
+        asked = [ask(burst)]
+
+        def read():
+            asked.append(ask(burst))
+            return asked.pop(0)
+
+        return measure(read, effort).over(burst)
 
     burst = min(SOME, programs.burst)
     for effort in (Effort(1), Effort(1, warm=0)):  # of more tokens each has less of what a call costs

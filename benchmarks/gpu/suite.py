@@ -71,7 +71,7 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
     if suite == "models":
-        return [Part("memory", 25, grace=PATIENCE), Part("models", 185)]
+        return [Part("memory", 25, grace=PATIENCE), Part("models", 230)]
     if suite == "variants":
         return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True})]
     if suite == "kernels":
@@ -87,8 +87,8 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
     return [
         Part("memory", 25, grace=PATIENCE),
         Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # most of it is compiling
-        Part("models", 165),
-        Part("kernels", 130),
+        Part("models", 195),
+        Part("kernels", 100),
         Part("attention", 25),
         Part("launching", 65),
         Part("starting", 20, {"label": "cold"}, starts=True),
