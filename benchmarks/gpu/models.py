@@ -95,8 +95,8 @@ def decoding(
         return measure(read, effort).over(burst)
 
     burst = min(SOME, programs.burst)
-    for effort in (Effort(1), Effort(1, warm=0)):  # of more tokens each has less of what a call costs
-        burst = tokens_at_once(step(burst, effort).median, programs.burst)
+    for _ in range(2):  # of more tokens each has less of what a call costs
+        burst = tokens_at_once(step(burst, Effort(1)).median, programs.burst)
     seconds = step(burst, scale.model_effort)
     cost = decode_cost(params, model.config, position=context + burst / 2, batch=1)
     return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}

@@ -50,7 +50,7 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
         yield "does not wait for the kernel before it"
     elif bits and limits.eager and not kernel.eager:
         yield "loads nothing before it waits for the kernel before it"
-    if kernel.kept and not bits:  # of weights, norms may be: nobody writes them
+    if kernel.kept and not limits.eager:
         yield f"{kernel.kept} loads before it waits for the kernel before it, whose results the first cache keeps"
 
 

@@ -19,7 +19,7 @@ class Limits(NamedTuple):
 
     registers: int = 255  # a thread
     instructions: float | None = None  # of a thread, per weight, in the main loop
-    eager: bool = True  # loads weights while the kernel before it still runs
+    eager: bool = True  # loads weights while the kernel before it still runs; else nothing that a first cache keeps
     wgmma: bool = False  # leaves its products to the tensor cores
     loop: int | None = None  # instructions of the main loop, where it does not go over weights
 
