@@ -135,20 +135,16 @@ def compile_programs(
 def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
     """The shapes of what `decode` takes after the weights, for one sequence and a cache of these."""
     return (
-        _shapes(text_after(np.zeros(1, int), np.zeros((1, config.vocab), bool))),
+        Text(_shape(1), _shape(1, config.vocab, dtype=np.bool_), _shape(1, dtype=np.bool_)),
         cache,
         _shape(1, 2, dtype=np.uint32),
-        _shapes(as_arrays(SamplingOptions())),
+        jax.tree.map(lambda value: _shape(dtype=value.dtype), as_arrays(SamplingOptions())),
         _shape(STOPS),
         _shape(),
     )
 
 
-def _shapes(arrays: Any) -> Any:
-    return jax.tree.map(lambda array: _shape(*array.shape, dtype=array.dtype), arrays)
-
-
-def _shape(*dimensions: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
+def _shape(*dimensions: int, dtype: Any = np.int32) -> Any:
     return jax.ShapeDtypeStruct(dimensions, dtype)
 
 

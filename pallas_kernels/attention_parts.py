@@ -62,7 +62,8 @@ def attend_in_parts(
 
         target.let_next_start()
         if target.overlaps and not tables:
-            # The length may be the one before, and keys still be written: nothing is read, but most are nearer then.
+            # The length may be the one before, and keys still be written: nothing is read, but most are nearer then. Of
+            # pages the table itself would be read.
             ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
         opened = ring_for(lengths_ref[row])

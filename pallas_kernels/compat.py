@@ -43,7 +43,8 @@ class Target:
         """Until everything that the kernels before this one wrote can be read.
 
         Weights may be read before, unless a kernel that still runs wrote them, and several before this one may.
-        Activations may not be, and nothing may be written to global memory.
+        Activations may not be (but for `read_past_first_cache`, which may give an old one), and nothing may be written
+        to global memory.
         """
         if self.overlaps:
             plgpu.griddepcontrol_wait()

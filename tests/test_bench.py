@@ -549,6 +549,18 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     row = decoding(model, params, programs, scale, context=context)
     assert (row["burst"], [most for _, most in asked]) == (3, [4, 4])
     assert row["bytes"] == decode_cost(params, model.config, position=context + 1.5, batch=1).bytes
+    queue = []
+
+    def ask(burst):
+        queue.append(burst)
+        return len(queue)
+
+    given = []
+    monkeypatch.setattr("benchmarks.model_speed.decoding", lambda *arguments, **fixed: ask)
+    monkeypatch.setattr("benchmarks.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1))
+    decoding(model, params, programs, scale, context=context)
+    assert given == [1, 3, 5] and len(queue) == 6  # what was asked for before, with one more on its way
+    monkeypatch.undo()
     with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
         model_speed.decoding(programs, params, context=context)(5)
 

@@ -12,9 +12,13 @@ from model.shapes import SHAPES
 def test_a_step_is_a_burst_of_the_model(name: str):
     model, dtype, *_ = name.split()
     step, config = decode_step(name, layers=FEW_LAYERS), SHAPES[model]
-    drawn, taken, cache = jax.eval_shape(step.function, *step.arguments)
+    drawn, taken, text, cache = jax.eval_shape(step.function, *step.arguments)
     assert (drawn.shape, taken.shape, step.layers) == ((longest_burst("gpu"), 1), (), FEW_LAYERS)
     assert step.cache == FEW_LAYERS * 2 * config.kv_heads * CAPACITY * config.head_dim * DTYPES[dtype].itemsize
     (donated,) = step.donated
-    taken_over = step.arguments[donated]
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), cache) == jax.tree.map(lambda a: (a.shape, a.dtype), taken_over)
+    for result, argument in ((text, step.arguments[1]), (cache, step.arguments[donated])):  # what the next is given
+        assert jax.tree.map(kind, result) == jax.tree.map(kind, argument)
+
+
+def kind(array: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], str]:
+    return array.shape, array.dtype.name

@@ -156,6 +156,33 @@ def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(
     assert backend.steps[6:] == [1, 53, 128, 128, 90]  # until the context is full
 
 
+class Overlapping(Script):
+    """A script whose device takes four milliseconds for each token, in a clock that goes on while one waits for it."""
+
+    burst = 128
+    seconds, done = 0.0, 0.0
+
+    def decode(self, cache, drawing, *, steps):
+        read, drawing, cache = super().decode(cache, drawing, steps=steps)
+        done = self.done = max(self.done, self.seconds) + 0.004 * steps
+
+        def wait():
+            self.seconds = max(self.seconds, done)
+            return read()
+
+        return wait, drawing, cache
+
+
+def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monkeypatch):
+    backend = Overlapping(b"a" * 800, ahead=1)
+    monkeypatch.setattr("model.session.perf_counter", lambda: backend.seconds)
+    session = Session(backend, vocab=VOCAB)
+    for _ in session.bursts([256], max_new_tokens=110, options=GREEDY, seed=0, stops=frozenset({257})):
+        backend.seconds += 0.01  # until the next is read, while the device goes on
+    # Twenty fit into 80 ms. The second, alone, is there before it is read, 10 ms after the first.
+    assert backend.steps == [1, 1, 20, 8, 20, 20, 20, 20]
+
+
 def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
     backend, read = Script(b"abcdefghijkl", ahead=1), []
     for token in generate(backend, n=12):
@@ -195,6 +222,7 @@ def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capac
         for drawn, why in itertools.islice(asked, bursts if left else None):
             found, reason = [*found, *drawn], why
             held: Any = session._cache
+            assert not drawn or len(session.ids) == len(prompt) + len(found) - 1
             assert held[: len(session.ids)] == session.ids == [*prompt, *found[:-1]][: len(session.ids)]
         room = capacity - len(prompt) + 1
         assert found == [*says, *[100] * 100][: len(found)] and len(found) <= min(n, due, room)
@@ -232,6 +260,28 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
     generation = generate(backend, interrupted=lambda: next(pressed, True))
     assert "".join(token.text for token in generation) in ("a", "abcde"[: len(generation.completion)])
     assert generation.finish_reason == "interrupted"
+
+
+def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
+    """As a GPU's does, with another one on its way."""
+
+    class Failing(Script):
+        def decode(self, cache, drawing, *, steps):
+            read, drawing, cache = super().decode(cache, drawing, steps=steps)
+            return (fail if len(self.steps) == 2 else read), drawing, cache
+
+    def fail():
+        raise RuntimeError("the device fell over")
+
+    backend = Failing(b"abcdefgh", ahead=1)
+    session = Session(backend, vocab=VOCAB)
+    told = generate(backend, session=session)
+    assert next(told).text == "a"
+    with pytest.raises(RuntimeError, match="fell over"):
+        list(told)
+    assert len(backend.steps) == 3 and session.ids == []
+    list(generate(backend, [256, *b"abc"], session=session, n=1))
+    assert list(itertools.chain(*backend.extended)) == [256, *b"ab"]
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

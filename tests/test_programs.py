@@ -2,10 +2,12 @@
 once."""
 
 import io
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from model.llama import BackendName, Llama, load_backend
 from model.ops import XLA
 from model.options import SamplingOptions
 from model.params import abstract_params
+from model.session import Session
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
@@ -154,6 +157,44 @@ def test_both_backends_tell_the_same_story():
                 assert "".join(token.text for token in generation) == generation.completion
                 ids.append(generation.ids)
             assert ids[0] == ids[1], (prompt, temperature)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(temperature, ahead, reference_texts):
+    """Of three tokens a call, with a repetition penalty, ended by a token that is drawn in the middle."""
+    runs: Any = make_llama(greedy=temperature == 0)._backend
+    runs.burst, runs.ahead = 3, ahead
+    options, prompt, expected = penalised(temperature), [256, *b"abab"], reference_texts[temperature]
+    assert drawn_by(runs, options) == expected
+    stop = next(id for id in expected[10:] if expected.index(id) > 9)
+    ended = expected[: expected.index(stop) + 1]
+    assert drawn_by(runs, options, stops=frozenset({stop})) == ended
+
+    seen = np.isin(np.arange(VOCAB), prompt)
+    cache = runs.extend(runs.start(), prompt[:-1])
+    drawing, found = runs.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
+    for _ in range(len(ended) // 3 + 3):
+        read, drawing, cache = runs.decode(cache, drawing, steps=3)
+        found.append(read())
+    assert list(itertools.chain(*found)) == ended and found[-2:] == [[], []]
+
+
+@pytest.fixture(scope="module")
+def reference_texts() -> dict[float, list[int]]:
+    runs = make_llama("reference")._backend
+    texts = {temperature: drawn_by(runs, penalised(temperature)) for temperature in (0.0, 0.8)}
+    assert all(len(text) == 40 for text in texts.values())
+    return texts
+
+
+def penalised(temperature: float) -> SamplingOptions:
+    return SamplingOptions(temperature=temperature, repetition_penalty=1.3)
+
+
+def drawn_by(runs: Any, options: SamplingOptions, *, stops: frozenset[int] = frozenset()) -> list[int]:
+    bursts = Session(runs, vocab=VOCAB).bursts([256, *b"abab"], max_new_tokens=40, options=options, seed=3, stops=stops)
+    return list(itertools.chain(*(drawn for drawn, _ in bursts)))
 
 
 LONG = """

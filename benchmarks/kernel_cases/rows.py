@@ -17,6 +17,8 @@ from pallas_kernels.softmax import WHOLE, softmax
 from pallas_kernels.swiglu import swiglu
 from reference.config import Config
 
+LATE = Limits(eager=False)  # of a kernel without weights
+
 
 def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Norm, residual, RoPE and SwiGLU: of one token, and of one model for a chunk of a prompt too."""
@@ -32,7 +34,7 @@ def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
             (rope, f"{heads}x{head_dim}", {}, (array(tokens, heads, head_dim, dtype=dtype), turns, turns)),
         )
         for kernel, shape, fixed, arrays in ops:
-            kernels = {kernel.__name__.removeprefix("add_"): Limits()}
+            kernels = {kernel.__name__.removeprefix("add_"): Limits(eager=weight in arrays)}
             yield _case(kernel, f"{shape}{times(tokens)}", dtype, arrays, kernels, fixed)
 
 
@@ -40,11 +42,11 @@ def logit_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """What sampling asks of a row of logits, which are float32."""
     if dtype == FLOAT32:
         logits = array(1, config.vocab, dtype=dtype)
-        spans = {} if config.vocab <= WHOLE else {"exp_sums": Limits()}
+        spans = {} if config.vocab <= WHOLE else {"exp_sums": LATE}
         for kernel, kernels in (
-            (softmax, {**spans, "softmax": Limits()}),
-            (logsumexp, {"exp_sums": Limits(), "logsumexp": Limits()}),
-            (argmax, {"argmax_spans": Limits(59), "argmax": Limits(22)}),
+            (softmax, {**spans, "softmax": LATE}),
+            (logsumexp, {"exp_sums": LATE, "logsumexp": LATE}),
+            (argmax, {"argmax_spans": LATE._replace(registers=59), "argmax": LATE._replace(registers=22)}),
         ):
             yield _case(kernel, f"{config.vocab}", dtype, (logits,), kernels, {})
 

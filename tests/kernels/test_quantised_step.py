@@ -12,7 +12,7 @@ from benchmarks.kernel_cases import exact
 from model.cache import LayerCache, empty_cache
 from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantised
-from model.forward import decode
+from model.forward import decode, text_after
 from model.ops import XLA, Ops, Positions
 from model.options import SamplingOptions
 from model.pallas_ops import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, operand, prompt_product
@@ -152,7 +152,7 @@ def test_the_text_is_that_of_the_plain_form():
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
-        params, np.array([1], np.int32), cache, np.zeros((1, NARROW.vocab), bool), np.zeros((1, 2), np.uint32),
+        params, text_after(np.array([1]), np.zeros((1, NARROW.vocab), bool)), cache, np.zeros((1, 2), np.uint32),
         as_arrays(SamplingOptions(temperature=0.0)), np.array([-1], np.int32), np.int32(2),
     )  # fmt: skip
 
