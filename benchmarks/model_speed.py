@@ -124,10 +124,9 @@ def decode_seconds(
     *,
     context: int,
     effort: Effort,
-    options: SamplingOptions = GREEDY,
 ) -> Seconds:
-    """Of one step of `decoding`."""
-    return measure(decoding(programs, params, context=context, options=options), effort).over(programs.burst)
+    """Of one step of `decoding`, of the likeliest tokens."""
+    return measure(decoding(programs, params, context=context), effort).over(programs.burst)
 
 
 def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:

@@ -107,39 +107,35 @@ def test_code_without_a_loop_has_no_main_loop():
     assert read("/*0000*/ EXIT").main_loop() == ()
 
 
+def kernels_read(folder: Path, code: str = CODE, layouts: str = LAYOUTS) -> list[Kernel]:
+    """From files as the compiler writes them."""
+    for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", layouts)):
+        (folder / f"gemv_0.{name}").write_text(text)
+    return read_kernels(folder)
+
+
 def test_a_kernel_is_read_from_what_the_compiler_wrote(tmp_path: Path):
-    for name, text in (("ptxas", PTXAS), ("sass_ctrl", CODE), ("after_layout_inference.txt", LAYOUTS)):
-        (tmp_path / f"gemv_0.{name}").write_text(text)
-    assert read_kernels(tmp_path) == [KERNEL]
+    assert kernels_read(tmp_path) == [KERNEL]
 
 
 def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_seen(tmp_path: Path):
     late = CODE.replace("UTMALDG.4D", "NOP")
     narrow = late.replace("LDS.128 R4,", "LDG.E.U16 R4,")
     narrow = narrow.replace("FFMA R31", "UTMALDG.4D [UR8], [UR6] //")
-    for name, text in (("ptxas", PTXAS), ("sass_ctrl", narrow), ("after_layout_inference.txt", LAYOUTS)):
-        (tmp_path / f"gemv_0.{name}").write_text(text)
-    assert read_kernels(tmp_path) == [replace(KERNEL, eager=False, narrow=1, refills=True)]
+    assert kernels_read(tmp_path, narrow) == [replace(KERNEL, eager=False, narrow=1, refills=True)]
 
 
 def test_of_what_is_read_before_the_wait_the_first_cache_keeps_what_is_not_strong(tmp_path: Path):
     early = CODE.replace("LDC R1, c[0x0][0x28]", "LDG.E R1, desc[UR4][R4.64]")
     for code, kept in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
-        for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", LAYOUTS)):
-            (tmp_path / f"gemv_0.{name}").write_text(text)
-        assert read_kernels(tmp_path) == [replace(KERNEL, kept=kept)]
+        assert kernels_read(tmp_path, code) == [replace(KERNEL, kept=kept)]
 
 
 def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
     turn = "   -:-:1:Y:02        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R4\n"
     layouts = LAYOUTS.replace("    scf.if", "    nvvm.mbarrier.try_wait.parity %2, %3, %4\n    scf.if")
-    for name, text in (
-        ("ptxas", PTXAS),
-        ("sass_ctrl", CODE.replace(turn, 2 * turn)),
-        ("after_layout_inference.txt", layouts),
-    ):
-        (tmp_path / f"gemv_0.{name}").write_text(text)
-    assert read_kernels(tmp_path) == [replace(KERNEL, refilled=8192, loop=10, instructions=21)]
+    twice = CODE.replace(turn, 2 * turn)
+    assert kernels_read(tmp_path, twice, layouts) == [replace(KERNEL, refilled=8192, loop=10, instructions=21)]
 
 
 def test_the_launch_and_the_copies_are_read_from_the_layouts():

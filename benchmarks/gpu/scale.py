@@ -154,7 +154,7 @@ def tiny_varied_cases() -> Iterator[Case]:
 
 
 def full() -> Scale:
-    """For an H200: about eight minutes."""
+    """For an H200: about nine minutes."""
     tinyllama, large = SHAPES["tinyllama-1.1b"], SHAPES["llama-3.1-8b"]
     return Scale(
         name="full",

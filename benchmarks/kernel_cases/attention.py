@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.case import BFLOAT16, LATE, Case, Limits, Work, array, times
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
@@ -41,7 +41,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Itera
         cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
         kernels = {"attention_decode": decode_limits(config, dtype)}
         if batch * kv_heads < 132:  # fewer blocks than processors: several share the keys of a head
-            kernels["attention_combine"] = Limits(eager=False)
+            kernels["attention_combine"] = LATE
         yield Case(
             op="attention_decode",
             shape=f"{heads}/{kv_heads}x{head_dim} of {work.capacity}{times(batch)}",
@@ -62,7 +62,7 @@ def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterat
     cache = array(work.sequences * pages, kv_heads, work.page, head_dim, dtype=dtype)
     kernels = {"attention_paged": decode_limits(config, dtype)}
     if work.sequences * kv_heads < 132:
-        kernels["attention_combine"] = Limits(eager=False)
+        kernels["attention_combine"] = LATE
     yield Case(
         op="attention_paged",
         shape=f"{heads}/{kv_heads}x{head_dim} of {pages}x{work.page}{times(work.sequences)}",

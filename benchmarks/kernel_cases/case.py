@@ -24,6 +24,9 @@ class Limits(NamedTuple):
     loop: int | None = None  # instructions of the main loop, where it does not go over weights
 
 
+LATE = Limits(eager=False)  # of a kernel without weights
+
+
 class Work(NamedTuple):
     """How much is asked of a model at once."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import FLOAT32, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.case import FLOAT32, LATE, Case, Limits, Work, array, times
 from pallas_kernels.add import add
 from pallas_kernels.argmax import argmax
 from pallas_kernels.logsumexp import logsumexp
@@ -16,8 +16,6 @@ from pallas_kernels.rope import rope
 from pallas_kernels.softmax import WHOLE, softmax
 from pallas_kernels.swiglu import swiglu
 from reference.config import Config
-
-LATE = Limits(eager=False)  # of a kernel without weights
 
 
 def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
@@ -34,7 +32,7 @@ def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
             (rope, f"{heads}x{head_dim}", {}, (array(tokens, heads, head_dim, dtype=dtype), turns, turns)),
         )
         for kernel, shape, fixed, arrays in ops:
-            kernels = {kernel.__name__.removeprefix("add_"): Limits(eager=weight in arrays)}
+            kernels = {kernel.__name__.removeprefix("add_"): Limits() if weight in arrays else LATE}
             yield _case(kernel, f"{shape}{times(tokens)}", dtype, arrays, kernels, fixed)
 
 
