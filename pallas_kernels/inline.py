@@ -5,6 +5,7 @@ as the array's layout says. Words have 32 bits, and are int32 or float32.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,9 +14,11 @@ from jax.experimental.mosaic.gpu import fragmented_array, utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
-from jaxtyping import Array
+from jaxtyping import Array, Float32
 
-from pallas_kernels.compat import Target
+from pallas_kernels.compat import THREADS, Target
+
+ONE_EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # a number for each thread
 
 
 def int32() -> Any:
@@ -78,6 +81,20 @@ def widened(x: Array, layout: Any, target: Target) -> Array:
 
     wide = plgpu.ShapeDtypeStruct(x.shape, np.dtype("float32"), layout=layout)
     inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=wide)
+    return inlined(run)(x)
+
+
+def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:
+    """What each thread's numbers of x come to, which lie in turns of `vector` of them."""
+    if target.interpret:
+        return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
+
+    def run(_, x):
+        numbers = (number for register in x.registers.flat for number in words(register, float32()))
+        return array([[reduce(arith.addf, numbers)]], (THREADS,), np.dtype("float32"), ONE_EACH)
+
+    sums = plgpu.ShapeDtypeStruct((THREADS,), np.dtype("float32"), layout=ONE_EACH)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=sums)
     return inlined(run)(x)
 
 

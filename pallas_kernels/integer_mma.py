@@ -6,20 +6,23 @@ x_dbk are the digits of vector b, whose exponents are e_bg (`fixed_point.py`): i
 
 `mma.m16n8k32` multiplies A [16, 32] by B [32, 8] and adds C [16, 8], in 32 bits. A warp is 8 quads of 4 lanes. Quad i
 has rows i and i + 8 of A and column i of B; of each of them lane j has 8 of the 32 terms, whichever, as long as they
-are the same in A and in B. Of C it has columns 2 j and 2 j + 1 of both rows. So rows of W are rows of A as they lie in
-memory, and the digits of two vectors are columns 0 to 2 and 4 to 6 of B; what becomes of the columns beside them nobody
-looks at.
+are the same in A and in B. Of C it has columns 2 j and 2 j + 1 of both rows.
+
+One row of W is both rows of A that a quad has, with two *sides* of 32 terms each: 64 of its columns. Columns 2 d and
+2 d + 1 of B are digit d of the vector, of either side. Of C lane j then wants two numbers, for digit j: the upper row
+with the first column and the lower row with the second. What becomes of the others nobody looks at. So eight rows of W
+fill a product, whose four words of A a lane has as it loaded them, side by side.
 
 Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`), which `finished` takes back.
 
 C begins with the bits of 3 2^22 as a float, and a sum of integers that is less than 2^22 is then added to that float as
 well: to take 3 2^22 away is exact, and eight times as fast as an instruction that converts. 128 products of 8 bits are
-at most 2^21.
+at most 2^21. Sides of one group are added as integers before, less those bits, which are there twice.
 
 The four warps of a thread block multiply a quarter of the step's columns each, and meet in `finished`.
 """
 
-from itertools import batched, chain
+from itertools import batched
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -38,19 +41,20 @@ from pallas_kernels.inline import array, float32, int32, load, ptx, times, total
 
 CHUNK = 1024  # columns of a step
 QUARTER = CHUNK // WARPS
-TERMS = 32  # of a product
-COLUMNS = 8
-PAIR = 2  # vectors that share a product
+SIDE = 32  # columns
+SIDES = 2  # of a product
+PLACES = 4  # in a quad: one for each digit, and one
 LINE = 128  # bytes of a row that lie together
 OCTET = 8  # rows
 
 # Of eight rows quad i has row i / 2, or, where i is odd, 4 + i / 2: for which see `_codes`.
-SUMS = tiled_layout(((OCTET, WARPS, COLUMNS), (OCTET // 2, 1, COLUMNS), (1, 1, 2)), warps=-8, lanes=(-6, -9, -4))
+SUMS = tiled_layout(((OCTET, WARPS, PLACES), (OCTET // 2, 1, PLACES), (1, 1, 1)), warps=-8, lanes=(-6, -9, -4))
+DOTS = SUMS.reduce(2).reduce(1)
 
 MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
 ZERO = 3 * 2.0**22
 
-Sums = list[list[Float32[Array, "rows warps columns"]]]  # of each two vectors, for each run of rows
+Sums = list[Float32[Array, "rows warps places"]]  # of each vector, for the rows of all runs
 
 
 class Step(NamedTuple):
@@ -77,77 +81,86 @@ def _transforms(bits: int) -> tuple[Any, ...]:
     return plgpu.TilingTransform((OCTET, line)), plgpu.SwizzleTransform(LINE)  # pyright: ignore[reportAbstractUsage]
 
 
-def zeros(batch: int, runs: int, rows: int) -> Sums:
+def zeros(batch: int, rows: int) -> Sums:
     """Sums to begin with."""
-    zero = plgpu.layout_cast(jnp.zeros((rows, WARPS, COLUMNS), jnp.float32), SUMS)
-    return [[zero] * runs for _ in range(0, batch, PAIR)]
+    return [plgpu.layout_cast(jnp.zeros((rows, WARPS, PLACES), jnp.float32), SUMS)] * batch
 
 
-def finished(sums: Sums, batch: int, bits: int) -> list[list[Float32[Array, " rows"]]]:
+def finished(sums: Sums, runs: int, bits: int, target: Target) -> list[list[Float32[Array, " rows"]]]:
     """What sums come to, for each vector, for each run of rows."""
-    return [[_dot(run, b % PAIR, bits) for run in sums[b // PAIR]] for b in range(batch)]
+    return [_runs(_dots(rows, bits), runs, target) for rows in sums]
 
 
-def _dot(sums, which: int, bits: int):
-    place = plgpu.broadcasted_iota(jnp.int32, sums.shape, 2, layout=SUMS) - COLUMNS // PAIR * which
+def _dots(sums, bits: int):
+    place = plgpu.broadcasted_iota(jnp.int32, sums.shape, 2, layout=SUMS)
     digits = jnp.zeros_like(sums)
     for digit in range(DIGITS):
         digits = jnp.where(place == digit, sums * 2.0 ** (8 * digit - (4 if bits == 4 else 0)), digits)
     return jnp.sum(jnp.sum(digits, axis=2), axis=1)
 
 
+def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows"]]:
+    """Those of each run by themselves: warps meet to add up their sums, and so once for all runs."""
+    if runs == 1:
+        return [dots]
+    shape = (len(dots) // runs,)
+    if target.interpret:
+        return list(dots.reshape(runs, *shape))
+
+    def run(_, dots):
+        octets = [words(register, float32()) for register in dots.registers.flat]
+        return [array(some, shape, np.dtype("float32"), DOTS) for some in batched(octets, len(octets) // runs)]
+
+    one = plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=DOTS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(DOTS,), return_type=[one] * runs)
+    return list(inlined(run)(dots))
+
+
 def add(sums: Sums, step: Step, target: Target) -> Sums:
     """`sums` and what a step adds to them."""
     if target.interpret:
         return _interpreted(sums, step)
-    runs, shape, batch = len(sums[0]), sums[0][0].shape, step.units.shape[0]
-    flat = [run for runs in sums for run in runs]
+    shape = sums[0].shape
 
     def run(_, refs, arrays):
-        octets = [words(register, float32()) for each in arrays for register in each.registers.flat]
-        of_a_pair, of_a_run = runs * shape[0] // OCTET, shape[0] // OCTET
-        sums = [list(some) for some in batched(octets, of_a_pair)]
-        _accumulate(sums, batch, step._replace(**refs), Lane.mine())
-        return [array(some, shape, np.dtype("float32"), SUMS) for some in batched(chain(*sums), of_a_run)]
+        numbers = [
+            [number for register in rows.registers.flat for number in words(register, float32())] for rows in arrays
+        ]
+        _accumulate(numbers, step._replace(**refs), Lane.mine())
+        return [array(([number] for number in mine), shape, np.dtype("float32"), SUMS) for mine in numbers]
 
     refs = {name: getattr(step, name) for name in ("codes", "scales", "digits", "units")}
     refs = {name: ref for name, ref in refs.items() if ref is not None}
     types = {name: plgpu.RefType(_transforms(step.bits) if name == "codes" else ()) for name in refs}
     inlined: Any = plgpu.inline_mgpu(
-        arg_types=(types, [SUMS] * len(flat)),
-        return_type=[plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=SUMS) for _ in flat],
+        arg_types=(types, [SUMS] * len(sums)),
+        return_type=[plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=SUMS)] * len(sums),
     )
-    found = inlined(run)(refs, flat)
-    return [list(found[i : i + runs]) for i in range(0, len(found), runs)]
+    return list(inlined(run)(refs, sums))
 
 
 def _interpreted(sums: Sums, step: Step) -> Sums:
     """The same, of whole arrays."""
-    runs, rows = step.codes.shape[:2]
-    groups = QUARTER // step.group
+    rows, groups = len(sums[0]), QUARTER // step.group
 
     def read(ref):
         return plgpu.load(ref, layout=None)
 
     codes = read(step.codes)
     if step.bits == 4:
-        both = lax.bitcast_convert_type(codes, jnp.int8).reshape(runs, rows, -1, 4, int4.RUNS, 4).swapaxes(3, 4)
+        both = lax.bitcast_convert_type(codes, jnp.int8).reshape(rows, -1, 4, int4.RUNS, 4).swapaxes(2, 3)
         codes = jnp.stack([both << 4, both & -16], axis=-2)
-    codes = codes.reshape(runs, rows, WARPS, groups, step.group).astype(jnp.int32)
+    codes = codes.reshape(rows, WARPS, groups, step.group).astype(jnp.int32)
     digits = jnp.moveaxis(read(step.digits), 3, 1).reshape(-1, DIGITS, WARPS, groups, step.group).astype(jnp.int32)
-    dots = jnp.einsum("nrwgk,bdwgk->gbnrwd", codes, digits).astype(jnp.float32)
+    dots = jnp.einsum("rwgk,bdwgk->gbrwd", codes, digits).astype(jnp.float32)
+    dots = jnp.pad(dots, ((0, 0), (0, 0), (0, 0), (0, 0), (0, PLACES - DIGITS)))
     units = read(step.units).reshape(-1, WARPS, groups)
-    scales = 1.0 if step.scales is None else read(step.scales).reshape(runs, rows, WARPS, groups)
+    scales = 1.0 if step.scales is None else read(step.scales).reshape(rows, WARPS, groups)
     found = []
-    for pair, arrays in enumerate(sums):
+    for b, mine in enumerate(sums):
         for group in range(groups):
-            factors = (units[:, None, None] * scales)[..., group, None]
-            mine = (dots[group] * factors)[PAIR * pair : PAIR * (pair + 1)]
-            beside = COLUMNS // PAIR - DIGITS
-            mine = jnp.pad(mine, ((0, PAIR - len(mine)), (0, 0), (0, 0), (0, 0), (0, beside)))
-            both = jnp.moveaxis(mine, 0, -2).reshape(runs, rows, WARPS, COLUMNS)
-            arrays = [array + run for array, run in zip(arrays, both, strict=True)]
-        found.append(arrays)
+            mine = mine + dots[group, b] * (units[b] * scales)[..., group, None]
+        found.append(mine)
     return found
 
 
@@ -167,43 +180,39 @@ class Lane(NamedTuple):
         return cls(arith.shrui(thread, word(5)), quad, arith.andi(thread, word(3)), row)
 
 
-def _accumulate(sums: list[list[list[Any]]], batch: int, step: Step, lane: Lane) -> None:
-    """Add what a thread has of a step to its two numbers of each octet of rows, for each two vectors.
-
-    Two octets share a product; the last of an odd number has one to itself.
-    """
+def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
+    """Add what a thread has of a step to its number of each octet of rows, for each vector."""
     octets = len(sums[0])
-    groups, products = QUARTER // step.group, step.group // TERMS
     codes = [_codes(step, octet, lane) for octet in range(octets)]
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in range(octets)]
-    nothing = [(word(0), word(0))] * (QUARTER // TERMS)
     zero = arith.constant(float32(), ir.FloatAttr.get(float32(), ZERO))
-    begin = [word(int(np.float32(ZERO).view(np.int32)))] * 4
-    for first, mine in zip(range(0, batch, PAIR), sums, strict=True):
-        vectors = range(first, min(first + PAIR, batch))
-        digits, units = _digits(step, vectors, lane), _units(step, vectors, lane)
-        for group in range(groups):
-            for octet in range(0, octets, 2):
-                both = [*codes[octet : octet + 2], nothing][:2]
+    bits = int(np.float32(ZERO).view(np.int32))
+    begin = [word(bits)] * 4  # though two are not looked at: the compiler makes these once
+    products = max(1, step.group // (SIDES * SIDE))
+    for vector, mine in enumerate(sums):
+        digits, units = _digits(step, vector, lane), _units(step, vector, lane)
+        for first in range(0, QUARTER // (SIDES * SIDE), products):
+            for octet in range(octets):
                 c = begin
-                for k in range(group * products, (group + 1) * products):
-                    (a0, a2), (a1, a3) = (rows[k] for rows in both)
-                    c = ptx(MMA, [a0, a1, a2, a3, *digits[k], *c], results=4)
-                for o, some in zip(range(octet, octets), (c[:2], c[2:]), strict=False):
-                    scale = units[group] if scales is None else arith.mulf(units[group], scales[o][group])
-                    floats = [arith.subf(arith.bitcast(float32(), integer), zero) for integer in some]
-                    mine[o] = [math.fma(x, scale, y) for x, y in zip(floats, mine[o], strict=True)]
+                for k in range(first, first + products):
+                    c = ptx(MMA, [*codes[octet][k], *digits[k], *c], results=4)
+                sides = c[0], c[3]
+                integers = sides if step.group == SIDE else [total(*sides, word(-bits))]
+                for group, integer in enumerate(integers, start=first * SIDES * SIDE // step.group):
+                    scale = units[group] if scales is None else arith.mulf(units[group], scales[octet][group])
+                    number = arith.subf(arith.bitcast(float32(), integer), zero)
+                    mine[octet] = math.fma(number, scale, mine[octet])
 
 
-def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
-    """What a lane has of A in each product of its warp, of one of its rows: two words.
+def _codes(step: Step, octet: int, lane: Lane) -> list[list[Any]]:
+    """What a lane has of A in each product of its warp, all of one of its rows: a word of either side, and another.
 
     A load takes 8 lanes at a time. Of 16 bytes each has them from two rows, one of the upper four and one of the lower:
     where lines are swizzled these are never in the same banks. Of 8 bytes 16 lanes have them from four rows, two by two
     in the same.
     """
     size = CHUNK * step.bits // 8  # bytes of a row
-    wide = 16 if step.bits == 4 or step.group > TERMS else 8  # bytes that a lane loads at once
+    wide = 16 if _wide(step) else 8  # bytes that a lane loads at once
     within = arith.xori(times(lane.place, wide), times(lane.row, LINE // OCTET))  # a line
     start = total(times(lane.warp, OCTET * size // WARPS), times(lane.row, LINE))
     found = []
@@ -214,23 +223,32 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
     if step.bits == 4:
         upper = word(0xF0F0F0F0)
         found = [arith.andi(both, upper) for one in found for both in (arith.shli(one, word(4)), one)]
-    return list(zip(found[::2], found[1::2], strict=True))
+    elif _wide(step):
+        return [list(four) for four in batched(found, 4)]
+    return [[a, c, b, d] for a, b, c, d in batched(found, 4)]
 
 
-def _digits(step: Step, vectors: range, lane: Lane) -> list[list[Any]]:
-    """What a lane has of B in each product of its warp: two words of the digit that its quad has."""
-    which = arith.minui(arith.shrui(lane.quad, word(2)), word(len(vectors) - 1))
-    digit = arith.minui(arith.andi(lane.quad, word(3)), word(DIGITS - 1))
-    start = total(
-        times(total(which, word(vectors.start)), DIGITS * step.columns),
-        times(lane.warp, DIGITS * QUARTER),
-        times(digit, VECTOR),
-    )
-    # The columns whose codes it has: 16 side by side of int8, for two products, 8 where a load has no more.
-    beside = 2 if step.bits == 8 and step.group > TERMS else 1
-    start = total(start, times(lane.place, DIGITS * VECTOR * beside))
-    columns = [at + VECTOR * half for at in range(0, QUARTER, TERMS * beside) for half in range(beside)]
-    return [load(step.digits, total(start, word(DIGITS * column)), int32(), 2) for column in columns]
+def _wide(step: Step) -> bool:
+    """Whether a lane has 16 bytes of a row side by side: of codes of eight bits both sides, so of one group."""
+    return step.bits == 4 or step.group > SIDE
+
+
+def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
+    """What a lane has of B in each product of its warp: two words of the digit and the side that its quad has."""
+    digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
+    side = arith.andi(lane.quad, word(1))
+    start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
+    # Of 16 columns side by side, which it has the codes of, the first four of eight are one side's, else all eight are.
+    together = step.bits == 8 and _wide(step)
+    start = total(start, times(lane.place, DIGITS * VECTOR * (2 if together else 1)))
+    start = total(start, times(side, VECTOR // 2 if together else DIGITS * SIDE))
+    places = [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDES * SIDE)]
+    if not together:
+        return [load(step.digits, place, int32(), 2) for place in places]
+    return [
+        [*load(step.digits, place, int32(), 1), *load(step.digits, total(place, word(DIGITS * VECTOR)), int32(), 1)]
+        for place in places
+    ]
 
 
 def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
@@ -240,9 +258,8 @@ def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
     return load(step.scales, total(at, word(4 * OCTET * WARPS * groups * octet)), float32(), groups)
 
 
-def _units(step: Step, vectors: range, lane: Lane) -> list[Any]:
-    """Of the vector whose columns of C a lane has, for each group of its warp."""
+def _units(step: Step, vector: int, lane: Lane) -> list[Any]:
+    """Of a vector, for each group of a lane's warp."""
     groups = QUARTER // step.group
-    which = arith.minui(arith.shrui(lane.place, word(1)), word(len(vectors) - 1))
-    row = times(total(which, word(vectors.start)), 4 * step.columns // step.group)
+    row = word(vector * 4 * step.columns // step.group)
     return load(step.units, total(row, times(lane.warp, 4 * groups)), float32(), groups)

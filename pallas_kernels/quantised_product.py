@@ -24,12 +24,14 @@ from jaxtyping import Array
 from pallas_kernels import int4, integer_mma
 from pallas_kernels.compat import THREADS, WARPS, Target, tiled_layout
 from pallas_kernels.fixed_point import DIGITS, VECTOR, fixed_point
-from pallas_kernels.integer_mma import CHUNK, SUMS, Step
+from pallas_kernels.integer_mma import CHUNK, DOTS, Step
 from pallas_kernels.row_tiles import RowTiles
 from pallas_kernels.staging import Store, store_all
 
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PASSES = 4  # over a vector, whose reads are under way at once, and those of its norm, each into 4 or 8 registers
+PASSES_ALONE = 8  # the same, without a norm
+FEW_STEPS = 4  # that are waited for at once: a loop takes longer from one to the next than to multiply
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,12 @@ class QuantisedProduct(ABC):
             squares.extend(self._stage(x_ref, b, norm_ref, norms, staged, target) for b in range(self.batch))
 
         def begin():
-            return integer_mma.zeros(self.batch, self.runs, self.rows)
+            return integer_mma.zeros(self.batch, self.runs * self.rows)
+
+        def wait(slot):
+            plgpu.barrier_wait(staged["filled"].at[slot])
 
         def step(i, slot, sums):
-            plgpu.barrier_wait(staged["filled"].at[slot])
             groups = pl.ds(i * (CHUNK // self.columns), CHUNK // self.columns)
             held = Step(
                 self.bits,
@@ -168,7 +172,7 @@ class QuantisedProduct(ABC):
 
         def end(tile, sums, read):
             scales, read = read
-            dots = integer_mma.finished(sums, self.batch, self.bits)
+            dots = integer_mma.finished(sums, self.runs, self.bits, target)
             if scales:
                 dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
             if norm_ref is not None:
@@ -176,9 +180,10 @@ class QuantisedProduct(ABC):
                 dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
             finish(tile, dots, read)
 
-        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
-        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "ahead": read_ahead, "step": step}
-        tiles.walk(block, **turns, finish=end, target=target)
+        together = self.blocks == self.tiles and self.ring_stages == self.steps <= FEW_STEPS
+        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages, together)
+        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "wait": wait, "step": step}
+        tiles.walk(block, **turns, ahead=read_ahead, finish=end, target=target)
 
     @abstractmethod
     def _codes(self, codes_ref, rows, step) -> Any:
@@ -186,7 +191,7 @@ class QuantisedProduct(ABC):
 
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""
-        return plgpu.load(ref, layout=SUMS.reduce(2).reduce(1), optimized=False).astype(jnp.float32)
+        return plgpu.load(ref, layout=DOTS, optimized=False).astype(jnp.float32)
 
     def _in_groups(self, cols: int) -> tuple[int, int, int]:
         """The shape of a vector in which groups, and a thread's part of one, are dimensions."""
@@ -242,7 +247,7 @@ class QuantisedProduct(ABC):
         # Not where some columns are in two passes, nor in more passes than read a norm before the wait.
         together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
         squares: Any = 0.0
-        for some in batched(passes, PASSES):
+        for some in batched(passes, PASSES if norm_ref is not None else PASSES_ALONE):
             loaded = [self._load_pass(x_ref, first) for first in some]
             factors: list[Any] = [None] * len(some)
             if norm_ref is not None:

@@ -21,12 +21,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.compat import LANES, THREADS, WARPS, Target, tiled_layout
-from pallas_kernels.inline import widened
+from pallas_kernels.inline import ONE_EACH, thread_sums, widened
 from pallas_kernels.row_tiles import RowTiles
 from pallas_kernels.staging import Store, store_all
 
 PIECES = 4  # 16-byte loads of x that make a piece, for each thread
 TOGETHER = 4  # pieces that are read before any is stored; with a norm one
+SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(0)  # all, for each warp
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,19 @@ class RowProduct:
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Shared memory that `scratch` takes."""
-        return self.ring_stages * self.step_bytes + self.batch * self.cols * self._staged_dtype(normed).itemsize
+        vector = self.cols * self._staged_dtype(normed).itemsize + (4 * THREADS if normed else 0)
+        return self.ring_stages * self.step_bytes + self.batch * vector
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
-        return {
+        staged = {
             "ring": plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.chunk), self.dtype),
             "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
             "x": [plgpu.SMEM((self.cols,), self._staged_dtype(normed)) for _ in range(self.batch)],
         }
+        if normed:
+            staged["squares"] = [plgpu.SMEM((THREADS,), jnp.float32) for _ in range(self.batch)]
+        return staged
 
     def operands(self, w: Any) -> list[Array]:
         """What the kernel is called with for W."""
@@ -115,7 +120,7 @@ class RowProduct:
         `weight` is the ref of `operands`. Waits for the kernel before this one where x is first read, and not earlier.
         """
         (w_ref,) = weight
-        squares: list[Any] = []
+        squares = staged.get("squares", [None] * self.batch)
 
         def fetch(tile, step, slot):
             columns = pl.ds(step * self.chunk, self.chunk)
@@ -126,14 +131,17 @@ class RowProduct:
         def prepare():
             early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
             target.wait_for_previous()
-            squares.extend(self._stage(x_ref.at[b], norm_ref, early, x, target) for b, x in enumerate(staged["x"]))
+            for b, (x, sums) in enumerate(zip(staged["x"], squares, strict=True)):
+                self._stage(x_ref.at[b], norm_ref, early, x, sums, target)
 
         def begin():
             zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
             return [[zero] * self.runs for _ in range(self.batch)]
 
-        def step(i, slot, sums):
+        def wait(slot):
             plgpu.barrier_wait(staged["filled"].at[slot])
+
+        def step(i, slot, sums):
             columns = pl.ds(i * self.chunk, self.chunk)
             vectors = [self._load(x.at[columns], self.layout.reduce(0), target) for x in staged["x"]]
             tiles = [self._load(staged["ring"].at[slot, run], self.layout, target) for run in range(self.runs)]
@@ -148,13 +156,16 @@ class RowProduct:
         def end(tile, sums, read):
             dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
             if norm_ref is not None:
-                scales = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
+                means = [
+                    jnp.sum(plgpu.load(sums, layout=SQUARES, optimized=False)) * (1.0 / self.cols) for sums in squares
+                ]
+                scales = [lax.rsqrt(mean + eps) for mean in means]
                 dots = [[y * scale for y in ys] for ys, scale in zip(dots, scales, strict=True)]
             finish(tile, dots, read)
 
         tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
-        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "ahead": ahead, "step": step}
-        tiles.walk(block, **turns, finish=end, target=target)
+        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "wait": wait, "step": step}
+        tiles.walk(block, **turns, ahead=ahead, finish=end, target=target)
 
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""
@@ -182,10 +193,10 @@ class RowProduct:
         mine = ref.at[pl.ds(piece.start, piece.stop - piece.start)]
         return plgpu.load(mine, layout=self._piece_layout(piece))
 
-    def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, target: Target) -> Any:
+    def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
         """Copy a vector to shared memory, through registers, times a norm if there is one, of which the first piece is
-        `early`; and then the sum of its squares."""
-        total = 0.0
+        `early`; and then the sum of each thread's squares, which may be added up when they are wanted."""
+        total: Any = None
         for some in batched(self._pieces, TOGETHER if early is None else 1):
             stores = []
             for piece in some:
@@ -193,11 +204,13 @@ class RowProduct:
                 if early is not None:
                     norm = self._read(norm_ref, piece) if piece.start else early
                     x = x.astype(jnp.float32)
-                    total = total + jnp.sum(x * x)
+                    mine = thread_sums(x * x, self._wide, self._piece_layout(piece), target)
+                    total = mine if total is None else total + mine
+                    if piece.stop == self.cols:
+                        stores.append(Store(squares, (0,), total, ONE_EACH))
                     x = x * norm.astype(jnp.float32)
                 stores.append(Store(x_smem, (piece.start,), x, self._piece_layout(piece)))
             store_all(stores, target)
-        return total
 
     def _load(self, ref, layout: Any, target: Target) -> Array:
         return widened(plgpu.load(ref, layout=layout, optimized=False), layout, target)

@@ -36,6 +36,7 @@ class RowTiles:
     blocks: int
     steps: int  # of a tile
     stages: int  # of the ring
+    together: bool = False  # the steps of a block's only tile, which the ring holds: waited for at once, written out
 
     def walk(
         self,
@@ -45,6 +46,7 @@ class RowTiles:
         prepare: Callable[[], None],
         begin: Callable[[], Any],
         ahead: Callable[[Any], Any],
+        wait: Callable[[Any], None],
         step: Callable[[Any, Any, Any], Any],
         finish: Callable[[Any, Any, Any], None],
         target: Target,
@@ -52,8 +54,8 @@ class RowTiles:
         """All that a block does.
 
         `fetch(tile, step, slot)` has a step copied to a slot of the ring; `prepare()` waits for the kernel before and
-        makes ready what all tiles use; `begin()` gives the sums that a tile begins with, `step(step, slot, sums)` waits
-        for a slot and adds what is in it. `finish(tile, sums, read)` stores the results; what it adds to them
+        makes ready what all tiles use; `begin()` gives the sums that a tile begins with, `wait(slot)` waits for a slot,
+        `step(step, slot, sums)` adds what is in it. `finish(tile, sums, read)` stores the results; what it adds to them
         `ahead(tile)` reads before the first step.
         """
         alone = self.blocks == self.tiles
@@ -76,6 +78,7 @@ class RowTiles:
         def walk_tile(i, slot):
             def one(j, state):
                 slot, sums = state
+                wait(slot)
                 sums = step(j, slot, sums)
 
                 @pl.when(i * self.steps + j + self.stages < steps)
@@ -97,7 +100,17 @@ class RowTiles:
             finish(tile, sums, read)
             return slot
 
-        if alone:
+        def walk_together():
+            read, sums = ahead(block), begin()
+            for slot in range(self.steps):
+                wait(slot)
+            for slot in range(self.steps):
+                sums = step(slot, slot, sums)
+            finish(block, sums, read)
+
+        if self.together:
+            walk_together()
+        elif alone:
             walk_tile(0, jnp.int32(0))
         else:
             lax.fori_loop(0, count, walk_tile, jnp.int32(0))

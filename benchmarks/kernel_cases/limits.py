@@ -16,7 +16,7 @@ from math import ceil
 
 from benchmarks.kernel_cases.case import FLOAT32, Limits
 from pallas_kernels.compat import LANES, THREADS, WARPS
-from pallas_kernels.integer_mma import PAIR, QUARTER, TERMS
+from pallas_kernels.integer_mma import QUARTER, SIDE, SIDES
 from pallas_kernels.quantised_product import QuantisedProduct
 from pallas_kernels.row_product import PIECES, TOGETHER, RowProduct
 
@@ -75,34 +75,39 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
 
 
 def _of_codes(product: QuantisedProduct) -> Limits:
-    """Counted, of what a warp does in a step, with 256 columns of R rows, in N products of the tensor cores:
+    """Counted, of what a warp does in a step, with 256 columns, four products of the tensor cores for each 8 rows:
 
         2 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales
         3 a word                to cut 8 codes of four bits apart
+        4 a product             to move codes of eight bits in groups of 32, whose sides are not loaded together
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring has room for all
 
-    and for each two vectors
+    and for each vector
 
-        8 + N                   to load digits and multiply
-        4 N                     to move codes of eight bits as they are loaded: a product takes two rows' words in turns
-        4 or 5 / 8 rows         for each group: sums become floats, with a scale, and are added
+        8 + 4 or 8              to load digits
+        1 a product             to multiply
+        3 or 4 / 8 rows         for each group: a sum, of both sides where they are one group's, becomes a float, with a
+                                scale, and is added
         1                       to load what four groups' digits count
 
     Four blocks could share a processor with 128 registers, three with 168, which more than two vectors may have.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
-    products = QUARTER // TERMS * -(-octets // 2)
-    fours = -(-groups // 4)
-    four_bits = product.bits == 4
-    loads = 2 if four_bits else 8 if product.columns == TERMS else 4
-    codes = octets * (loads + (3 * QUARTER // 32 if four_bits else 0) + (fours if product.group else 0))
+    products, fours = QUARTER // (SIDES * SIDE), -(-groups // 4)
+    four_bits, apart = product.bits == 4, product.columns == SIDE
+    if four_bits:
+        loads = 2 + 3 * QUARTER // 32
+    else:
+        loads = 8 + 4 * products if apart else 4
+    codes = octets * (loads + (fours if product.group else 0))
     turn = 30
     if product.blocks < product.tiles or product.ring_stages < product.steps:
         turn += 20 + 16 * product.runs * (2 if product.group else 1)
-    each = 8 + products * (1 if four_bits else 5) + groups * octets * (5 if product.group else 4) + fours
-    total = codes + turn + -(-product.batch // PAIR) * each
-    return Limits(128 if product.batch <= PAIR else 168, _up(total * LANES / (8 * octets * QUARTER)))
+    each = 8 + products * (1 if four_bits or apart else 2) + octets * products + fours
+    each += groups * octets * (2 + (not apart) + (product.group is not None))
+    total = codes + turn + product.batch * each
+    return Limits(128 if product.batch <= 2 else 168, _up(total * LANES / (8 * octets * QUARTER)))
 
 
 def _up(instructions: float) -> float:

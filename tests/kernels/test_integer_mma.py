@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels import fixed_point, int4, integer_mma
 from pallas_kernels.compat import THREADS
-from pallas_kernels.integer_mma import CHUNK, COLUMNS, DIGITS, PAIR, WARPS, Lane, Step
+from pallas_kernels.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
 
 ARITH = SimpleNamespace(
     addi=np.add,
@@ -110,8 +110,8 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows
     )
     octets, lane = runs * rows // 8, Lane.mine()
     zero = np.zeros(THREADS, np.float32)
-    sums = [[[zero, zero] for _ in range(octets)] for _ in range(0, batch, PAIR)]
-    integer_mma._accumulate(sums, batch, step, lane)
+    sums = [[zero] * octets for _ in range(batch)]
+    integer_mma._accumulate(sums, step, lane)
 
     mine = digits[:, CHUNK // 8 : CHUNK // 4].swapaxes(2, 3).reshape(batch, WARPS, -1, width, DIGITS).astype(np.int64)
     grouped = codes.reshape(runs * rows, WARPS, -1, width).astype(np.int64) * (16 if bits == 4 else 1)
@@ -121,16 +121,13 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows
         dots *= scales.reshape(runs * rows, WARPS, -1, 1)
     expected = dots.sum(axis=3)  # batch, rows, warps, digits
     size = np.abs(dots).sum(axis=3)
-    for pair, arrays in enumerate(sums):
-        for octet, numbers in enumerate(arrays):
-            for i, found in enumerate(numbers):
-                which, digit = np.divmod(2 * lane.place.astype(int) + i, COLUMNS // PAIR)
-                looked_at = (digit < DIGITS) & (PAIR * pair + which < batch)
-                at = tuple(
-                    x[looked_at]
-                    for x in (PAIR * pair + which, 8 * octet + lane.row.astype(int), lane.warp.astype(int), digit)
-                )
-                assert np.all(np.abs(found[looked_at] - expected[at]) <= 2.0**-20 * size[at])
+    digit = lane.place.astype(int)
+    looked_at = digit < DIGITS
+    for b, octets_of_one in enumerate(sums):
+        for octet, found in enumerate(octets_of_one):
+            rows_of_threads = 8 * octet + lane.row.astype(int)
+            at = (b, rows_of_threads[looked_at], lane.warp.astype(int)[looked_at], digit[looked_at])
+            assert np.all(np.abs(found[looked_at] - expected[at]) <= 2.0**-20 * size[at])
 
 
 def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
