@@ -31,7 +31,7 @@ from pallas_kernels.staging import Store, store_all
 GROUPS = (32, 64, 128)  # columns that may share a scale
 PASSES = 4  # over a vector, whose reads are under way at once, and those of its norm, each into 4 or 8 registers
 PASSES_ALONE = 8  # the same, without a norm
-FEW_STEPS = 4  # that are waited for at once: a loop takes longer from one to the next than to multiply
+FEW_STEPS = 4  # that are waited for at once: a loop takes longer to come round than to multiply
 
 
 @dataclass(frozen=True)
