@@ -5,7 +5,8 @@ from html import escape
 from math import log10
 
 COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # told apart by the colour-blind, too
-WIDTH, LABELS, ROW, TOP, BOTTOM = 900, 330, 20, 64, 28  # pixels
+WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
+BEYOND = 1.1  # of what is full, where a bar ends at the latest
 Series = Mapping[str, float]  # by what is beside the bars
 
 
@@ -13,7 +14,7 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
     """For each row a bar for each series, as a share of `full`; the length of a bar is its number, in percent."""
     names = list(dict.fromkeys(name for series in rows.values() for name in series))
     height = TOP + BOTTOM + ROW * sum(len(series) for series in rows.values())
-    span = WIDTH - LABELS - 60
+    span = (WIDTH - LABELS - NUMBER) / BEYOND
     body = _legend(names)
     for tenth in range(0, 11, 2):
         x = LABELS + span * tenth / 10
@@ -23,7 +24,7 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
     for row, series in rows.items():
         body.append(_text(LABELS - 8, y + 14, row, anchor="end"))
         for name, value in series.items():
-            length = span * min(value / full, 1.05)
+            length = span * min(value / full, BEYOND)
             colour = COLOURS[names.index(name) % len(COLOURS)]
             body.append(f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{colour}"/>')
             body.append(_text(LABELS + length + 4, y + 14, f"{100 * value / full:.0f} %"))

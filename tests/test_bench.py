@@ -252,6 +252,13 @@ def test_bars_are_as_long_as_their_numbers():
     assert "a &lt; b" in page and "this &amp; that" in page and "75 %" in page
 
 
+def test_what_is_beyond_full_stays_on_the_page_with_its_number():
+    page = svg.bars("t", "r", {"x": {"ours": 1.08}, "y": {"ours": 1.0}, "z": {"ours": 7.5}})
+    beyond, whole, far = rectangles(page)
+    assert beyond == pytest.approx(1.08 * whole, abs=0.2)
+    assert svg.LABELS + far <= svg.WIDTH - svg.NUMBER and "108 %" in page and "750 %" in page
+
+
 @pytest.mark.parametrize("points", [[(128, 9.0)], [(128, 9.0), (256, 4.0), (8192, 0.5)], [(1, 5.0), (32, 5.0)]])
 def test_lines_stay_on_the_page(points: list[tuple[float, float]]):
     page = ElementTree.fromstring(svg.lines("t", "r", {"decode": points}, x="tokens", y="1/s"))
