@@ -2,8 +2,8 @@
 
 A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into 4 of 8, which are a word each. Word
 4 t + j of a block has columns 32 j + 8 t and on: the first four in the lower halves of its bytes, the others in the
-upper, each in two's complement. So the four lanes that a product of 32 columns is shared out among (`integer_mma.py`)
-load 16 bytes each, which are words of the four runs, and the upper halves by themselves are bytes of 16 times a code.
+upper, each in two's complement. So the four lanes that share 32 columns, a side of a product (`integer_mma.py`), load
+16 bytes each, which are words of the four runs, and the upper halves by themselves are bytes of 16 times a code.
 """
 
 import numpy as np

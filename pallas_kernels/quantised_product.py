@@ -2,7 +2,7 @@ r"""The loop of `row_product.py` for weights that are integer codes, with a scal
 
     y = sum_g s_g sum_(k in g) q_k x_k
 
-Codes are multiplied as the integers that they are, by the tensor cores (`integer_mma.py`): with a third of the
+Codes are multiplied as the integers that they are, by the tensor cores (`integer_mma.py`): with a third or less of the
 instructions that they take as floats, decoded in registers and multiplied one by one, and sums are exact. So the
 vectors are staged in shared memory in fixed point (`fixed_point.py`), times the norm where there is one, with an
 exponent for each group of columns that has a scale; 128 columns where a row has one.

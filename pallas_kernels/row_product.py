@@ -195,7 +195,7 @@ class RowProduct:
 
     def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
         """Copy a vector to shared memory, through registers, times a norm if there is one, of which the first piece is
-        `early`; and then the sum of each thread's squares, which may be added up when they are wanted."""
+        `early`; each thread's sum of squares then goes to `squares`, and `run` adds them up at the end."""
         total: Any = None
         for some in batched(self._pieces, TOGETHER if early is None else 1):
             stores = []

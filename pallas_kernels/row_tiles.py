@@ -38,6 +38,9 @@ class RowTiles:
     stages: int  # of the ring
     together: bool = False  # the steps of a block's only tile, which the ring holds: waited for at once, written out
 
+    def __post_init__(self) -> None:
+        assert not self.together or (self.blocks == self.tiles and self.stages == self.steps)
+
     def walk(
         self,
         block: Any,

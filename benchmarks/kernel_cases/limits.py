@@ -92,8 +92,8 @@ def _of_codes(product: QuantisedProduct) -> Limits:
                                 scale, and is added
         1                       to load what four groups' digits count
 
-    Four blocks could share a processor with 128 registers. More than two vectors may have all: their digits alone are
-    12 each, and two blocks are left.
+    Four blocks could share a processor with 128 registers. More than two vectors may have all, which are enough for two
+    blocks: their digits alone are 12 each. Steps that are written out are no loop, and neither limit is theirs.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE), -(-groups // 4)

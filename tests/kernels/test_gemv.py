@@ -4,6 +4,7 @@ The interpreter looks for races, reads that nobody wrote and reads outside of ar
 exact ones by running error analysis (verify/running_error.py), which holds for any order of sums.
 """
 
+from math import prod
 from typing import Any
 
 import hypothesis
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import int4
 from pallas_kernels.compat import LANES, PROCESSORS, interpreter
@@ -20,6 +22,8 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.matrix import MAX_BATCH, Codes, product_of
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
+from pallas_kernels.quantised_product import Int4Product, Int8Product
+from pallas_kernels.row_product import RowProduct
 from pallas_kernels.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from pallas_kernels.tile import Tile
 from tests.strategies import DENORMAL
@@ -270,3 +274,14 @@ def test_no_ring_has_more_stages_than_mosaic_has_barriers():
     """Of small steps more would fit; lowering refuses a group of more than 32."""
     w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
     assert product_of("gemv", w, x, normed=False).ring_stages == 32
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "other"), [(RowProduct, {}), (Int8Product, {"group": 64}), (Int4Product, {"group": 32})]
+)
+def test_shared_memory_is_counted_as_it_is_taken(kind, other, normed):
+    sizes = {"tiles": 4, "blocks": 2, "rows": 8, "runs": 2, "cols": 2048, "batch": 2, "stages": 3}
+    product = kind(**sizes, dtype=np.dtype("float32"), **other)
+    arrays = [leaf for leaf in jax.tree.leaves(product.scratch(normed=normed)) if not isinstance(leaf, plgpu.Barrier)]
+    assert product.scratch_bytes(normed=normed) == sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a in arrays)

@@ -75,6 +75,8 @@ def exactly(w: Weight, x, **options) -> Approx:
 @example(noise=Noise(4), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
 @example(noise=Noise(5), scheme=(4, 64), cols=1536, batch=2, tile=Tile(8, 3, 1), dtype=np.dtype("float32"))
 @example(noise=Noise(6), scheme=(8, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
+@example(noise=Noise(7), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 2, 1), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(8), scheme=(4, 64), cols=4096, batch=2, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
 @at_extremes(scheme=(8, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
