@@ -51,6 +51,11 @@ def words(register: Any, kind: Any) -> list[Any]:
     return [vector.extract(register, dynamic_position=[], static_position=[place]) for place in range(size)]
 
 
+def all_words(x: Any, kind: Any) -> list[Any]:
+    """Those that a thread has of an array, as `kind`."""
+    return [one for register in x.registers.flat for one in words(register, kind)]
+
+
 def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
     """The array of which a thread has these registers, of so many words each."""
     layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
@@ -90,8 +95,7 @@ def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: 
         return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
 
     def run(_, x):
-        numbers = (number for register in x.registers.flat for number in words(register, float32()))
-        return array([[reduce(arith.addf, numbers)]], (THREADS,), np.dtype("float32"), ONE_EACH)
+        return array([[reduce(arith.addf, all_words(x, float32()))]], (THREADS,), np.dtype("float32"), ONE_EACH)
 
     sums = plgpu.ShapeDtypeStruct((THREADS,), np.dtype("float32"), layout=ONE_EACH)
     inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=sums)

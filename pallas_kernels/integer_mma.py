@@ -37,7 +37,7 @@ from jaxtyping import Array, Float32
 from pallas_kernels import int4
 from pallas_kernels.compat import WARPS, Target, tiled_layout
 from pallas_kernels.fixed_point import DIGITS, VECTOR
-from pallas_kernels.inline import array, float32, int32, load, ptx, times, total, word, words
+from pallas_kernels.inline import all_words, array, float32, int32, load, ptx, times, total, word, words
 
 CHUNK = 1024  # columns of a step
 QUARTER = CHUNK // WARPS
@@ -123,9 +123,7 @@ def add(sums: Sums, step: Step, target: Target) -> Sums:
     shape = sums[0].shape
 
     def run(_, refs, arrays):
-        numbers = [
-            [number for register in rows.registers.flat for number in words(register, float32())] for rows in arrays
-        ]
+        numbers = [all_words(rows, float32()) for rows in arrays]
         _accumulate(numbers, step._replace(**refs), Lane.mine())
         return [array(([number] for number in mine), shape, np.dtype("float32"), SUMS) for mine in numbers]
 

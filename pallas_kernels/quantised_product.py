@@ -180,8 +180,7 @@ class QuantisedProduct(ABC):
                 dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
             finish(tile, dots, read)
 
-        together = self.blocks == self.tiles and self.ring_stages == self.steps <= FEW_STEPS
-        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages, together)
+        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages, FEW_STEPS)
         turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "wait": wait, "step": step}
         tiles.walk(block, **turns, ahead=read_ahead, finish=end, target=target)
 

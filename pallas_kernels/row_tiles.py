@@ -36,10 +36,7 @@ class RowTiles:
     blocks: int
     steps: int  # of a tile
     stages: int  # of the ring
-    together: bool = False  # the steps of a block's only tile, which the ring holds: waited for at once, written out
-
-    def __post_init__(self) -> None:
-        assert not self.together or (self.blocks == self.tiles and self.stages == self.steps)
+    few: int = 0  # steps of a block's only tile that are waited for at once and written out, in a ring that holds them
 
     def walk(
         self,
@@ -98,22 +95,18 @@ class RowTiles:
                 return jnp.where(slot == self.stages - 1, 0, slot + 1), sums
 
             tile = block + i * self.blocks
-            read = ahead(tile)
-            slot, sums = lax.fori_loop(0, self.steps, one, (slot, begin()))
+            read, sums = ahead(tile), begin()
+            if alone and self.stages == self.steps <= self.few:
+                for mine in range(self.steps):
+                    wait(mine)
+                for mine in range(self.steps):
+                    sums = step(mine, mine, sums)
+            else:
+                slot, sums = lax.fori_loop(0, self.steps, one, (slot, sums))
             finish(tile, sums, read)
             return slot
 
-        def walk_together():
-            read, sums = ahead(block), begin()
-            for slot in range(self.steps):
-                wait(slot)
-            for slot in range(self.steps):
-                sums = step(slot, slot, sums)
-            finish(block, sums, read)
-
-        if self.together:
-            walk_together()
-        elif alone:
+        if alone:
             walk_tile(0, jnp.int32(0))
         else:
             lax.fori_loop(0, count, walk_tile, jnp.int32(0))
