@@ -8,10 +8,15 @@ x_dbk are the digits of vector b, whose exponents are e_bg (`fixed_point.py`): i
 has rows i and i + 8 of A and column i of B; of each of them lane j has 8 of the 32 terms, whichever, as long as they
 are the same in A and in B. Of C it has columns 2 j and 2 j + 1 of both rows.
 
-One row of W is both rows of A that a quad has, with two *sides* of 32 terms each: 64 of its columns. Columns 2 d and
-2 d + 1 of B are digit d of the vector, of either side. Of C lane j then wants two numbers, for digit j: the upper row
-with the first column and the lower row with the second. What becomes of the others nobody looks at. So eight rows of W
-fill a product, whose four words of A a lane has as it loaded them, side by side.
+One vector: a row of W is both rows of A that a quad has, with two *sides* of 32 terms each, 64 of its columns. Columns
+2 d and 2 d + 1 of B are digit d of the vector, of either side. Of C lane j then wants two numbers, for digit j: the
+upper row with the first column and the lower row with the second. What becomes of the others nobody looks at. So eight
+rows of W fill a product, whose four words of A a lane has as it loaded them, side by side.
+
+Two vectors by codes of four bits: sixteen rows of W are the rows of A, with one side, and columns 2 d and 2 d + 1 of B
+are digit d of either vector. All four numbers of lane j are wanted, for digit j, so that half as many products do. For
+this codes of eight bits would have to be moved, which takes longer than it saves. The last of an odd number of vectors
+is multiplied alone, as are all where a step has eight rows.
 
 Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`), which `finished` takes back.
 
@@ -22,7 +27,8 @@ at most 2^21. Sides of one group are added as integers before, less those bits, 
 The four warps of a thread block multiply a quarter of the step's columns each, and meet in `finished`.
 """
 
-from itertools import batched
+from collections.abc import Iterator, Sequence
+from itertools import batched, product
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -53,6 +59,7 @@ DOTS = SUMS.reduce(2).reduce(1)
 
 MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
 ZERO = 3 * 2.0**22
+ZERO_BITS = int(np.float32(ZERO).view(np.int32))
 
 Sums = list[Float32[Array, "rows warps places"]]  # of each vector, for the rows of all runs
 
@@ -180,37 +187,72 @@ class Lane(NamedTuple):
 
 def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
     """Add what a thread has of a step to its number of each octet of rows, for each vector."""
-    octets = len(sums[0])
-    codes = [_codes(step, octet, lane) for octet in range(octets)]
-    scales = None if step.scales is None else [_scales(step, octet, lane) for octet in range(octets)]
+    octets = range(len(sums[0]))
+    codes = [_codes(step, octet, lane) for octet in octets]
+    scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
     zero = arith.constant(float32(), ir.FloatAttr.get(float32(), ZERO))
-    bits = int(np.float32(ZERO).view(np.int32))
-    begin = [word(bits)] * 4  # though two are not looked at: the compiler makes these once
+    for vectors in batched(range(len(sums)), 2 if step.bits == 4 and len(octets) % 2 == 0 else 1):
+        units = {vector: _units(step, vector, lane) for vector in vectors}
+        dots = _of_one(*vectors, codes, step, lane) if len(vectors) == 1 else _of_two(vectors, codes, step, lane)
+        for vector, octet, group, integer in dots:
+            unit = units[vector][group]
+            scale = unit if scales is None else arith.mulf(unit, scales[octet][group])
+            number = arith.subf(arith.bitcast(float32(), integer), zero)
+            sums[vector][octet] = math.fma(number, scale, sums[vector][octet])
+
+
+# Of a vector, an octet of rows and a group, what they come to, and the bits of ZERO.
+Dots = Iterator[tuple[int, int, int, Any]]
+
+
+def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Dots:
+    """A vector by all rows: products of both sides of an octet."""
+    digits = _digits(step, vector, lane)
     products = max(1, step.group // (SIDES * SIDE))
-    for vector, mine in enumerate(sums):
-        digits, units = _digits(step, vector, lane), _units(step, vector, lane)
-        for first in range(0, QUARTER // (SIDES * SIDE), products):
-            for octet in range(octets):
-                c = begin
-                for k in range(first, first + products):
-                    c = ptx(MMA, [*codes[octet][k], *digits[k], *c], results=4)
-                sides = c[0], c[3]
-                integers = sides if step.group == SIDE else [total(*sides, word(-bits))]
-                for group, integer in enumerate(integers, start=first * SIDES * SIDE // step.group):
-                    scale = units[group] if scales is None else arith.mulf(units[group], scales[octet][group])
-                    number = arith.subf(arith.bitcast(float32(), integer), zero)
-                    mine[octet] = math.fma(number, scale, mine[octet])
+    for first in range(0, QUARTER // (SIDES * SIDE), products):
+        for octet, sides in enumerate(codes):
+            c = _begin()
+            for k in range(first, first + products):
+                c = _product(*sides[SIDES * k : SIDES * (k + 1)], digits[k], c)
+            found = c[0], c[3]
+            integers = found if step.group == SIDE else [total(*found, word(-ZERO_BITS))]
+            for group, integer in enumerate(integers, start=first * SIDES * SIDE // step.group):
+                yield vector, octet, group, integer
 
 
-def _codes(step: Step, octet: int, lane: Lane) -> list[list[Any]]:
-    """What a lane has of A in each product of its warp, all of one of its rows: a word of either side, and another.
+def _of_two(vectors: Sequence[int], codes: list[list[Any]], step: Step, lane: Lane) -> Dots:
+    """Two vectors by all rows: products of a side of two octets, of codes of four bits."""
+    digits = _digits_of_two(step, vectors[0], lane)
+    products = step.group // SIDE
+    for group in range(QUARTER // step.group):
+        for octet in range(0, len(codes), 2):
+            both = octet, octet + 1
+            c = _begin()
+            for k in range(group * products, (group + 1) * products):
+                c = _product(codes[both[0]][k], codes[both[1]][k], digits[k], c)
+            for (row, vector), integer in zip(product(both, vectors), c, strict=True):
+                yield vector, row, group, integer
+
+
+def _begin() -> list[Any]:
+    """C before products; where some are not looked at, they are still what the compiler makes once."""
+    return [word(ZERO_BITS)] * 4
+
+
+def _product(upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
+    """A's rows, upper and lower, by B, and C: of each of them what a lane has."""
+    return ptx(MMA, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
+
+
+def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
+    """What a lane has of each side of its warp's columns, all of one of its rows: two words of A.
 
     A load takes 8 lanes at a time. Of 16 bytes each has them from two rows, one of the upper four and one of the lower:
     where lines are swizzled these are never in the same banks. Of 8 bytes 16 lanes have them from four rows, two by two
     in the same.
     """
     size = CHUNK * step.bits // 8  # bytes of a row
-    wide = 16 if _wide(step) else 8  # bytes that a lane loads at once
+    wide = 16 if step.bits == 4 or _together(step) else 8  # bytes that a lane loads at once
     within = arith.xori(times(lane.place, wide), times(lane.row, LINE // OCTET))  # a line
     start = total(times(lane.warp, OCTET * size // WARPS), times(lane.row, LINE))
     found = []
@@ -221,25 +263,25 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[list[Any]]:
     if step.bits == 4:
         upper = word(0xF0F0F0F0)
         found = [arith.andi(both, upper) for one in found for both in (arith.shli(one, word(4)), one)]
-    elif _wide(step):
-        return [list(four) for four in batched(found, 4)]
-    return [[a, c, b, d] for a, b, c, d in batched(found, 4)]
+    elif _together(step):
+        return [side for a, b, c, d in batched(found, 4) for side in ((a, c), (b, d))]
+    return list(batched(found, 2))
 
 
-def _wide(step: Step) -> bool:
-    """Whether a lane has 16 bytes of a row side by side: of codes of eight bits both sides, so of one group."""
-    return step.bits == 4 or step.group > SIDE
+def _together(step: Step) -> bool:
+    """Whether a lane has the codes of 16 columns side by side, of both sides: of eight bits, of one group.
+
+    The first four of eight are then one side's; else all eight are.
+    """
+    return step.bits == 8 and step.group > SIDE
 
 
 def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
-    """What a lane has of B in each product of its warp: two words of the digit and the side that its quad has."""
-    digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
-    side = arith.andi(lane.quad, word(1))
-    start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
-    # Of 16 columns side by side, which it has the codes of, the first four of eight are one side's, else all eight are.
-    together = step.bits == 8 and _wide(step)
-    start = total(start, times(lane.place, DIGITS * VECTOR * (2 if together else 1)))
-    start = total(start, times(side, VECTOR // 2 if together else DIGITS * SIDE))
+    """What a lane has of B in each product of its warp with one vector: two words of the digit and the side that its
+    quad has."""
+    together = _together(step)
+    side = times(arith.andi(lane.quad, word(1)), VECTOR // 2 if together else DIGITS * SIDE)
+    start = total(_digits_start(step, vector, lane), side)
     places = [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDES * SIDE)]
     if not together:
         return [load(step.digits, place, int32(), 2) for place in places]
@@ -247,6 +289,20 @@ def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
         [*load(step.digits, place, int32(), 1), *load(step.digits, total(place, word(DIGITS * VECTOR)), int32(), 1)]
         for place in places
     ]
+
+
+def _digits_of_two(step: Step, first: int, lane: Lane) -> list[list[Any]]:
+    """The same in each product with vector `first` and the next: of the digit and the vector that its quad has."""
+    which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
+    start = total(_digits_start(step, first, lane), which)
+    return [load(step.digits, total(start, word(DIGITS * at)), int32(), 2) for at in range(0, QUARTER, SIDE)]
+
+
+def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
+    """Where a lane's columns begin in the digit that its quad has."""
+    digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
+    start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
+    return total(start, times(lane.place, DIGITS * VECTOR * (2 if _together(step) else 1)))
 
 
 def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:

@@ -84,7 +84,14 @@ def _of_codes(product: QuantisedProduct) -> Limits:
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring has room for all
 
-    and for each vector
+    for each two vectors, by codes of four bits of sixteen rows,
+
+        8 + 8                   to load digits, of a side each
+        1 a product             to multiply
+        4 or 6 / 8 rows         for each group: two sums become floats, with a scale each, and are added
+        2                       to load what four groups' digits count
+
+    and for each that is alone
 
         8 + 4 or 8              to load digits
         1 a product             to multiply
@@ -106,9 +113,12 @@ def _of_codes(product: QuantisedProduct) -> Limits:
     turn = 30
     if product.blocks < product.tiles or product.ring_stages < product.steps:
         turn += 20 + 16 * product.runs * (2 if product.group else 1)
-    each = 8 + products * (1 if four_bits or apart else 2) + octets * products + fours
-    each += groups * octets * (2 + (not apart) + (product.group is not None))
-    total = codes + turn + product.batch * each
+    scaled = 2 + (product.group is not None)
+    two = 8 + SIDES * products + octets * products + 2 * (fours + groups * octets * scaled)
+    one = 8 + products * (1 if four_bits or apart else 2) + octets * products + fours
+    one += groups * octets * (scaled + (not apart))
+    pairs, alone = divmod(product.batch, 2) if four_bits and octets % 2 == 0 else (0, product.batch)
+    total = codes + turn + pairs * two + alone * one
     return Limits(128 if product.batch <= 2 else MOST_REGISTERS, _up(total * LANES / (8 * octets * QUARTER)))
 
 

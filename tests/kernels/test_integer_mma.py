@@ -87,7 +87,7 @@ def in_lines(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(swizzled).ravel().view(np.uint8)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
 @pytest.mark.parametrize(("runs", "rows"), [(1, 8), (2, 8), (1, 16), (2, 16)])
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)])
 def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows, batch):
