@@ -15,8 +15,7 @@ from benchmarks.timing import Effort, Seconds, measure
 from model.cache import Cache, empty_cache
 from model.compiling import compiler_options
 from model.forward import decode, prefill, text_after
-from model.jax_backend import CACHE, STOPS, keep_heaps_small
-from model.memory import return_freed_memory
+from model.jax_backend import CACHE, STOPS, give_back_compilers_memory, keep_heaps_small
 from model.ops import Ops
 from model.options import SamplingOptions
 from model.params import Params
@@ -63,7 +62,9 @@ def compile_programs(
 
     def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
-        return jitted.lower(shapes, *arguments).compile(options)
+        found = jitted.lower(shapes, *arguments).compile(options)
+        give_back_compilers_memory(config)
+        return found
 
     @lru_cache
     def decode_program(greedy: bool) -> Any:
@@ -71,7 +72,7 @@ def compile_programs(
 
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
     decode_program(GREEDY.greedy)
-    programs = Programs(
+    return Programs(
         prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)),
         decode=decode_program,
         config=config,
@@ -81,8 +82,6 @@ def compile_programs(
         batch=batch,
         seconds=perf_counter() - began,
     )
-    return_freed_memory()
-    return programs
 
 
 def decoding(

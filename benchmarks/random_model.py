@@ -11,7 +11,7 @@ from benchmarks.machine import random_numbers
 from model.cache import Cache, LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.codes import quantised
-from model.memory import return_freed_memory
+from model.jax_backend import give_back_compilers_memory
 from model.params import Params, abstract_params, aligned_zeros, rope_table
 from model.quantised import Embedding
 from reference.config import Config
@@ -55,7 +55,7 @@ def random_params(shapes: Params, config: Config) -> Params:
         leaves[i] = place(_weight(i, shape, scales="scales" in str(path[-1])))
     params = jax.tree.unflatten(tree, [leaves[i] for i in range(len(paths))])
     params = params._replace(rope=rope_table(config, len(shapes.rope.cos)))
-    return_freed_memory()  # which loading takes none of: it does not draw
+    give_back_compilers_memory(config)  # which loading takes none of: it does not draw
     table = params.embedding
     return params._replace(head=table.matrix if isinstance(table, Embedding) else table) if config.tied else params
 

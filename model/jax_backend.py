@@ -21,7 +21,7 @@ from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
 from model.compiling import compiler_options
 from model.cost import decode_cost
 from model.forward import Text, decode, forward, prefill, text_after
-from model.memory import return_blocks_when_freed, return_freed_memory
+from model.memory import forget_code, return_blocks_when_freed, return_freed_memory
 from model.ops import CPU, XLA, Ops
 from model.options import SamplingOptions
 from model.pallas_weights import has_kernels
@@ -63,6 +63,13 @@ def keep_heaps_small(config: Config) -> None:
     """Have this process give back what programs for a large model free on a CPU: see `return_blocks_when_freed`."""
     if is_large(config) and jax.default_backend() == "cpu":
         return_blocks_when_freed()
+
+
+def give_back_compilers_memory(config: Config) -> None:
+    """What compiling leaves behind; for a large model on a CPU, the compiler's code as well: see `forget_code`."""
+    return_freed_memory()
+    if is_large(config) and jax.default_backend() == "cpu":
+        forget_code()
 
 
 def choose_ops(kernels: str) -> Ops:
@@ -121,12 +128,12 @@ def compile_programs(
         ahead = pool.submit(lower_decode(greedy).compile, compiler_options())
         prefilling = lower(prefill, _shape(1, chunk), cache, _shape(1)).compile(compiler_options())
         decoding = {greedy: ahead.result()}
-    return_freed_memory()
+    give_back_compilers_memory(config)
 
     def decode_program(greedy: bool) -> Compiled:
         if greedy not in decoding:
             decoding[greedy] = lower_decode(greedy).compile(compiler_options())
-            return_freed_memory()
+            give_back_compilers_memory(config)
         return decoding[greedy]
 
     return Programs(prefilling, decode_program)

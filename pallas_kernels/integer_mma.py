@@ -193,7 +193,7 @@ def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
     zero = arith.constant(float32(), ir.FloatAttr.get(float32(), ZERO))
     for vectors in batched(range(len(sums)), 2 if step.bits == 4 and len(octets) % 2 == 0 else 1):
         units = {vector: _units(step, vector, lane) for vector in vectors}
-        dots = _of_one(*vectors, codes, step, lane) if len(vectors) == 1 else _of_two(vectors, codes, step, lane)
+        dots = _of_one(vectors[0], codes, step, lane) if len(vectors) == 1 else _of_two(vectors, codes, step, lane)
         for vector, octet, group, integer in dots:
             unit = units[vector][group]
             scale = unit if scales is None else arith.mulf(unit, scales[octet][group])
@@ -213,7 +213,7 @@ def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Dots
         for octet, sides in enumerate(codes):
             c = _begin()
             for k in range(first, first + products):
-                c = _product(*sides[SIDES * k : SIDES * (k + 1)], digits[k], c)
+                c = _product(sides[SIDES * k], sides[SIDES * k + 1], digits[k], c)
             found = c[0], c[3]
             integers = found if step.group == SIDE else [total(*found, word(-ZERO_BITS))]
             for group, integer in enumerate(integers, start=first * SIDES * SIDE // step.group):
