@@ -234,7 +234,6 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, pr
     """The first token, a prompt of `tokens`, and decoding after as many."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
-    programs.decode(False)  # as `generate` does, before any weight is in memory
     progress("weights", 0.3)
     params = subject.load(shapes)
     progress("running", 0.5)

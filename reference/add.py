@@ -18,4 +18,4 @@ def add(x: Float[np.ndarray, "*batch dim"], y: Float[np.ndarray, "*batch dim"]) 
     >>> add(np.float32([1.0]), np.float32([1e-10])) == 1
     array([False])
     """
-    return x.astype(np.float64) + y.astype(np.float64)
+    return x.astype(np.float64, copy=False) + y.astype(np.float64, copy=False)

@@ -66,6 +66,6 @@ def attention(
     # [*batch, kv_heads, group, queries, head_dim] against [*batch, kv_heads, 1, keys, head_dim]
     q = np.moveaxis(q, -2, -3).reshape(*batch, kv_heads, heads // kv_heads, queries, head_dim)
     k, v = (np.moveaxis(a, -2, -3)[..., :, None, :, :] for a in (k, v))
-    scores = q @ k.swapaxes(-1, -2) / np.sqrt(head_dim) + mask[..., None, None, :, :]
+    scores = (q / np.sqrt(head_dim)) @ k.swapaxes(-1, -2) + mask[..., None, None, :, :]  # fewer to divide than scores
     outputs = softmax(scores) @ v  # [*batch, kv_heads, group, queries, head_dim]
     return np.moveaxis(outputs.reshape(*batch, heads, queries, head_dim), -3, -2)

@@ -21,5 +21,5 @@ def linear(
     >>> linear(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [0.0, 3.0]]), np.array([0.5, 0.0]))
     array([3.5, 6. ])
     """
-    y = x.astype(np.float64) @ weight.astype(np.float64, copy=False).T
+    y = x.astype(np.float64, copy=False) @ weight.astype(np.float64, copy=False).T
     return y if bias is None else y + bias.astype(np.float64)

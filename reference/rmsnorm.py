@@ -24,6 +24,6 @@ def rmsnorm(
     >>> rmsnorm(np.array([3.0, 4.0]), np.array([1.0, 10.0]), eps=0.0).round(4)
     array([ 0.8485, 11.3137])
     """
-    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    x, weight = x.astype(np.float64, copy=False), weight.astype(np.float64, copy=False)
     mean_square = np.mean(x**2, axis=-1, keepdims=True)  # [*batch, 1]
     return weight * x / np.sqrt(mean_square + eps)

@@ -77,7 +77,7 @@ def rope_halves(
     >>> rope_halves(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)
     array([[[ 0., -2.,  1.,  0.]]])
     """
-    a, b = np.split(x.astype(np.float64), 2, axis=-1)
+    a, b = np.split(x.astype(np.float64, copy=False), 2, axis=-1)
     return np.concatenate(_turn(a, b, positions, frequencies), axis=-1)
 
 

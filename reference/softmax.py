@@ -27,7 +27,7 @@ def softmax(x: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
     >>> softmax(np.array([0.0, np.log(3.0), -np.inf]))
     array([0.25, 0.75, 0.  ])
     """
-    x = x.astype(np.float64)
+    x = x.astype(np.float64, copy=False)
     weights = np.exp(x - _finite(np.max(x, axis=-1, keepdims=True, initial=-np.inf)))
     total = np.sum(weights, axis=-1, keepdims=True)
     return weights / np.where(total == 0, 1, total)

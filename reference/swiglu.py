@@ -18,6 +18,7 @@ def swiglu(
     >>> swiglu(np.array([0.0, np.log(3.0), -1e4]), np.array([5.0, 4.0, 1.0])).round(4)
     array([ 0.    ,  3.2958, -0.    ])
     """
-    gate = gate.astype(np.float64)
-    sigmoid = np.exp(-np.logaddexp(0, -gate))  # 1 / (1 + exp(-gate)), which overflows for large negative gates
-    return gate * sigmoid * up.astype(np.float64)
+    gate, up = gate.astype(np.float64, copy=False), up.astype(np.float64, copy=False)
+    small = np.exp(-np.abs(gate))  # exp(-gate) overflows for large negative gates
+    sigmoid = np.where(gate < 0, small, 1) / (1 + small)
+    return gate * sigmoid * up
