@@ -55,7 +55,7 @@ def random_params(shapes: Params, config: Config) -> Params:
         leaves[i] = place(_weight(i, shape, scales="scales" in str(path[-1])))
     params = jax.tree.unflatten(tree, [leaves[i] for i in range(len(paths))])
     params = params._replace(rope=rope_table(config, len(shapes.rope.cos)))
-    give_back_compilers_memory(config)  # which loading takes none of: it does not draw
+    give_back_compilers_memory(config)  # to draw is compiled, to load is not
     table = params.embedding
     return params._replace(head=table.matrix if isinstance(table, Embedding) else table) if config.tied else params
 

@@ -1,11 +1,15 @@
 """What is freed goes back to the machine."""
 
 import jax
+import numpy as np
 import pytest
 
+from benchmarks.random_model import random_shapes
 from model import jax_backend
 from model.memory import LARGE_BLOCK
+from model.ops import CPU
 from model.shapes import SHAPES
+from reference.config import Config
 from tests.processes import run_python
 
 # Every other block, after a larger one, from which on glibc keeps what is smaller.
@@ -31,14 +35,23 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
     assert (freed > 0.95 * most) if returned else (freed < 0.05 * most), done
 
 
-# A program, and what it gives, before and after the library is forgotten; and one that is compiled after that.
+# A program, and what it gives, before and after the library is forgotten; and one that is compiled after that. Files
+# whose names are not text are mapped, too, as checkpoints may be.
 CODE = """
+import mmap, os, tempfile
 import jax, jax.numpy as jnp
 from benchmarks.resident import resident_bytes
 from model.memory import forget_code
 compiled = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.eye(8)).compile()
 first, before = compiled(jnp.eye(8)), resident_bytes()
-forget_code()
+maps = []
+with tempfile.TemporaryDirectory() as folder:
+    for name in (b"caf\\xe9", "line\\u2028separator".encode(), b"some words"):
+        with open(os.path.join(os.fsencode(folder), name), "wb+") as file:
+            file.write(bytes(4096))
+            file.flush()
+            maps.append(mmap.mmap(file.fileno(), 0))
+    forget_code()
 print(before - resident_bytes())
 print(bool(jnp.all(compiled(jnp.eye(8)) == first)), float(jax.jit(lambda x: jnp.cos(x) + x)(0.0)))
 """
@@ -57,7 +70,21 @@ def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platfo
     called = []
     monkeypatch.setattr(jax_backend, "return_blocks_when_freed", lambda: called.append("blocks"))
     monkeypatch.setattr(jax_backend, "forget_code", lambda: called.append("code"))
+    monkeypatch.setattr(jax_backend, "return_freed_memory", lambda: called.append("freed"))
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     jax_backend.keep_heaps_small(SHAPES[shape])
     jax_backend.give_back_compilers_memory(SHAPES[shape])
-    assert called == (["blocks", "code"] if large and platform == "cpu" else [])
+    assert called == (["blocks", "freed", "code"] if large and platform == "cpu" else ["freed"])
+
+
+def test_what_compiling_leaves_behind_is_given_back_before_there_are_weights(monkeypatch):
+    """And after the other program that decodes, when it is asked for."""
+    called = []
+    monkeypatch.setattr(jax_backend, "give_back_compilers_memory", called.append)
+    config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
+    params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)
+    fixed = {"ops": CPU, "capacity": 32, "chunk": 32, "cache_dtype": np.dtype(np.float32), "greedy": True}
+    programs = jax_backend.compile_programs(params, config, **fixed)
+    assert called == [config]
+    programs.decode(False)
+    assert called == [config, config]

@@ -88,7 +88,7 @@ def _of_codes(product: QuantisedProduct) -> Limits:
 
         8 + 8                   to load digits, of a side each
         1 a product             to multiply
-        4 or 6 / 8 rows         for each group: two sums become floats, with a scale each, and are added
+        6 / 8 rows              for each group: two sums become floats, with a scale each, and are added
         2                       to load what four groups' digits count
 
     and for each that is alone

@@ -87,25 +87,29 @@ def in_lines(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(swizzled).ravel().view(np.uint8)
 
 
+@pytest.mark.parametrize("turn", [1, 2])
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
 @pytest.mark.parametrize(("runs", "rows"), [(1, 8), (2, 8), (1, 16), (2, 16)])
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)])
-def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows, batch):
-    """The second of three steps: every code by the digits of its column, scaled by its row's group and its vector's."""
+def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows, batch, turn):
+    """A step of three: every code by the digits of its column, scaled by its row's group and its vector's.
+
+    Of the last nothing beyond the end is read.
+    """
     rng = np.random.default_rng(bits * rows + batch)
     codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (runs * rows, CHUNK)).astype(np.int8)
     columns, width = 3 * CHUNK, group or 128
     digits = rng.integers(-128, 128, (batch, columns // 8, DIGITS, 8)).astype(np.int8)
     units = rng.uniform(1, 2, (batch, columns // width)).astype(np.float32)
     scales = rng.uniform(1, 2, (runs * rows, CHUNK // width)).astype(np.float32) if group else None
-    first = CHUNK // width
+    first = turn * (CHUNK // width)
     step = Step(
         bits,
         width,
         columns,
         in_lines(int4.pack(codes).view(np.int8) if bits == 4 else codes),
         None if scales is None else scales.ravel().view(np.uint8),
-        digits.ravel().view(np.uint8)[CHUNK * DIGITS :],
+        digits.ravel().view(np.uint8)[turn * CHUNK * DIGITS :],
         units.ravel().view(np.uint8)[4 * first :],
     )
     octets, lane = runs * rows // 8, Lane.mine()
@@ -113,10 +117,15 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows
     sums = [[zero] * octets for _ in range(batch)]
     integer_mma._accumulate(sums, step, lane)
 
-    mine = digits[:, CHUNK // 8 : CHUNK // 4].swapaxes(2, 3).reshape(batch, WARPS, -1, width, DIGITS).astype(np.int64)
+    mine = (
+        digits[:, turn * CHUNK // 8 : (turn + 1) * CHUNK // 8]
+        .swapaxes(2, 3)
+        .reshape(batch, WARPS, -1, width, DIGITS)
+        .astype(np.int64)
+    )
     grouped = codes.reshape(runs * rows, WARPS, -1, width).astype(np.int64) * (16 if bits == 4 else 1)
     dots = np.einsum("rwgk,bwgkd->brwgd", grouped, mine).astype(np.float64)
-    dots *= units[:, None, first : 2 * first, None].reshape(batch, 1, WARPS, -1, 1)
+    dots *= units[:, None, first : first + CHUNK // width, None].reshape(batch, 1, WARPS, -1, 1)
     if scales is not None:
         dots *= scales.reshape(runs * rows, WARPS, -1, 1)
     expected = dots.sum(axis=3)  # batch, rows, warps, digits
@@ -128,6 +137,23 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows
             rows_of_threads = 8 * octet + lane.row.astype(int)
             at = (b, rows_of_threads[looked_at], lane.warp.astype(int)[looked_at], digit[looked_at])
             assert np.all(np.abs(found[looked_at] - expected[at]) <= 2.0**-20 * size[at])
+
+
+@pytest.mark.parametrize(
+    ("bits", "octets", "batch", "products"),
+    [(4, 2, 1, 8), (4, 2, 2, 8), (4, 2, 3, 16), (4, 2, 4, 16), (4, 1, 2, 8), (4, 3, 2, 24), (8, 2, 2, 16)],
+)
+def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
+    """Where octets of rows are even in number; else each vector has four for each octet."""
+    asked = []
+    monkeypatch.setattr(
+        integer_mma, "ptx", lambda *some, results: (asked.append(some[0]), ptx(*some, results=results))[1]
+    )
+    codes = np.zeros(octets * 8 * CHUNK * bits // 8, np.uint8)
+    numbers = np.zeros(batch * CHUNK, np.float32)
+    step = Step(bits, 64, CHUNK, codes, None, np.zeros(batch * DIGITS * CHUNK, np.uint8), numbers.view(np.uint8))
+    integer_mma._accumulate([[np.zeros(THREADS, np.float32)] * octets for _ in range(batch)], step, Lane.mine())
+    assert len(asked) == products
 
 
 def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
