@@ -14,9 +14,9 @@ upper row with the first column and the lower row with the second. What becomes 
 rows of W fill a product, whose four words of A a lane has as it loaded them, side by side.
 
 Two vectors by codes of four bits: sixteen rows of W are the rows of A, with one side, and columns 2 d and 2 d + 1 of B
-are digit d of either vector. All four numbers of lane j are wanted, for digit j, so that half as many products do. For
-this codes of eight bits would have to be moved, which takes longer than it saves. The last of an odd number of vectors
-is multiplied alone, as are all where a step has eight rows.
+are digit d of the first vector and of the second. All four numbers of lane j are wanted, for digit j, so that half as
+many products do. For this codes of eight bits would have to be moved, which takes more instructions than it saves. The
+last of an odd number of vectors is multiplied alone, as are all where octets of rows are odd in number.
 
 Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`), which `finished` takes back.
 
@@ -193,19 +193,19 @@ def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
     zero = arith.constant(float32(), ir.FloatAttr.get(float32(), ZERO))
     for vectors in batched(range(len(sums)), 2 if step.bits == 4 and len(octets) % 2 == 0 else 1):
         units = {vector: _units(step, vector, lane) for vector in vectors}
-        dots = _of_one(vectors[0], codes, step, lane) if len(vectors) == 1 else _of_two(vectors, codes, step, lane)
-        for vector, octet, group, integer in dots:
+        found = _of_one(vectors[0], codes, step, lane) if len(vectors) == 1 else _of_two(vectors, codes, step, lane)
+        for vector, octet, group, integer in found:
             unit = units[vector][group]
             scale = unit if scales is None else arith.mulf(unit, scales[octet][group])
             number = arith.subf(arith.bitcast(float32(), integer), zero)
             sums[vector][octet] = math.fma(number, scale, sums[vector][octet])
 
 
-# Of a vector, an octet of rows and a group, what they come to, and the bits of ZERO.
-Dots = Iterator[tuple[int, int, int, Any]]
+# Of a vector, an octet of rows and a group, the integer that they come to, and the bits of ZERO.
+Integers = Iterator[tuple[int, int, int, Any]]
 
 
-def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Dots:
+def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Integers:
     """A vector by all rows: products of both sides of an octet."""
     digits = _digits(step, vector, lane)
     products = max(1, step.group // (SIDES * SIDE))
@@ -220,18 +220,18 @@ def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Dots
                 yield vector, octet, group, integer
 
 
-def _of_two(vectors: Sequence[int], codes: list[list[Any]], step: Step, lane: Lane) -> Dots:
+def _of_two(vectors: Sequence[int], codes: list[list[Any]], step: Step, lane: Lane) -> Integers:
     """Two vectors by all rows: products of a side of two octets, of codes of four bits."""
     digits = _digits_of_two(step, vectors[0], lane)
     products = step.group // SIDE
     for group in range(QUARTER // step.group):
-        for octet in range(0, len(codes), 2):
-            both = octet, octet + 1
+        for both in batched(range(len(codes)), 2):
+            upper, lower = (codes[octet] for octet in both)
             c = _begin()
             for k in range(group * products, (group + 1) * products):
-                c = _product(codes[both[0]][k], codes[both[1]][k], digits[k], c)
-            for (row, vector), integer in zip(product(both, vectors), c, strict=True):
-                yield vector, row, group, integer
+                c = _product(upper[k], lower[k], digits[k], c)
+            for (octet, vector), integer in zip(product(both, vectors), c, strict=True):
+                yield vector, octet, group, integer
 
 
 def _begin() -> list[Any]:
