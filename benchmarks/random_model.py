@@ -66,6 +66,7 @@ def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int =
     layers = [
         LayerCache(*(random_numbers(2 * i + j, *shape, dtype=dtype) for j in (0, 1))) for i in range(config.layers)
     ]
+    give_back_compilers_memory(config)  # as above
     return Cache(layers, jnp.zeros(batch, jnp.int32))
 
 
