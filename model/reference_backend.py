@@ -42,7 +42,7 @@ def reference_memory(config: Config, *, context: int) -> Memory:
     """What sequences of up to `context` tokens take, in float64; nothing is compiled."""
     float64 = np.dtype(np.float64)
     tokens = min(CHUNK, context)
-    scores = 5 * config.heads * tokens * context  # as they are, scaled, masked, their exponentials and probabilities
+    scores = 4 * config.heads * tokens * context  # masked, less the largest, their exponentials and probabilities
     hidden = 6 * tokens * config.ffn  # gate and up, what they make, and what that is made from
     return Memory(
         weights=weight_bytes(abstract_params(config, dtype=float64, positions=0)),
