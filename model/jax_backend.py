@@ -61,15 +61,20 @@ def is_large(config: Config) -> bool:
 
 def keep_heaps_small(config: Config) -> None:
     """Have this process give back what programs for a large model free on a CPU: see `return_blocks_when_freed`."""
-    if is_large(config) and jax.default_backend() == "cpu":
+    if _counts_its_memory(config):
         return_blocks_when_freed()
 
 
 def give_back_compilers_memory(config: Config) -> None:
     """What compiling leaves behind; for a large model on a CPU, the compiler's code as well: see `forget_code`."""
     return_freed_memory()
-    if is_large(config) and jax.default_backend() == "cpu":
+    if _counts_its_memory(config):
         forget_code()
+
+
+def _counts_its_memory(config: Config) -> bool:
+    """Whether memory matters more than the milliseconds that giving it back takes: of a large model, on a CPU."""
+    return is_large(config) and jax.default_backend() == "cpu"
 
 
 def choose_ops(kernels: str) -> Ops:
