@@ -3,6 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import jax
@@ -80,3 +82,18 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
         jax.block_until_ready(last)
         taken.append((time.perf_counter() - began) / effort.in_flight)
     return Seconds(*spread(taken))
+
+
+def measure_turns(call: Callable[[int], Any], span: float, effort: Effort) -> Seconds:
+    """Time one of the turns that `call(turns)` makes before it returns arrays, in measurements of about `span` seconds.
+
+    A GPU takes some milliseconds until it is as fast as it gets. And a program of hundreds of arguments takes up to a
+    millisecond to hand over: that is measured without a turn, and taken off.
+    """
+    jax.block_until_ready(call(1))
+    handed_over = measure(partial(call, 0), effort).least
+    turns = 1
+    while (taken := measure(partial(call, turns), Effort(1, warm=0)).median) < span / 2:
+        turns *= max(2, int(span / 2 / taken))
+    turns = max(turns, ceil(turns * span / taken))
+    return Seconds(*(seconds - handed_over for seconds in measure(partial(call, turns), effort))).over(turns)

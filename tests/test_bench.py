@@ -45,7 +45,7 @@ from benchmarks.machine import (
 )
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import skipped, timed, with_shares
-from benchmarks.timing import Effort, Seconds, in_turn, measure
+from benchmarks.timing import Effort, Seconds, in_turn, measure, measure_turns
 from cli import llamaspec
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.cost import decode_bytes, decode_cost, prefill_cost
@@ -146,6 +146,23 @@ def test_a_call_is_timed_as_often_as_was_said():
     taken = measure(lambda: calls.append(0), Effort(3, warm=2, in_flight=4))
     assert len(calls) == 2 + 3 * 4
     assert 0 < taken.least <= taken.median <= taken.most
+
+
+def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
+    now, asked = [0.0], []
+    monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: now[0])
+
+    def call(turns):
+        asked.append(turns)
+        now[0] += 0.05 + 0.01 * turns
+
+    seconds = measure_turns(call, 10.0, Effort(2, warm=0))
+    turns = max(asked)
+    assert asked[:3] == [1, 0, 0] and asked[-2:] == [turns] * 2 and 9.9 < 0.05 + 0.01 * turns < 10.1
+    assert seconds == pytest.approx((0.01, 0.01, 0.01))  # without what a call takes besides
+    asked.clear()
+    measure_turns(call, 0.05, Effort(1, warm=0))
+    assert asked == [1, 0, 1, 1]  # one takes long enough
 
 
 def test_what_is_divided_is_measured_side_by_side():

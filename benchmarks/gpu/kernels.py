@@ -1,8 +1,9 @@
 """Each kernel beside what XLA makes of the same op, each call on other arguments than the one before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import batched
 from math import prod
 from typing import Any
 
@@ -17,8 +18,9 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.varied import clearing_cases
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, in_a_line, skipped, timed
-from benchmarks.timing import Seconds, measure
+from benchmarks.timing import Seconds, measure_turns
 from model.compiling import LOOPS_IN_GRAPHS
+from pallas_kernels.compat import Target, current_target, use_target
 from pallas_kernels.key_ring import TILE
 
 FRESH = 512 << 20  # bytes of arguments that calls go through before the first come again: caches hold 60 MB
@@ -29,15 +31,12 @@ def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variant
     first.
     """
     cases = scale.timed_variants if variants else scale.timed
-    for case in reversed(cases) if backwards else cases:
+    for some in batched(reversed(cases) if backwards else cases, scale.prepared):
         if clock.over:
-            yield skipped(case.name)
+            yield from (skipped(case.name) for case in some)
             continue
-        try:
-            yield _row(case, scale)
-        except Exception as error:  # of one case
-            jax.block_until_ready(jnp.zeros(()) + 1)  # the others are timed, unless the device is beyond use
-            yield skipped(case.name, in_a_line(error))
+        with scale.running():  # XLA's form, too, which it changes nothing for
+            yield from _rows(some, scale, clock)
 
 
 def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
@@ -58,11 +57,32 @@ def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
         yield {"case": case.name, "rows": -seen % TILE, **ours._asdict(), "more": ours.least - first}
 
 
-def _row(case: Case, scale: Scale) -> Row:
+def _rows(cases: Sequence[Case], scale: Scale, clock: Clock) -> Iterator[Row]:
+    """Of a few cases, which are all compiled before the first is timed."""
+    prepare = partial(_prepared, scale=scale, target=current_target())
+    with ThreadPoolExecutor(len(cases)) as pool:
+        ready = [pool.submit(prepare, case) for case in cases]
+    for case in cases:
+        prepared = ready.pop(0)  # and its arguments make room for others when it is timed
+        if clock.over:
+            yield skipped(case.name)
+            continue
+        try:
+            yield _row(case, *prepared.result())
+        except Exception as error:  # of one case
+            jax.block_until_ready(jnp.zeros(()) + 1)  # the others are timed, unless the device is beyond use
+            yield skipped(case.name, in_a_line(error))
+
+
+def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[Timing, list[Any]]":
+    """Its arguments, and the programs of both forms. A thread has a target of its own."""
     timing = Timing(case, scale)
-    with scale.running():  # XLA's form, too, which it changes nothing for
-        programs = compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
-        ours, plain = (timing.of(program) for program in programs)
+    with use_target(target):
+        return timing, compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
+
+
+def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
+    ours, plain = map(timing.of, programs)
     return {
         "case": case.name,
         "op": case.op,
@@ -88,22 +108,22 @@ class Timing:
 
     def lowered(self, form: Callable[..., Any]) -> Any:
         """A program that makes many calls, one after the other, each with other arguments than the last; none waits for
-        the host. A turn of its loop makes as many of each case, as it takes time itself.
+        the host. A turn of its loop makes as many of each case, as it takes time itself: 7 us.
 
         What a case updates in place, which are the last of its results, goes back into the next call with these
         arguments.
         """
         program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
-        return program.lower(self._scale.rounds, self._updated, self._fixed)
+        return program.lower(1, self._updated, self._fixed)
 
     def of(self, compiled: Any) -> Seconds:
         """Of one call by a program."""
 
-        def call():
-            self._updated, results = compiled(self._scale.rounds, self._updated, self._fixed)
+        def call(turns: int):
+            self._updated, results = compiled(turns, self._updated, self._fixed)
             return results
 
-        return measure(call, self._scale.effort).over(self._scale.calls * self._scale.rounds)
+        return measure_turns(call, self._scale.span, self._scale.effort).over(self._scale.calls)
 
     def seconds(self, form: Callable[..., Any]) -> Seconds:
         """Of one call of `form`."""
@@ -117,7 +137,7 @@ def compiled_together(*programs: Any) -> list[Any]:
 
 
 def again_and_again(
-    case: Case, form: Callable[..., Any], calls: int, rounds: Int[Array, ""], updated: list[Any], fixed: list[Any]
+    case: Case, form: Callable[..., Any], calls: int, turns: Int[Array, ""], updated: list[Any], fixed: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """`in_turn`, so many times: the updated arrays, and the last results."""
 
@@ -127,7 +147,7 @@ def again_and_again(
         return in_turn(case, form, calls, updated, mine)
 
     results = jax.eval_shape(partial(in_turn, case, form, calls), updated, fixed)[1]
-    return lax.fori_loop(0, rounds, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
+    return lax.fori_loop(0, turns, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
 
 
 def in_turn(

@@ -12,7 +12,7 @@ from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.scale import Scale
 from benchmarks.machine import random_numbers
 from benchmarks.report import Row, skipped, timed
-from benchmarks.timing import Seconds, measure
+from benchmarks.timing import Seconds, measure_turns
 from model.compiling import LOOPS_IN_GRAPHS
 from pallas_kernels.attention_prefill import attention_prefill
 from reference.config import Config
@@ -52,13 +52,14 @@ def _row(config: Config, tokens: int, scale: Scale) -> Row:
 def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *arguments: jax.Array) -> Seconds:
     """Of a call that follows another, whose result is its q, in a loop that does not wait for the host."""
 
-    def chained(rounds, q, *arguments):
+    def chained(turns, q, *arguments):
         def one(_, q):
             for _ in range(scale.chained):
                 q = attention(q, *arguments).reshape(q.shape)
             return q
 
-        return lax.fori_loop(0, rounds, one, q)
+        return lax.fori_loop(0, turns, one, q)
 
-    program = jax.jit(chained).lower(scale.rounds, q, *arguments).compile(LOOPS_IN_GRAPHS)
-    return measure(lambda: program(scale.rounds, q, *arguments), scale.effort).over(scale.chained * scale.rounds)
+    program = jax.jit(chained).lower(1, q, *arguments).compile(LOOPS_IN_GRAPHS)
+    turn = measure_turns(lambda turns: program(turns, q, *arguments), scale.span, scale.effort)
+    return turn.over(scale.chained)

@@ -67,7 +67,8 @@ class Scale:
     timed_variants: tuple[Case, ...]
     cleared: tuple[tuple[Config, int], ...]  # decode attention of which model, over how many keys, with rows to clear
     calls: int  # of a kernel in a turn of a loop, each with other arguments than the one before
-    rounds: int  # turns
+    span: float  # seconds that a measurement of such turns takes at least
+    prepared: int  # cases that are compiled at once, before any of them is timed
     effort: Effort  # in timing kernels
     model_effort: Effort
     chained: int  # calls of attention in a round of a program
@@ -168,9 +169,10 @@ def full() -> Scale:
         timed=once(timed_cases()),
         timed_variants=tuple(variants().values()),
         cleared=tuple((config, keys) for config in (tinyllama, large) for keys in (128, 4096)),
-        calls=16,
-        rounds=16,
-        effort=Effort(7),
+        calls=64,
+        span=0.05,
+        prepared=8,
+        effort=Effort(3, warm=0),
         model_effort=Effort(5),
         chained=8,
         tiles=(8, 16, 40),
@@ -208,7 +210,8 @@ def dry() -> Scale:
         timed_variants=tuple(attention_decode_cases(TINY, BFLOAT16, TINY_WORK)),
         timed=tuple(norm_qkv_cases(replace(TINY, heads=1, kv_heads=1), BFLOAT16, TINY_WORK)),
         calls=2,
-        rounds=2,
+        span=0.01,
+        prepared=1,
         effort=Effort(1, warm=0),
         model_effort=Effort(1, warm=0),
         chained=1,
