@@ -96,8 +96,10 @@ def product_of(
 
 
 def key_of(op: str, w: Matrix) -> str:
-    """What `tile_for` calls an op on such a matrix."""
-    return f"{op} {'int4' if w.four_bits else 'int8'}" if isinstance(w, Codes) else op
+    """What `tile_for` calls an op on such a matrix: with the codes, and the columns that share a scale."""
+    if not isinstance(w, Codes):
+        return op
+    return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
 
 
 def check_operand(op: str, name: str, array: Array | None, shape: tuple[int, ...], dtype: Any) -> None:

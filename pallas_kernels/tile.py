@@ -1,8 +1,8 @@
 """Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
 
-`tuning/h200.json` has what was faster than the rule (benchmarks/LOG.md): narrow tiles, where weights are so few that
-with wider ones processors would be idle, a wide one that gives all processors as much, three shorter rings, and blocks
-for one of int8. TinyLlama's were found in whole models, the three others in kernels alone. `llamaspec bench --suite
+`tuning/h200.json` has what was faster than the rule (benchmarks/LOG.md): tiles of fewer rows, where processors would be
+idle else; wider ones, of a head whose vectors are long, and where all blocks then have as much to do; other rings, and
+other numbers of blocks. TinyLlama's were found in whole models, the others in kernels alone. `llamaspec bench --suite
 kernels --tune FILE` times rows and stages of a matrix by itself.
 """
 

@@ -598,7 +598,8 @@ def test_models_that_do_not_fit_are_named():
     [
         ("gemv residual 2048x5632 bfloat16", ("gemv", 2048, 5632)),
         ("gemv residual 4096x4096 x8 bfloat16", None),
-        ("gemv q4 norm 128256x4096 bfloat16", ("gemv int4", 128256, 4096)),
+        ("gemv q4 norm 128256x4096 bfloat16", ("gemv int4/64", 128256, 4096)),
+        ("norm_qkv q8_row 32+2x8x128x4096 bfloat16", ("norm_qkv int8", 6144, 4096)),
         ("norm_qkv 32+2x8x128x4096 bfloat16", ("norm_qkv", 6144, 4096)),
         ("argmax 32000 float32", None),
     ],
