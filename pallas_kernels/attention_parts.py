@@ -57,7 +57,6 @@ def attend_in_parts(
                 split,
                 *visible_keys(length, capacity, window),
                 staged["ring"],
-                target,
             )
 
         target.let_next_start()

@@ -1,9 +1,8 @@
 """Where a kernel runs, and all that touches jax's internals or differs between its versions (0.11.2 to 0.12), but for
 what is written in Mosaic's own terms (`staging.py`, and `inline.py` with what uses it).
 
-Three things are not the same on a GPU and in the interpreter, and `Target` holds them: programmatic dependent launch
-(the interpreter has none), the fence before a slot of shared memory is filled again (the hardware's barrier orders it;
-the interpreter's model of the copy engine wants to be told), and how a kernel is launched.
+Two things are not the same on a GPU and in the interpreter, and `Target` holds them: programmatic dependent launch,
+which the interpreter has not, and how a kernel is launched.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,11 +52,6 @@ class Target:
         """The next kernel may begin with what does not depend on this one. Its own wait keeps it from the rest."""
         if self.overlaps:
             plgpu.griddepcontrol_launch_dependents()
-
-    def before_refill(self) -> None:
-        """Between the last read of shared memory and the copy that overwrites it."""
-        if self.interpret:
-            plgpu.commit_smem()
 
 
 _target = jax.make_user_context(Target())  # whatever jit keeps is kept for one value of it

@@ -15,7 +15,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.compat import Target
 from pallas_kernels.wgmma import matrices
 
 TILE = 64  # keys
@@ -50,7 +49,6 @@ class OpenRing:
     start: Any  # first key that the query sees
     stop: Any  # last key that it sees, + 1
     staged: dict[str, Any]
-    target: Target
 
     @property
     def steps(self) -> Any:
@@ -90,7 +88,7 @@ class OpenRing:
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():
-            self.target.before_refill()
+            plgpu.commit_smem()  # as in `row_tiles`
             self._fetch(name, step + self.ring.stages)
 
     def _tile(self, step) -> Any:

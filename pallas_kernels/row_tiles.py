@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.compat import PROCESSORS, Target
 
@@ -83,7 +84,7 @@ class RowTiles:
 
                 @pl.when(i * self.steps + j + self.stages < steps)
                 def _():
-                    target.before_refill()
+                    plgpu.commit_smem()  # or the copy may come before what this slot was read for has
                     if alone:
                         fetch(block, j + self.stages, slot)
                     else:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Kernel:
     refilled: int  # bytes that it is asked for in each turn of a loop, which the compiler may have made of several
     loop: int  # instructions of the main loop
     refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
+    hasty: bool  # its loop, or all of it, asks for a copy before what is read from shared memory has come
     instructions: int
     wgmma: int  # products for the tensor cores in innermost loops
     narrow: (
@@ -70,6 +71,7 @@ def _read_kernel(path: Path) -> Kernel:
         refilled=refilled * turns,
         loop=len(loop),
         refills=any(word.opcode.startswith("UTMALDG") for word in loop),
+        hasty=hasty(loop or code.instructions),
         instructions=len(code.instructions),
         wgmma=sum(
             word.opcode.startswith("HGMMA")
@@ -82,6 +84,23 @@ def _read_kernel(path: Path) -> Kernel:
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
         kept=sum(".STRONG" not in code.instructions[i].opcode for i in code.find("LDG") if i < (wait or 0)),
     )
+
+
+def hasty(loop: Sequence[sass.Instruction]) -> bool:
+    r"""Whether the copy engine is asked for something after a read of shared memory, without a fence between them.
+
+    A read waits in a queue, in which the copy engine does not stand, nor where threads meet.
+
+    >>> code = ["/*0000*/ LDS.128 R4, [R2]", "/*0010*/ FENCE.VIEW.ASYNC.S", "/*0020*/ UTMALDG.2D [UR8], [UR4]"]
+    >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
+    [False, True]
+    """
+    reading = False
+    for word in loop:
+        if word.opcode.startswith("UTMALDG") and reading:
+            return True
+        reading = (reading or word.opcode.startswith("LDS")) and not word.opcode.startswith("FENCE.VIEW.ASYNC")
+    return False
 
 
 def launch(layouts: str) -> tuple[int, int, int]:

@@ -6,6 +6,9 @@ rows too. Since two bfloat16 of a word are widened by two instructions, not thre
 a limit here is another, it says why. That for codes is counted, below: the tensor cores multiply them, where the
 design did so one by one, and needed 4.3 or, of four bits, 3.4.
 
+A turn takes three instructions more, which are added to each limit: the design had no fence before a slot of the ring
+is asked for again, and needs one.
+
 Of n vectors each takes of a weight that is a float 1 + c / (R V) instructions, beside what a turn of the loop takes
 once: its multiplication and addition, and its part of what a thread's R rows share, c to load V columns of a vector and
 widen them. A thread has R V sums, V numbers, R that are added in the end and some addresses more in registers for each
@@ -21,6 +24,7 @@ from pallas_kernels.quantised_product import QuantisedProduct
 from pallas_kernels.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
+FENCE = 3  # instructions: reads have come, the copy engine knows, threads meet
 
 # By dtype and rows of a tile. What a turn takes beside its products is the same for half the rows: of float32, 43
 # instructions of 8 or 16 weights. Of float32 eight registers more than the design had: before the loop a residual and a
@@ -63,6 +67,8 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
         one = NORMED_WIDE if (dtype.name, rows) == ("bfloat16", 32) else NORMED[dtype.name]
     else:
         one = PLAIN.get((dtype.name, rows), Limits())
+    if one.instructions is not None:
+        one = one._replace(instructions=_up(one.instructions + FENCE * THREADS / (rows * 16 // dtype.itemsize * LANES)))
     if not normed:  # words of a vector that are read before any of it is stored
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         one = one._replace(registers=max(one.registers, read + STAGING))
