@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+MOST_TURNS = 1 << 24  # of which each would take less than a clock can tell
+
 
 class Seconds(NamedTuple):
     """Of one call: the median, the fastest and the slowest measurement."""
@@ -89,11 +91,16 @@ def measure_turns(call: Callable[[int], Any], span: float, effort: Effort) -> Se
 
     A GPU takes some milliseconds until it is as fast as it gets. And a program of hundreds of arguments takes up to a
     millisecond to hand over: that is measured without a turn, and taken off.
+
+    Raises RuntimeError where turns take no time.
     """
     jax.block_until_ready(call(1))
     handed_over = measure(partial(call, 0), effort).least
     turns = 1
-    while (taken := measure(partial(call, turns), Effort(1, warm=0)).median) < span / 2:
-        turns *= max(2, int(span / 2 / taken))
+    # By the least of several, as a host may rest in any of them.
+    while (taken := measure(partial(call, turns), effort).least - handed_over) < span / 2:
+        turns *= max(2, int(span / 2 / max(taken, handed_over)))
+        if turns >= MOST_TURNS:
+            raise RuntimeError(f"{turns:,} turns would not take {span} s")
     turns = max(turns, ceil(turns * span / taken))
     return Seconds(*(seconds - handed_over for seconds in measure(partial(call, turns), effort))).over(turns)

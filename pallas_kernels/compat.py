@@ -2,7 +2,7 @@
 what is written in Mosaic's own terms (`staging.py`, and `inline.py` with what uses it).
 
 Two things are not the same on a GPU and in the interpreter, and `Target` holds them: programmatic dependent launch,
-which the interpreter has not, and how a kernel is launched.
+which the interpreter does not have, and how a kernel is launched.
 """
 
 from collections.abc import Callable, Iterator

@@ -150,19 +150,23 @@ def test_a_call_is_timed_as_often_as_was_said():
 
 def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
     now, asked = [0.0], []
+    late = {2: 0.03, 4: 30.0}  # seconds more of the third and the fifth call
     monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: now[0])
 
     def call(turns):
+        now[0] += 0.05 + 0.01 * turns + late.get(len(asked), 0.0)
         asked.append(turns)
-        now[0] += 0.05 + 0.01 * turns
 
     seconds = measure_turns(call, 10.0, Effort(2, warm=0))
     turns = max(asked)
-    assert asked[:3] == [1, 0, 0] and asked[-2:] == [turns] * 2 and 9.9 < 0.05 + 0.01 * turns < 10.1
+    assert asked[:5] == [1, 0, 0, 1, 1] and asked[-2:] == [turns] * 2 and 9.9 < 0.01 * turns < 10.1
     assert seconds == pytest.approx((0.01, 0.01, 0.01))  # without what a call takes besides
     asked.clear()
-    measure_turns(call, 0.05, Effort(1, warm=0))
+    late.clear()
+    measure_turns(call, 0.01, Effort(1, warm=0))
     assert asked == [1, 0, 1, 1]  # one takes long enough
+    with pytest.raises(RuntimeError, match=r"turns would not take 10\.0 s"):
+        measure_turns(lambda turns: call(0), 10.0, Effort(1, warm=0))
 
 
 def test_what_is_divided_is_measured_side_by_side():
@@ -548,7 +552,8 @@ def test_every_variant_is_held_to_exact_numbers_in_some_shape():
             assert one.arrays[0].shape[0] * one.arrays[0].shape[-1] < 2**26, one.name  # NumPy's, in seconds
 
 
-def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed():
+@pytest.mark.parametrize("prepared", [1, 2])
+def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared: int):
     scale = dry()
     (one,) = scale.timed
 
@@ -557,10 +562,32 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed():
 
     adding = next(other for other in scale.checked if other.op == "add")
     adding = replace(adding, function=adding.plain)
-    scale = replace(scale, running=nullcontext, timed=(replace(one, function=fall), adding))
+    scale = replace(scale, running=nullcontext, timed=(replace(one, function=fall), adding), prepared=prepared)
     rows = list(time_kernels(scale, Clock(600), backwards=True))
     assert rows[0]["case"] == adding.name
     assert rows[1] == skipped(one.name, "RuntimeError: no such layout")
+
+
+class EndingClock(Clock):
+    """Over when it has been looked at so often."""
+
+    def __init__(self, looks: int):
+        self._looks = looks
+
+    @property
+    def over(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
+@pytest.mark.parametrize(("looks", "timed"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_cases_are_left_out_when_time_is_over_whether_compiled_or_not(looks: int, timed: int):
+    adding = next(one for one in dry().checked if one.op == "add")
+    cases = tuple(replace(adding, function=adding.plain, shape=f"{adding.shape} {i}") for i in range(3))
+    scale = replace(dry(), running=nullcontext, timed=cases, prepared=2)
+    rows = list(time_kernels(scale, EndingClock(looks)))
+    assert [row["case"] for row in rows[:timed]] == [one.name for one in cases[:timed]]
+    assert rows[timed:] == [skipped(one.name) for one in cases[timed:]]
 
 
 def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):

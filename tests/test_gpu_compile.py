@@ -139,6 +139,24 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
     assert kernels_read(tmp_path, twice, layouts) == [replace(KERNEL, refilled=8192, loop=10, instructions=21)]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "hasty"),
+    [
+        ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
+        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after that of the turn before
+        ("FADD R67", "UTMALDG.2D", True),  # in the loop around it
+        ("FADD R67", "UTMASTG.2D", False),
+        ("MOV R5", "UTMALDG.2D", True),
+    ],
+)
+def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
+    before: str, after: str, hasty: bool, tmp_path: Path
+):
+    code = CODE.replace(before, f"{after} [UR8], [UR4] //")
+    fenced = code.replace("FFMA R30", "FENCE.VIEW.ASYNC.S //").replace("FFMA R29", "BAR.SYNC //")
+    assert [kernels_read(tmp_path, text)[0].hasty for text in (code, fenced)] == [hasty, before == "FFMA R31"]
+
+
 def test_the_launch_and_the_copies_are_read_from_the_layouts():
     assert launch(LAYOUTS) == (512, 128, 44064)
     assert copied(LAYOUTS) == (16384, 4096)

@@ -94,7 +94,7 @@ def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
 
 class Timing:
     """Of a case: arguments that its forms are called with, as many sets as calls, or what makes 512 MB: a matrix of
-    4 MB or more is in no cache then.
+    1 MB or more is in no cache then.
     """
 
     def __init__(self, case: Case, scale: Scale):
@@ -108,7 +108,7 @@ class Timing:
 
     def lowered(self, form: Callable[..., Any]) -> Any:
         """A program that makes many calls, one after the other, each with other arguments than the last; none waits for
-        the host. A turn of its loop makes as many of each case, as it takes time itself: 7 us.
+        the host. A turn of its loop makes as many of each case, as it takes time itself, some 10 us.
 
         What a case updates in place, which are the last of its results, goes back into the next call with these
         arguments.

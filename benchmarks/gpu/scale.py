@@ -67,7 +67,7 @@ class Scale:
     timed_variants: tuple[Case, ...]
     cleared: tuple[tuple[Config, int], ...]  # decode attention of which model, over how many keys, with rows to clear
     calls: int  # of a kernel in a turn of a loop, each with other arguments than the one before
-    span: float  # seconds that a measurement of such turns takes at least
+    span: float  # seconds that a measurement of such turns takes, about
     prepared: int  # cases that are compiled at once, before any of them is timed
     effort: Effort  # in timing kernels
     model_effort: Effort

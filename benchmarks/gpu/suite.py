@@ -22,6 +22,7 @@ BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS
 
 CANNOT_RUN = 3  # the exit status of a part that says why on its last line
 GRACE = 5.0
+BATCH = 15.0  # grace of a part that compiles several cases at once, for 8 seconds, and then looks at the clock
 PATIENCE = 600.0  # the first part alone can say that there is no GPU, however slow the machine is
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 DRY_SECONDS = 600.0  # for each part of a dry run, which is as slow as its machine
@@ -73,7 +74,7 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
     if suite == "models":
         return [Part("memory", 25, grace=PATIENCE), Part("models", 230)]
     if suite == "variants":
-        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True})]
+        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True}, grace=BATCH)]
     if suite == "kernels":
         # As many processes as have no factor in common with the number of ops: each has some cases of all.
         shares = 1 if dry else 13
@@ -81,14 +82,14 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
             Part("memory", 25, grace=PATIENCE),
             Part("right", 150, {"varied": True}, environment=BESIDE_OTHERS, shares=shares, grace=20),
             Part("clearing", 20),
-            Part("kernels", 310, {"backwards": True}),
+            Part("kernels", 310, {"backwards": True}, grace=BATCH),
             Part("attention", 25),
         ]
     return [
         Part("memory", 25, grace=PATIENCE),
         Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # most of it is compiling
         Part("models", 195),
-        Part("kernels", 100),
+        Part("kernels", 100, grace=BATCH),
         Part("attention", 25),
         Part("launching", 65),
         Part("starting", 20, {"label": "cold"}, starts=True),

@@ -32,7 +32,7 @@ class Kernel:
     refilled: int  # bytes that it is asked for in each turn of a loop, which the compiler may have made of several
     loop: int  # instructions of the main loop
     refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
-    hasty: bool  # its loop, or all of it, asks for a copy before what is read from shared memory has come
+    hasty: bool  # asks for a copy before what it read from shared memory has come
     instructions: int
     wgmma: int  # products for the tensor cores in innermost loops
     narrow: (
@@ -58,6 +58,7 @@ def _read_kernel(path: Path) -> Kernel:
     prefetched, refilled = copied(layouts)
     code = sass.read(path.with_name(f"{dump}.sass_ctrl").read_text())
     loop = code.main_loop()
+    refills = any(word.opcode.startswith("UTMALDG") for word in loop)
     turns = max(1, sum(".TRYWAIT" in word.opcode for word in loop) // max(1, waits_in_loops(layouts)))
     wait = next(code.find("ACQBULK"), None)
     return Kernel(
@@ -70,8 +71,8 @@ def _read_kernel(path: Path) -> Kernel:
         prefetched=prefetched,
         refilled=refilled * turns,
         loop=len(loop),
-        refills=any(word.opcode.startswith("UTMALDG") for word in loop),
-        hasty=hasty(loop or code.instructions),
+        refills=refills,
+        hasty=hasty([*loop, *loop] if refills else code.instructions),  # a turn follows a turn
         instructions=len(code.instructions),
         wgmma=sum(
             word.opcode.startswith("HGMMA")
@@ -86,7 +87,7 @@ def _read_kernel(path: Path) -> Kernel:
     )
 
 
-def hasty(loop: Sequence[sass.Instruction]) -> bool:
+def hasty(code: Sequence[sass.Instruction]) -> bool:
     r"""Whether the copy engine is asked for something after a read of shared memory, without a fence between them.
 
     A read waits in a queue, in which the copy engine does not stand, nor where threads meet.
@@ -96,7 +97,7 @@ def hasty(loop: Sequence[sass.Instruction]) -> bool:
     [False, True]
     """
     reading = False
-    for word in loop:
+    for word in code:
         if word.opcode.startswith("UTMALDG") and reading:
             return True
         reading = (reading or word.opcode.startswith("LDS")) and not word.opcode.startswith("FENCE.VIEW.ASYNC")

@@ -6,8 +6,8 @@ rows too. Since two bfloat16 of a word are widened by two instructions, not thre
 a limit here is another, it says why. That for codes is counted, below: the tensor cores multiply them, where the
 design did so one by one, and needed 4.3 or, of four bits, 3.4.
 
-A turn takes three instructions more, which are added to each limit: the design had no fence before a slot of the ring
-is asked for again, and needs one.
+A turn takes three instructions more, which are added to each limit of floats: the design had no fence before a slot of
+the ring is asked for again, and needs one.
 
 Of n vectors each takes of a weight that is a float 1 + c / (R V) instructions, beside what a turn of the loop takes
 once: its multiplication and addition, and its part of what a thread's R rows share, c to load V columns of a vector and
@@ -42,8 +42,8 @@ PLAIN = {
 # for each tile: where a block has several, it looks where the next one is, and a pair of rows is a copy more for each
 # turn of the loop, which in float32 is half as many weights, 16; and where the ring begins again, three more, where its
 # length was a power of two. Four registers more: a position, cosines and sines are read before the loop; and one in
-# bfloat16, whose threads stage 32 numbers at once: the sum of their squares. So has a tile of 32 rows, and it looks for
-# the next one and multiplies by no norm either: four tenths of an instruction less than the design, as in 16.
+# bfloat16, whose threads stage 32 numbers at once: the sum of their squares. A tile of 32 rows has that register, too,
+# and its loop looks for the next tile and does not multiply by the norm: four tenths less than the design, as in 16.
 NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
 NORMED_WIDE = Limits(152, 3.1)
 PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
