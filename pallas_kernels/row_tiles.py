@@ -84,7 +84,8 @@ class RowTiles:
 
                 @pl.when(i * self.steps + j + self.stages < steps)
                 def _():
-                    plgpu.commit_smem()  # or the copy may come before what this slot was read for has
+                    # A read of this slot may still wait in a queue, even where threads meet, and be overtaken.
+                    plgpu.commit_smem()
                     if alone:
                         fetch(block, j + self.stages, slot)
                     else:

@@ -71,7 +71,7 @@ class Scale:
     prepared: int  # cases that are compiled at once, before any of them is timed
     effort: Effort  # in timing kernels
     model_effort: Effort
-    chained: int  # calls of attention in a round of a program
+    chained: int  # calls of attention in a turn of a loop
     tiles: tuple[int, ...]  # rows of a tile that are tried
     models: tuple[Model, ...]
     contexts: tuple[int, ...]

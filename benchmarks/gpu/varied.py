@@ -61,8 +61,8 @@ def varied_cases() -> Iterator[Case]:
 
 
 def crowded() -> Case:
-    """As many blocks on a processor as there is room for, with short rings over a matrix that the L2 cache holds: there
-    a copy comes soonest, and what is read from shared memory latest.
+    """Four blocks on a processor, the most that a kernel is given, with short rings over a matrix that the L2 cache
+    holds: there a copy comes soonest, and what is read from shared memory latest.
 
     Without the fence between them 3,000 of 3,000 runs had wrong numbers, and of those with the table's tile for this
     matrix a third or more.

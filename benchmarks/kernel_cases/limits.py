@@ -60,7 +60,8 @@ def product_limits(product: RowProduct | QuantisedProduct, *, normed: bool) -> L
 
 def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     dtype, rows = product.dtype, product.rows * product.runs
-    pair = product.runs > 1
+    pair, share = product.runs > 1, rows // WARPS
+    widest = 16 // dtype.itemsize  # columns that a thread loads at once for one vector
     if pair:
         one = PAIRED[dtype.name]
     elif normed:
@@ -68,20 +69,20 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     else:
         one = PLAIN.get((dtype.name, rows), Limits())
     if one.instructions is not None:
-        one = one._replace(instructions=_up(one.instructions + FENCE * THREADS / (rows * 16 // dtype.itemsize * LANES)))
+        one = one._replace(instructions=_up(one.instructions + FENCE / (share * widest)))
     if not normed:  # words of a vector that are read before any of it is stored
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         one = one._replace(registers=max(one.registers, read + STAGING))
     more = product.batch - 1
     if not more or one.instructions is None:
         return one
-    width, share = product.vector, rows // WARPS
+    width = product.vector
     # A load and an address for 16 bytes, of float32 where there is a norm; of bfloat16 one more to widen each.
     wide = normed or dtype == FLOAT32
     loading = 2 * ceil(width * (4 if wide else 2) / 16) + (0 if wide else width)
     each = 1 + loading / (share * width)
     # Where loads are half as wide, so is a turn, which else takes as long. Multiplying and widening do not.
-    halved = 16 // dtype.itemsize // width
+    halved = widest // width
     flat = 1 if dtype == FLOAT32 else 2
     turn = share + 1 if pair else 0  # its position, cosines and sines
     registers = one.registers + more * (width * (share + 1) + share + turn + 4)
