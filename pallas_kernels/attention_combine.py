@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.compat import LANES, WARPS, Target, store_in_pieces, tiled_layout
+from pallas_kernels.staging import own_meetings
 
 
 def attention_combine(
@@ -52,6 +53,6 @@ def attention_combine(
         out_type=jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), out),
         grid=(group, kv_heads, batch),
         grid_names=("group", "kv_heads", "batch"),
-        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=4096),
+        compiler_params=own_meetings(approx_math=True, reduction_scratch_bytes=4096),
     )
     return kernel(parts, stats).reshape(batch, -1)

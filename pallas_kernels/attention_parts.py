@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.attention_combine import attention_combine
@@ -16,6 +15,7 @@ from pallas_kernels.attention_split_float32 import SplitAttentionFloat32
 from pallas_kernels.compat import PROCESSORS, Target
 from pallas_kernels.inline import read_past_first_cache
 from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
+from pallas_kernels.staging import own_meetings
 
 RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
 MOST_SPLITS = 32
@@ -84,7 +84,7 @@ def attend_in_parts(
         grid=(splits, kv_heads, batch),
         grid_names=("splits", "kv_heads", "batch"),
         scratch_types={"staged": part.scratch()},
-        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=4096),
+        compiler_params=own_meetings(approx_math=True, reduction_scratch_bytes=4096),
     )
     outputs = kernel(q.reshape(batch, kv_heads, group, head_dim), k, v, lengths, *tables)
     if splits == 1:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.compat import Target, current_target, store_in_pieces
 from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.staging import own_meetings
 from pallas_kernels.tile import Tile
 
 
@@ -116,6 +117,7 @@ def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np
         out_type=jax.ShapeDtypeStruct((batch, rows), out),
         grid=(product.blocks,),
         grid_names=("block",),
+        compiler_params=own_meetings(),
         scratch_types={"staged": product.scratch(normed=norm is not None)},
     )
     return kernel(*weight, product.view(x), *optional)

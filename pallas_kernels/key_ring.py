@@ -88,7 +88,7 @@ class OpenRing:
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():
-            plgpu.commit_smem()  # as in `row_tiles`
+            plgpu.commit_smem()  # until then a read of it may wait in a queue, as in `staging.finish_reads`
             self._fetch(name, step + self.ring.stages)
 
     def _tile(self, step) -> Any:

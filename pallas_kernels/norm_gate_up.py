@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.compat import Target, current_target, store_in_pieces
 from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.staging import own_meetings
 from pallas_kernels.tile import Tile
 
 
@@ -80,7 +80,7 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
         grid=(product.blocks,),
         grid_names=("block",),
         # As little as it needs: a kilobyte more may be a block less on a processor.
-        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=512),
+        compiler_params=own_meetings(reduction_scratch_bytes=512),
         scratch_types={"staged": product.scratch(normed=True)},
     )
     return kernel(*weight, product.view(x), product.view(norm), *optional)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.compat import Target, current_target, store_in_pieces
 from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.staging import own_meetings
 from pallas_kernels.tile import Tile
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
@@ -159,6 +160,7 @@ def _launched(
         out_type=jax.ShapeDtypeStruct((batch, heads, head_dim), x.dtype),
         grid=(product.blocks,),
         grid_names=("block",),
+        compiler_params=own_meetings(),
         scratch_types={"staged": product.scratch(normed=True)},
     )
     return kernel(*weight, product.view(x), product.view(norm), k, v, positions, cos, sin, *optional)

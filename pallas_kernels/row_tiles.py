@@ -19,9 +19,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.compat import PROCESSORS, Target
+from pallas_kernels.staging import finish_reads
 
 PROCESSOR_MEMORY, BLOCK_MEMORY = 228 * 1024, 1024  # bytes of shared memory: all, and what a block takes beside its own
 SUMS_MEMORY = 1536  # bytes of its own for sums over threads and barriers
@@ -84,8 +84,7 @@ class RowTiles:
 
                 @pl.when(i * self.steps + j + self.stages < steps)
                 def _():
-                    # A read of this slot may still wait in a queue, even where threads meet, and be overtaken.
-                    plgpu.commit_smem()
+                    finish_reads(target)
                     if alone:
                         fetch(block, j + self.stages, slot)
                     else:

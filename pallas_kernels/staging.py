@@ -1,6 +1,7 @@
-"""Several stores to shared memory at once, written in Mosaic's terms: Pallas has threads meet before and after each.
+"""Where the threads of a kernel meet, written in Mosaic's terms: where they must, and nowhere else.
 
-No load moves across where threads meet, so loads whose results are stored one by one wait for one another.
+By itself Pallas has them meet before and after each store, and before each copy. Each meeting takes tens of cycles, and
+no load moves across one, so loads whose results are stored one by one would wait for one another.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import llvm
 
 from pallas_kernels.compat import Target
 
@@ -40,3 +42,32 @@ def store_all(stores: Sequence[Store], target: Target) -> None:
 
     inlined: Any = plgpu.inline_mgpu(arg_types=([plgpu.RefType() for _ in stores], [store.layout for store in stores]))
     inlined(run)([store.ref for store in stores], [store.x for store in stores])
+
+
+def finish_reads(target: Target) -> None:
+    """All threads have what they read of shared memory, and meet: something may be copied over it.
+
+    A read waits in a queue in which the copy engine does not stand, nor is it asked for where threads meet. What orders
+    a thread's own reads and writes waits for it. `plgpu.commit_smem` does so too, and for more: it is for writes that
+    the copy engine is to read, and takes longer (benchmarks/LOG.md).
+    """
+    if target.interpret:
+        plgpu.commit_smem()
+        return
+
+    def run(_):
+        llvm.inline_asm(None, [], "membar.cta;", "~{memory}", has_side_effects=True)
+        utils.warpgroup_barrier()
+
+    plgpu.inline_mgpu()(run)()
+
+
+def own_meetings(**params: Any) -> plgpu.CompilerParams:
+    """Of a kernel that says itself where its threads meet.
+
+    They do in `store_all`, `finish_reads`, `plgpu.commit_smem` and where they sum over warps. One of these must be
+    between a store and another thread's read, and between a read and what goes over it: the interpreter, where the
+    threads of a block are one, does not see it. `make test-gpu-compile` looks for it in the machine code, but for
+    stores over what is read.
+    """
+    return plgpu.CompilerParams(unsafe_no_auto_barriers=True, **params)

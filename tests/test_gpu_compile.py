@@ -78,6 +78,7 @@ KERNEL = Kernel(
     loop=9,
     refills=False,
     hasty=False,
+    unmet=False,
     instructions=20,
     wgmma=0,
     narrow=0,
@@ -139,6 +140,7 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
     assert kernels_read(tmp_path, twice, layouts) == [replace(KERNEL, refilled=8192, loop=10, instructions=21)]
 
 
+@pytest.mark.parametrize("fence", ["FENCE.VIEW.ASYNC.S", "MEMBAR.SC.CTA"])
 @pytest.mark.parametrize(
     ("before", "after", "hasty"),
     [
@@ -150,11 +152,28 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
     ],
 )
 def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
-    before: str, after: str, hasty: bool, tmp_path: Path
+    before: str, after: str, hasty: bool, fence: str, tmp_path: Path
 ):
     code = CODE.replace(before, f"{after} [UR8], [UR4] //")
-    fenced = code.replace("FFMA R30", "FENCE.VIEW.ASYNC.S //").replace("FFMA R29", "BAR.SYNC //")
+    fenced = code.replace("FFMA R30", f"{fence} //").replace("FFMA R29", "BAR.SYNC //")
     assert [kernels_read(tmp_path, text)[0].hasty for text in (code, fenced)] == [hasty, before == "FFMA R31"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "unmet"),
+    [
+        ("ULOP3.LUT UR6", "STS", True),  # in the loop, before the read
+        ("FFMA R31", "STS", True),  # after the read of its turn, but before that of the next turn
+        ("MOV R5", "STS", False),  # after the last read
+        ("FFMA R31", "STG", False),
+    ],
+)
+def test_a_read_of_what_other_threads_may_not_have_stored_is_seen_wherever_it_is(
+    before: str, after: str, unmet: bool, tmp_path: Path
+):
+    code = CODE.replace(before, f"{after} [R8], R4 //")
+    met = code.replace("LDS", "BAR.SYNC\n/*0000*/ LDS")
+    assert [kernels_read(tmp_path, text)[0].unmet for text in (code, met)] == [unmet, False]
 
 
 def test_the_launch_and_the_copies_are_read_from_the_layouts():
@@ -274,6 +293,7 @@ def test_a_sound_kernel_breaks_no_gate():
         ({"loop": 38}, "gemv: 2.38 instructions a weight where 2.3 are allowed"),
         ({"narrow": 1}, "gemv: 1 loads of less than 128 bits from global memory in the main loop"),
         ({"hasty": True}, "gemv: asks for a copy into shared memory that may still be read"),
+        ({"unmet": True}, "gemv: reads from shared memory what another thread may not have stored yet"),
         ({"waits": False}, "gemv: does not wait for the kernel before it"),
         ({"eager": False}, "gemv: loads nothing before it waits for the kernel before it"),
     ],

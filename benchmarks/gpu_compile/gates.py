@@ -46,6 +46,8 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
         yield f"{kernel.narrow} loads of less than 128 bits from global memory in the main loop"
     if kernel.hasty:
         yield "asks for a copy into shared memory that may still be read"
+    if kernel.unmet:
+        yield "reads from shared memory what another thread may not have stored yet"
     if limits.wgmma and not kernel.wgmma:
         yield "no wgmma in a loop"
     if not kernel.waits:

@@ -15,6 +15,7 @@ _PTXAS = re.compile(
 )
 _LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dynamic_shared_memory_size (%\S+)")
 _CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
+_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # that wait for reads
 _EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
 
 
@@ -33,6 +34,7 @@ class Kernel:
     loop: int  # instructions of the main loop
     refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
     hasty: bool  # asks for a copy before what it read from shared memory has come
+    unmet: bool  # reads shared memory after it stored to it, and threads have not met in between
     instructions: int
     wgmma: int  # products for the tensor cores in innermost loops
     narrow: (
@@ -73,11 +75,12 @@ def _read_kernel(path: Path) -> Kernel:
         loop=len(loop),
         refills=refills,
         hasty=hasty([*loop, *loop] if refills else code.instructions),  # a turn follows a turn
+        unmet=unmet(code.instructions) or any(unmet([*some, *some]) for some in map(code.inside, code.loops())),
         instructions=len(code.instructions),
         wgmma=sum(
             word.opcode.startswith("HGMMA")
             for found in code.loops()  # where a warp alone copies, its loop may be the longer one
-            for word in code.instructions[found.start : found.end]
+            for word in code.inside(found)
         ),
         # Of several turns it may be the loop around them, which reads a number for each row.
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
@@ -92,7 +95,7 @@ def hasty(code: Sequence[sass.Instruction]) -> bool:
 
     A read waits in a queue, in which the copy engine does not stand, nor where threads meet.
 
-    >>> code = ["/*0000*/ LDS.128 R4, [R2]", "/*0010*/ FENCE.VIEW.ASYNC.S", "/*0020*/ UTMALDG.2D [UR8], [UR4]"]
+    >>> code = ["/*0000*/ LDS.128 R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ UTMALDG.2D [UR8], [UR4]"]
     >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
     [False, True]
     """
@@ -100,7 +103,24 @@ def hasty(code: Sequence[sass.Instruction]) -> bool:
     for word in code:
         if word.opcode.startswith("UTMALDG") and reading:
             return True
-        reading = (reading or word.opcode.startswith("LDS")) and not word.opcode.startswith("FENCE.VIEW.ASYNC")
+        reading = (reading or word.opcode.startswith("LDS")) and not word.opcode.startswith(_FENCES)
+    return False
+
+
+def unmet(code: Sequence[sass.Instruction]) -> bool:
+    r"""Whether shared memory is read after a store to it, by threads that have not met: what another stored may not be
+    there yet. By what threads, tensor cores or the copy engine read; not by `ldmatrix`, which here reads what was
+    copied.
+
+    >>> code = ["/*0000*/ STS [R2], R4", "/*0010*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80", "/*0020*/ LDS R4, [R2]"]
+    >>> [unmet(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
+    [False, True]
+    """
+    stored = False
+    for word in code:
+        if stored and word.opcode.split(".")[0] in ("LDS", "HGMMA", "UTMASTG"):
+            return True
+        stored = (stored or word.opcode.startswith("STS")) and not word.opcode.startswith("BAR.SYNC")
     return False
 
 

@@ -51,10 +51,14 @@ class Listing(NamedTuple):
                     loops.append(Loop(start, end))
         return loops
 
+    def inside(self, loop: Loop) -> Sequence[Instruction]:
+        """The instructions of a loop."""
+        return self.instructions[loop.start : loop.end + 1]
+
     def main_loop(self) -> Sequence[Instruction]:
         """The longest innermost loop; empty where the kernel has none."""
         longest = max(self.loops(), key=lambda loop: loop.end - loop.start, default=None)
-        return self.instructions[longest.start : longest.end + 1] if longest else ()
+        return self.inside(longest) if longest else ()
 
 
 def read(listing: str) -> Listing:
