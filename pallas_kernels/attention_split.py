@@ -94,6 +94,7 @@ class SplitAttention:
             rescale = jnp.exp2((m - larger) * self._scale)
             p = jnp.exp2((scores - down(larger, TILE)) * self._scale)
             total = total * down(rescale, TILE) + p  # a row of the tile each, summed at the end
+            # Warps met in the maximum: none still multiplies by the p before.
             p_smem.T[...] = plgpu.layout_cast(p.astype(jnp.bfloat16), TURNED)
 
             v_smem = ring.wait("v", i)

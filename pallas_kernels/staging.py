@@ -47,9 +47,9 @@ def store_all(stores: Sequence[Store], target: Target) -> None:
 def finish_reads(target: Target) -> None:
     """All threads have what they read of shared memory, and meet: something may be copied over it.
 
-    A read waits in a queue in which the copy engine does not stand, nor is it asked for where threads meet. What orders
-    a thread's own reads and writes waits for it. `plgpu.commit_smem` does so too, and for more: it is for writes that
-    the copy engine is to read, and takes longer (benchmarks/LOG.md).
+    A read waits in a queue in which the copy engine does not stand, and threads that meet do not wait for it. What
+    orders a thread's own reads and writes does. So does `plgpu.commit_smem`, and more: it is for writes that the copy
+    engine is to read, and takes longer (benchmarks/LOG.md).
     """
     if target.interpret:
         plgpu.commit_smem()
@@ -65,9 +65,9 @@ def finish_reads(target: Target) -> None:
 def own_meetings(**params: Any) -> plgpu.CompilerParams:
     """Of a kernel that says itself where its threads meet.
 
-    They do in `store_all`, `finish_reads`, `plgpu.commit_smem` and where they sum over warps. One of these must be
-    between a store and another thread's read, and between a read and what goes over it: the interpreter, where the
-    threads of a block are one, does not see it. `make test-gpu-compile` looks for it in the machine code, but for
-    stores over what is read.
+    They do in `store_all`, `finish_reads`, `plgpu.commit_smem`, `plgpu.wait_smem_to_gmem` and sums over warps. One of
+    these must be between a store and another thread's read, and between a read and what goes over it: the interpreter,
+    where the threads of a block are one, does not see it. `make test-gpu-compile` looks for it in the machine code, for
+    reads and for copies; for a store over what others read nothing does.
     """
     return plgpu.CompilerParams(unsafe_no_auto_barriers=True, **params)

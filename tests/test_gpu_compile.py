@@ -105,6 +105,13 @@ def test_of_nested_loops_the_inner_one_counts():
     assert [(loop.start, loop.end) for loop in read(listing).loops()] == [(1, 9)]
 
 
+def test_a_loop_that_is_left_in_its_middle_repeats_but_is_not_counted():
+    turn = "\n".join(["/*0010*/ FADD R0, R0, R1"] * 8)
+    for guard, repeated in (("@!P0 ", [(0, 9)]), ("", [])):
+        listing = read(f".L_x_0:\n{turn}\n/*0090*/ {guard}EXIT\n/*00a0*/ BRA `(.L_x_0)")
+        assert ([(loop.start, loop.end) for loop in listing.all_loops()], listing.loops()) == (repeated, [])
+
+
 def test_code_without_a_loop_has_no_main_loop():
     assert read("/*0000*/ EXIT").main_loop() == ()
 
@@ -147,6 +154,7 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
         ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
         ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after that of the turn before
         ("FADD R67", "UTMALDG.2D", True),  # in the loop around it
+        ("FADD R67", "UBLKCP.S.G", True),
         ("FADD R67", "UTMASTG.2D", False),
         ("MOV R5", "UTMALDG.2D", True),
     ],
@@ -155,13 +163,23 @@ def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
     before: str, after: str, hasty: bool, fence: str, tmp_path: Path
 ):
     code = CODE.replace(before, f"{after} [UR8], [UR4] //")
-    fenced = code.replace("FFMA R30", f"{fence} //").replace("FFMA R29", "BAR.SYNC //")
-    assert [kernels_read(tmp_path, text)[0].hasty for text in (code, fenced)] == [hasty, before == "FFMA R31"]
+    waits = code.replace("FFMA R30", f"{fence} //")
+    meets, both = (some.replace("FFMA R29", "BAR.SYNC //") for some in (code, waits))
+    found = [kernels_read(tmp_path, some)[0].hasty for some in (code, waits, meets, both)]
+    assert found == [hasty, hasty, hasty, before == "FFMA R31"]  # where the copy comes before both
 
 
+def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Path):
+    code = CODE.replace("LDS.128 R4,", "HGMMA.64x8x16.F32 R4,").replace("FFMA R29", "UTMALDG.2D [UR8], [UR4] //")
+    met = code.replace("FFMA R30", "BAR.SYNC //")
+    assert [kernels_read(tmp_path, some)[0].hasty for some in (code, met)] == [True, False]
+
+
+@pytest.mark.parametrize("read", ["LDS.128", "HGMMA.64x8x16.F32", "UTMASTG.2D", "UBLKCP.G.S"])
 @pytest.mark.parametrize(
     ("before", "after", "unmet"),
     [
+        ("LDG.E.128", "STS", True),  # before the loop
         ("ULOP3.LUT UR6", "STS", True),  # in the loop, before the read
         ("FFMA R31", "STS", True),  # after the read of its turn, but before that of the next turn
         ("MOV R5", "STS", False),  # after the last read
@@ -169,11 +187,16 @@ def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
     ],
 )
 def test_a_read_of_what_other_threads_may_not_have_stored_is_seen_wherever_it_is(
-    before: str, after: str, unmet: bool, tmp_path: Path
+    before: str, after: str, unmet: bool, read: str, tmp_path: Path
 ):
-    code = CODE.replace(before, f"{after} [R8], R4 //")
-    met = code.replace("LDS", "BAR.SYNC\n/*0000*/ LDS")
-    assert [kernels_read(tmp_path, text)[0].unmet for text in (code, met)] == [unmet, False]
+    code = CODE.replace(before, f"{after} [R8], R4 //").replace("LDS.128", read)
+    met = code.replace(read, f"BAR.SYNC\n/*0000*/ {read}")
+    assert [kernels_read(tmp_path, some)[0].unmet for some in (code, met)] == [unmet, False]
+
+
+def test_what_is_copied_may_be_read_as_a_matrix_while_another_is_stored(tmp_path: Path):
+    code = CODE.replace("ULOP3.LUT UR6", "STS [R8], R4 //").replace("LDS.128", "LDSM.16.M88.4")
+    assert not kernels_read(tmp_path, code)[0].unmet
 
 
 def test_the_launch_and_the_copies_are_read_from_the_layouts():

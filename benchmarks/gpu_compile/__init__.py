@@ -2,7 +2,8 @@
 
 Every case of the kernel table, and the decode step of every model, is compiled for an H200 by the CUDA plugin of jax,
 which needs no device for that, and what comes out is read and held against gates: registers and spills, the order and
-the width of loads, instructions per weight, copies and temporary memory of a whole step.
+the width of loads, threads that meet between a store to shared memory and a read, and between a read and a copy over
+it, instructions per weight, copies and temporary memory of a whole step.
 
     sass.py       read machine code: instructions, loops
     kernel.py     facts of one kernel, from what Mosaic GPU writes down while it compiles

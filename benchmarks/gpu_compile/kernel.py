@@ -15,7 +15,9 @@ _PTXAS = re.compile(
 )
 _LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dynamic_shared_memory_size (%\S+)")
 _CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
-_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # that wait for reads
+_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # that wait for a thread's reads
+_COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # to shared memory
+_READS = ("LDS", "HGMMA", "UTMASTG", "UBLKCP.G.S")
 _EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
 
 
@@ -74,8 +76,8 @@ def _read_kernel(path: Path) -> Kernel:
         refilled=refilled * turns,
         loop=len(loop),
         refills=refills,
-        hasty=hasty([*loop, *loop] if refills else code.instructions),  # a turn follows a turn
-        unmet=unmet(code.instructions) or any(unmet([*some, *some]) for some in map(code.inside, code.loops())),
+        hasty=any(map(hasty, _runs(code))),
+        unmet=any(map(unmet, _runs(code))),
         instructions=len(code.instructions),
         wgmma=sum(
             word.opcode.startswith("HGMMA")
@@ -91,26 +93,35 @@ def _read_kernel(path: Path) -> Kernel:
 
 
 def hasty(code: Sequence[sass.Instruction]) -> bool:
-    r"""Whether the copy engine is asked for something after a read of shared memory, without a fence between them.
+    r"""Whether the copy engine is asked for something after a read of shared memory, and not all threads are known to
+    have what they read: each waits for its own reads, and then they meet.
 
-    A read waits in a queue, in which the copy engine does not stand, nor where threads meet.
+    A read waits in a queue, in which the copy engine does not stand, and threads that meet do not wait for it. For what
+    tensor cores read, each warp has waited. In the order of addresses: what a branch passes over counts as done.
 
-    >>> code = ["/*0000*/ LDS.128 R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ UTMALDG.2D [UR8], [UR4]"]
-    >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
-    [False, True]
+    >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
+    >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[:1] + code[2:], code[:2] + code[3:])]
+    [False, True, True]
     """
-    reading = False
+    reading = apart = False
     for word in code:
-        if word.opcode.startswith("UTMALDG") and reading:
+        if apart and word.opcode.startswith(_COPIES_IN):
             return True
-        reading = (reading or word.opcode.startswith("LDS")) and not word.opcode.startswith(_FENCES)
+        if word.opcode.startswith("LDS"):
+            reading = apart = True
+        elif word.opcode.startswith("HGMMA"):
+            apart = True
+        elif word.opcode.startswith(_FENCES):
+            reading = False
+        elif word.opcode.startswith("BAR.SYNC"):
+            apart = reading
     return False
 
 
 def unmet(code: Sequence[sass.Instruction]) -> bool:
     r"""Whether shared memory is read after a store to it, by threads that have not met: what another stored may not be
     there yet. By what threads, tensor cores or the copy engine read; not by `ldmatrix`, which here reads what was
-    copied.
+    copied. In the order of addresses, too.
 
     >>> code = ["/*0000*/ STS [R2], R4", "/*0010*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80", "/*0020*/ LDS R4, [R2]"]
     >>> [unmet(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
@@ -118,10 +129,17 @@ def unmet(code: Sequence[sass.Instruction]) -> bool:
     """
     stored = False
     for word in code:
-        if stored and word.opcode.split(".")[0] in ("LDS", "HGMMA", "UTMASTG"):
+        if stored and word.opcode.startswith(_READS) and not word.opcode.startswith("LDSM"):
             return True
         stored = (stored or word.opcode.startswith("STS")) and not word.opcode.startswith("BAR.SYNC")
     return False
+
+
+def _runs(code: sass.Listing) -> Iterator[Sequence[sass.Instruction]]:
+    """What runs after what: the kernel from its beginning, and each loop twice, as a turn follows a turn."""
+    yield code.instructions
+    for loop in code.all_loops():
+        yield [*code.inside(loop), *code.inside(loop)]
 
 
 def launch(layouts: str) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[\dT]+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*)")
+_LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P[\dT]+)?\s*([A-Z][A-Z0-9_.]*)\s*(.*)")
 _LABEL = re.compile(r"^\.(L_x_\d+):")
 _TARGET = re.compile(r"`\(\.(L_x_\d+)\)")
 
@@ -14,6 +14,7 @@ _SPIN = 8  # instructions
 class Instruction(NamedTuple):
     opcode: str  # with its modifiers: LDG.E.128
     operands: str
+    guard: str = ""  # the predicate that it asks for: @!P0
 
 
 class Loop(NamedTuple):
@@ -35,20 +36,26 @@ class Listing(NamedTuple):
         """
         return (i for i, word in enumerate(self.instructions) if word.opcode.split(".")[0] in opcodes)
 
-    def loops(self) -> list[Loop]:
-        """Innermost loops: from the target of a branch back to that branch, with no such loop inside.
+    def all_loops(self) -> Iterator[Loop]:
+        """From the target of a branch back to that branch, whatever is inside.
 
-        Left out are spins, the few instructions that try a barrier, and branches from behind the exit: what is
-        rarely taken stands there, and returns.
+        Left out are branches from behind the exit: what is rarely taken stands there, and returns.
         """
-        loops = []
         for end, word in enumerate(self.instructions):
             if word.opcode.split(".")[0] == "BRA" and (target := _TARGET.search(word.operands)):
-                start = self.labels[target[1]]
-                body = self.instructions[start:end]
-                inner = any(start <= loop.start and loop.end <= end for loop in loops)
-                if len(body) >= _SPIN and not inner and not any(word.opcode == "EXIT" for word in body):
-                    loops.append(Loop(start, end))
+                loop = Loop(self.labels[target[1]], end)
+                body = self.inside(loop)
+                if body and not any(word.opcode == "EXIT" and not word.guard for word in body):
+                    yield loop
+
+    def loops(self) -> list[Loop]:
+        """Innermost loops that a kernel leaves at their end; no spins, the few instructions that try a barrier."""
+        loops: list[Loop] = []
+        for start, end in self.all_loops():
+            inner = any(start <= loop.start and loop.end <= end for loop in loops)
+            exits = any(word.opcode == "EXIT" for word in self.instructions[start:end])
+            if end - start >= _SPIN and not inner and not exits:
+                loops.append(Loop(start, end))
         return loops
 
     def inside(self, loop: Loop) -> Sequence[Instruction]:
@@ -64,12 +71,14 @@ class Listing(NamedTuple):
 def read(listing: str) -> Listing:
     """The first kernel of a listing.
 
-    >>> read('''
+    >>> for word in read('''
     ... .L_x_2:
     ...    -:-:-:Y:06        /*0d30*/                   FADD R3, R0, R3
     ...    -:-:-:Y:06        /*0d40*/               @P0 BRA `(.L_x_2)
-    ... ''').instructions
-    [Instruction(opcode='FADD', operands='R3, R0, R3'), Instruction(opcode='BRA', operands='`(.L_x_2)')]
+    ... ''').instructions:
+    ...     print(word)
+    Instruction(opcode='FADD', operands='R3, R0, R3', guard='')
+    Instruction(opcode='BRA', operands='`(.L_x_2)', guard='@P0')
     """
     instructions: list[Instruction] = []
     labels = {}
@@ -77,5 +86,5 @@ def read(listing: str) -> Listing:
         if label := _LABEL.match(line):
             labels[label[1]] = len(instructions)
         elif word := _LINE.search(line):
-            instructions.append(Instruction(word[1], word[2].strip()))
+            instructions.append(Instruction(word[2], word[3].strip(), word[1] or ""))
     return Listing(instructions, labels)
