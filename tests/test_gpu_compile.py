@@ -153,7 +153,7 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
     [
         ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
         ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after that of the turn before
-        ("FADD R67", "UTMALDG.2D", True),  # in the loop around it
+        ("FADD R67", "UTMALDG.2D", True),  # after the loop
         ("FADD R67", "UBLKCP.S.G", True),
         ("FADD R67", "UTMASTG.2D", False),
         ("MOV R5", "UTMALDG.2D", True),

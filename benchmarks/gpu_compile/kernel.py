@@ -35,7 +35,7 @@ class Kernel:
     refilled: int  # bytes that it is asked for in each turn of a loop, which the compiler may have made of several
     loop: int  # instructions of the main loop
     refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
-    hasty: bool  # asks for a copy before what it read from shared memory has come
+    hasty: bool  # asks for a copy before all threads have what they read from shared memory
     unmet: bool  # reads shared memory after it stored to it, and threads have not met in between
     instructions: int
     wgmma: int  # products for the tensor cores in innermost loops
@@ -62,7 +62,6 @@ def _read_kernel(path: Path) -> Kernel:
     prefetched, refilled = copied(layouts)
     code = sass.read(path.with_name(f"{dump}.sass_ctrl").read_text())
     loop = code.main_loop()
-    refills = any(word.opcode.startswith("UTMALDG") for word in loop)
     turns = max(1, sum(".TRYWAIT" in word.opcode for word in loop) // max(1, waits_in_loops(layouts)))
     wait = next(code.find("ACQBULK"), None)
     return Kernel(
@@ -75,7 +74,7 @@ def _read_kernel(path: Path) -> Kernel:
         prefetched=prefetched,
         refilled=refilled * turns,
         loop=len(loop),
-        refills=refills,
+        refills=any(word.opcode.startswith("UTMALDG") for word in loop),
         hasty=any(map(hasty, _runs(code))),
         unmet=any(map(unmet, _runs(code))),
         instructions=len(code.instructions),

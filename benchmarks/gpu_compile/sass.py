@@ -44,18 +44,18 @@ class Listing(NamedTuple):
         for end, word in enumerate(self.instructions):
             if word.opcode.split(".")[0] == "BRA" and (target := _TARGET.search(word.operands)):
                 loop = Loop(self.labels[target[1]], end)
-                body = self.inside(loop)
-                if body and not any(word.opcode == "EXIT" and not word.guard for word in body):
+                behind = any(word.opcode == "EXIT" and not word.guard for word in self.inside(loop))
+                if loop.start <= end and not behind:
                     yield loop
 
     def loops(self) -> list[Loop]:
         """Innermost loops that a kernel leaves at their end; no spins, the few instructions that try a barrier."""
         loops: list[Loop] = []
-        for start, end in self.all_loops():
-            inner = any(start <= loop.start and loop.end <= end for loop in loops)
-            exits = any(word.opcode == "EXIT" for word in self.instructions[start:end])
-            if end - start >= _SPIN and not inner and not exits:
-                loops.append(Loop(start, end))
+        for loop in self.all_loops():
+            outer = any(loop.start <= inner.start and inner.end <= loop.end for inner in loops)
+            exits = any(word.opcode == "EXIT" for word in self.inside(loop))
+            if loop.end - loop.start >= _SPIN and not outer and not exits:
+                loops.append(loop)
         return loops
 
     def inside(self, loop: Loop) -> Sequence[Instruction]:
