@@ -18,18 +18,20 @@ from pallas_kernels.staging import own_meetings
 
 
 def attention_combine(
-    parts: Float[Array, "batch kv_heads splits group head_dim"],
+    parts: Float[Array, "batch kv_heads splits columns head_dim"],
     stats: Float[Array, "batch kv_heads splits 2 columns"],
     *,
+    group: int,
     out: np.dtype,
     target: Target,
 ) -> Float[Array, "batch width"]:
-    """Parts of o, with m and t in `stats`, to o, rounded once to `out`. `splits` is a multiple of 4.
+    """Parts of o, with m and t in `stats`, to o, rounded once to `out`. `splits` is a multiple of 4; of the columns the
+    first `group` are queries.
 
     Part of the jitted kernels that make the parts. Reads each part once and writes o: one thread block a head, one
     part after the other a warp.
     """
-    batch, kv_heads, _, group, head_dim = parts.shape
+    batch, kv_heads, _, _, head_dim = parts.shape
     vector = head_dim // LANES
     layout = tiled_layout(((WARPS, head_dim), (1, vector)), warps=-4, lanes=-3)
 

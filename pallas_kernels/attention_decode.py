@@ -13,9 +13,8 @@ import jax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention_parts import attend_in_parts, check_attention, choose_splits
+from pallas_kernels.attention_parts import attend_in_parts, check_attention, choose_splits, keys_of_a_tile
 from pallas_kernels.compat import Target, current_target
-from pallas_kernels.key_ring import TILE
 
 
 def attention_decode(
@@ -46,15 +45,16 @@ def attention_decode(
             f"of 8, got {k.shape}"
         )
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
-    batch, kv_heads, capacity, _ = k.shape
-    splits = splits or choose_splits(batch * kv_heads, capacity)
-    return _attention_decode(q, k, v, lengths, window=window, splits=splits, target=current_target())
+    batch, kv_heads, capacity, head_dim = k.shape
+    keys = keys_of_a_tile(batch * kv_heads, head_dim, k.dtype, min(capacity, window or capacity))
+    splits = splits or choose_splits(batch * kv_heads, capacity, keys)
+    return _attention_decode(q, k, v, lengths, window=window, keys=keys, splits=splits, target=current_target())
 
 
-@partial(jax.jit, static_argnames=("window", "splits", "target"))
-def _attention_decode(q, k, v, lengths, *, window: int | None, splits: int, target: Target):
+@partial(jax.jit, static_argnames=("window", "keys", "splits", "target"))
+def _attention_decode(q, k, v, lengths, *, window: int | None, keys: int, splits: int, target: Target):
     def locate(ref, row, head, tile):
-        return [ref.at[row, head, pl.ds(tile * TILE, TILE)]]
+        return [ref.at[row, head, pl.ds(tile * keys, keys)]]
 
     return attend_in_parts(
         "attention_decode",
@@ -64,6 +64,7 @@ def _attention_decode(q, k, v, lengths, *, window: int | None, splits: int, targ
         v,
         lengths,
         capacity=k.shape[2],
+        tile=keys,
         pieces=1,
         window=window,
         splits=splits,

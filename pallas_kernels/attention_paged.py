@@ -44,7 +44,7 @@ def attention_paged(
     if table.ndim != 2 or len(table) != len(q) or 0 in table.shape or table.dtype != np.dtype("int32"):
         raise ValueError(f"{op} takes a table [{len(q)}, max_pages] in int32, got {table.shape} in {table.dtype}")
     check_attention(op, q, k, v, lengths, window=window, splits=splits)
-    splits = splits or choose_splits(len(q) * k.shape[1], table.shape[1] * k.shape[2])
+    splits = splits or choose_splits(len(q) * k.shape[1], table.shape[1] * k.shape[2], TILE)
     return _attention_paged(q, k, v, table, lengths, window=window, splits=splits, target=current_target())
 
 
@@ -70,6 +70,7 @@ def _attention_paged(q, k, v, table, lengths, *, window: int | None, splits: int
         lengths,
         table,
         capacity=table.shape[1] * page,
+        tile=TILE,
         pieces=TILE // rows,
         window=window,
         splits=splits,

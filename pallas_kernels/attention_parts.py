@@ -18,7 +18,7 @@ from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 from pallas_kernels.staging import own_meetings
 
 RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
-MOST_SPLITS = 32
+AT_ONCE = 2048  # keys that the blocks of a head have in a tile each
 
 # Where the keys are: an array of keys or values, a sequence, a key head, a tile and the tables; the tile's pieces.
 Locate = Callable[..., Sequence[Any]]
@@ -33,6 +33,7 @@ def attend_in_parts(
     lengths: Array,
     *tables: Array,
     capacity: int,
+    tile: int,
     pieces: int,
     window: int | None,
     splits: int,
@@ -42,7 +43,7 @@ def attend_in_parts(
     batch, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
-    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, ring_stages(head_dim, k.dtype), pieces)
+    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, tile, ring_stages(tile, head_dim, k.dtype), pieces)
     part = SplitAttention(group, ring) if q.dtype == np.dtype("bfloat16") else SplitAttentionFloat32(group, ring)
 
     def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
@@ -75,7 +76,7 @@ def attend_in_parts(
     body.__name__ = name
     whole = jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), q.dtype)
     parts = (
-        jax.ShapeDtypeStruct((batch, kv_heads, splits, group, head_dim), np.float32),
+        jax.ShapeDtypeStruct((batch, kv_heads, splits, part.columns, head_dim), np.float32),
         jax.ShapeDtypeStruct((batch, kv_heads, splits, 2, part.columns), np.float32),
     )
     kernel = target.kernel(
@@ -89,29 +90,45 @@ def attend_in_parts(
     outputs = kernel(q.reshape(batch, kv_heads, group, head_dim), k, v, lengths, *tables)
     if splits == 1:
         return outputs.reshape(batch, -1)
-    return attention_combine(*outputs, out=np.dtype(q.dtype), target=target)
+    return attention_combine(*outputs, group=group, out=np.dtype(q.dtype), target=target)
 
 
-def ring_stages(head_dim: int, dtype: np.dtype) -> int:
+def keys_of_a_tile(heads: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
+    """64; or, of few small heads in bfloat16 of which a query may see so many keys that a block would have several such
+    tiles, 128: half as many blocks then read as many keys at once, and leave the next kernels more room.
+
+    `heads` are the key heads in all sequences. A block that has a single tile takes longer for 128 keys
+    (benchmarks/LOG.md).
+
+    >>> import jax.numpy as jnp
+    >>> [keys_of_a_tile(heads, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
+    [128, 64, 64]
+    """
+    small = head_dim == 64 and dtype == np.dtype("bfloat16")
+    few = heads * AT_ONCE // TILE <= 2 * PROCESSORS
+    return 2 * TILE if small and few and seen > AT_ONCE else TILE
+
+
+def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
     """Tiles of keys, and of values, that a block has on their way at once."""
-    return max(2, RING_BYTES // (2 * TILE * head_dim * dtype.itemsize))
+    return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
-def choose_splits(heads: int, capacity: int) -> int:
+def choose_splits(heads: int, capacity: int, tile: int) -> int:
     """Blocks that share the keys of a head, 1 or a multiple of 4: one for each tile of keys, where they do not fill a
     GPU, with so many key heads in all sequences; else a power of 2.
 
     Of 64 tiles each of 20 blocks would have up to 4, as each of 16 has, which are faster (benchmarks/LOG.md).
 
-    >>> choose_splits(4, 4096), choose_splits(12, 4096), choose_splits(40, 4096)
-    (32, 16, 4)
-    >>> choose_splits(12, 1280), choose_splits(4, 1800), choose_splits(4, 256)
-    (20, 32, 4)
+    >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
+    [32, 16, 16, 4]
+    >>> [choose_splits(heads, capacity, 64) for heads, capacity in ((12, 1280), (4, 1800), (4, 256))]
+    [20, 32, 4]
     """
-    tiles = -(-capacity // TILE)
+    tiles = -(-capacity // tile)
     if heads >= PROCESSORS or tiles == 1:
         return 1
-    fill = min(2 * PROCESSORS // heads, MOST_SPLITS)
+    fill = min(2 * PROCESSORS // heads, AT_ONCE // tile)
     return max(4, 1 << (fill.bit_length() - 1) if tiles > fill else -(-tiles // 4) * 4)
 
 

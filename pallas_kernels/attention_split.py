@@ -1,6 +1,6 @@
 r"""What one thread block does of attention while decoding, in bfloat16: the queries of one key head, some of its keys.
 
-The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867) over tiles of 64 keys. Of each tile
+The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867) over the tiles of keys. Of each
 
     s = K q        m' = max(m, max s)        p = 2^(c (s - m'))        c = log2(e) / sqrt(d)
     total <- total 2^(c (m - m')) + sum p        o <- o 2^(c (m - m')) + V^T p
@@ -24,7 +24,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.key_ring import TILE, KeyRing, OpenRing
+from pallas_kernels.compat import store_in_pieces
+from pallas_kernels.key_ring import KeyRing, OpenRing
 from pallas_kernels.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
 LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
@@ -48,39 +49,40 @@ class SplitAttention:
         return math.log2(math.e) / math.sqrt(self.ring.head_dim)
 
     def scratch(self) -> dict[str, Any]:
-        out = jnp.bfloat16 if self.ring.splits == 1 else jnp.float32
-        return {
+        staged = {
             "ring": self.ring.scratch(),
             "q": matrices(self.columns, self.ring.head_dim),
             "q_filled": plgpu.Barrier(num_arrivals=1),
-            "p": matrices(self.columns, TILE),
-            "o": plgpu.SMEM((self.columns, self.ring.head_dim), out),
-            "stats": plgpu.SMEM((2, self.columns), jnp.float32),
+            "p": matrices(self.columns, self.ring.tile),
         }
+        if self.ring.splits == 1:
+            staged["o"] = plgpu.SMEM((self.columns, self.ring.head_dim), jnp.bfloat16)
+        return staged
 
     def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
-        """From q [group, head_dim] to o [group, head_dim] and stats [2, columns], which is None for one split."""
+        """From q [group, head_dim] to o [columns, head_dim] and stats [2, columns]. For one split stats_ref is None,
+        and o has as many rows as q.
+        """
         # A box of 8 rows over a group of fewer: the copy engine reads zeros there, and writes nothing.
         box = pl.ds(0 * ring.split, self.columns)
         plgpu.copy_gmem_to_smem(q_ref.at[box], staged["q"], staged["q_filled"])
         ring.fill()
         plgpu.barrier_wait(staged["q_filled"])
         o, m, total = self._attend(ring, staged["q"], staged["p"])
-        if stats_ref is None:
-            o = o * down(jnp.where(total == 0, 0.0, 1 / total), self.ring.head_dim)
-        else:
-            staged["stats"][0] = m * self._scale
-            staged["stats"][1] = total
-        staged["o"].T[...] = plgpu.layout_cast(o.astype(staged["o"].dtype), TURNED)
+        if stats_ref is not None:
+            for place, statistic in enumerate((m * self._scale, total)):
+                store_in_pieces(stats_ref.at[place], statistic)
+            store_in_pieces(o_ref.T, plgpu.layout_cast(o, TURNED))
+            return
+        o = o * down(jnp.where(total == 0, 0.0, 1 / total), self.ring.head_dim)
+        staged["o"].T[...] = plgpu.layout_cast(o.astype(jnp.bfloat16), TURNED)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(staged["o"], o_ref.at[box])
-        if stats_ref is not None:
-            plgpu.copy_smem_to_gmem(staged["stats"], stats_ref)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def _attend(self, ring: OpenRing, q_smem, p_smem) -> tuple[Any, Any, Any]:
         """o^T [head_dim, columns], m and the total [columns]."""
-        head_dim, columns = self.ring.head_dim, self.columns
+        head_dim, columns, tile = self.ring.head_dim, self.columns, self.ring.tile
 
         def step(i, running):
             o, m, total = running
@@ -92,14 +94,14 @@ class SplitAttention:
             scores = jnp.where((key >= ring.start) & (key < ring.stop), scores, -jnp.inf)
             larger = jnp.maximum(m, jnp.max(scores, axis=0))
             rescale = jnp.exp2((m - larger) * self._scale)
-            p = jnp.exp2((scores - down(larger, TILE)) * self._scale)
-            total = total * down(rescale, TILE) + p  # a row of the tile each, summed at the end
+            p = jnp.exp2((scores - down(larger, tile)) * self._scale)
+            total = total * down(rescale, tile) + p  # a row of the tile each, summed at the end
             # Warps met in the maximum: none still multiplies by the p before.
             p_smem.T[...] = plgpu.layout_cast(p.astype(jnp.bfloat16), TURNED)
 
             v_smem = ring.wait("v", i)
 
-            @pl.when((first_key < ring.start) | (first_key + TILE > ring.stop))
+            @pl.when((first_key < ring.start) | (first_key + tile > ring.stop))
             def _():
                 _clear_outside(v_smem, ring.start - first_key, ring.stop - first_key)
 
@@ -115,7 +117,7 @@ class SplitAttention:
             (
                 filled(0, head_dim, columns),
                 filled(LOWEST, columns, layout=WGMMA.reduce(0)),
-                filled(0, TILE, columns),
+                filled(0, tile, columns),
             ),
         )
         return o, m, jnp.sum(total, axis=0)

@@ -19,8 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.compat import LANES, WARPS, tiled_layout
-from pallas_kernels.key_ring import TILE, KeyRing, OpenRing
+from pallas_kernels.compat import LANES, WARPS, store_in_pieces, tiled_layout
+from pallas_kernels.key_ring import KeyRing, OpenRing
 
 ROWS = 8  # of a tile at a time: what swizzled shared memory can be cut into
 VECTOR = 4  # numbers that a thread loads at once: 16 bytes
@@ -46,10 +46,10 @@ class SplitAttentionFloat32:
         return tiled_layout(((WARPS * rows, head_dim), (rows, head_dim), (1, VECTOR)), warps=-6, lanes=(-4, -3))
 
     def scratch(self) -> dict[str, Any]:
-        return {"ring": self.ring.scratch(), "o": plgpu.SMEM((self.group, self.ring.head_dim), jnp.float32)}
+        return {"ring": self.ring.scratch()}
 
     def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
-        """From q [group, head_dim] to o [group, head_dim] and stats [2, columns], which is None for one split."""
+        """From q [group, head_dim] to as many rows of o, and stats [2, columns], which is None for one split."""
         ring.fill()
         for query, (o, m, total) in enumerate(self._attend(q_ref, ring)):
             largest = jnp.max(m)
@@ -61,10 +61,7 @@ class SplitAttentionFloat32:
             else:
                 stats_ref[0, query] = largest
                 stats_ref[1, query] = total
-            staged["o"][query] = o
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staged["o"], o_ref)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            store_in_pieces(o_ref.at[query], o)
 
     def _attend(self, q_ref, ring: OpenRing) -> Any:
         """For each query: o [ROWS, head_dim], m and the total [ROWS]."""
@@ -94,7 +91,7 @@ class SplitAttentionFloat32:
         def step(i, running):
             k_smem, v_smem, first_key = ring.wait("k", i), ring.wait("v", i), ring.first_key(i)
             running = lax.fori_loop(
-                0, TILE // ROWS, lambda j, running: rows_step(j, running, k_smem, v_smem, first_key), running
+                0, self.ring.tile // ROWS, lambda j, running: rows_step(j, running, k_smem, v_smem, first_key), running
             )
             ring.release("k", i)
             ring.release("v", i)

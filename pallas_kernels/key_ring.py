@@ -1,8 +1,8 @@
 """The keys and values that one thread block reads while decoding, and the ring that they come through.
 
-A sequence's keys are cut into tiles of 64. Blocks that share a key head take every `splits`-th tile each, so that a
-single sequence keeps the whole GPU busy whatever its length, which is known only at run time. The copy engine fills a
-ring in shared memory with them, some tiles ahead; K and V have a ring each, as a tile of K is done with earlier.
+A sequence's keys are cut into tiles. Blocks that share a key head take every `splits`-th tile each, so that a single
+sequence keeps the whole GPU busy whatever its length, which is known only at run time. The copy engine fills a ring in
+shared memory with them, some tiles ahead; K and V have a ring each, as a tile of K is done with earlier.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.wgmma import matrices
 
-TILE = 64  # keys
+TILE = 64  # keys, at least
 
 # From an array of keys or of values and the number of a tile to the pieces of the array that make the tile.
 Pieces = Callable[[Any, Any], Sequence[Any]]
@@ -28,12 +28,13 @@ class KeyRing:
     head_dim: int
     dtype: np.dtype
     splits: int  # thread blocks that share the keys
+    tile: int  # keys
     stages: int  # tiles of K, and of V, on their way at once
     pieces: int  # copies that make a tile
 
     def scratch(self) -> dict[str, Any]:
         """Shared memory and barriers that an `OpenRing` works in."""
-        tiles = matrices(self.stages, TILE, self.head_dim, dtype=self.dtype)
+        tiles = matrices(self.stages, self.tile, self.head_dim, dtype=self.dtype)
         filled = plgpu.Barrier(num_arrivals=self.pieces, num_barriers=self.stages)
         return {"k": tiles, "k_filled": filled, "v": tiles, "v_filled": filled}
 
@@ -52,11 +53,11 @@ class OpenRing:
 
     @property
     def steps(self) -> Any:
-        tiles = pl.cdiv(self.stop, TILE) - self.start // TILE
+        tiles = pl.cdiv(self.stop, self.ring.tile) - self.start // self.ring.tile
         return jnp.maximum(tiles - self.split + self.ring.splits - 1, 0) // self.ring.splits
 
     def first_key(self, step) -> Any:
-        return self._tile(step) * TILE
+        return self._tile(step) * self.ring.tile
 
     def ask_ahead(self) -> None:
         """Have what `fill` copies brought to the L2 cache."""
@@ -92,11 +93,11 @@ class OpenRing:
             self._fetch(name, step + self.ring.stages)
 
     def _tile(self, step) -> Any:
-        return self.start // TILE + self.split + step * self.ring.splits
+        return self.start // self.ring.tile + self.split + step * self.ring.splits
 
     def _fetch(self, name: str, step) -> None:
         slot = lax.rem(step, self.ring.stages)
-        rows = TILE // self.ring.pieces
+        rows = self.ring.tile // self.ring.pieces
         for i, piece in enumerate(self.pieces(self.refs[name], self._tile(step))):
             into = self.staged[name].at[slot, pl.ds(i * rows, rows)]
             plgpu.copy_gmem_to_smem(piece, into, self.staged[f"{name}_filled"].at[slot])

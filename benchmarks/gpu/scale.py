@@ -106,6 +106,7 @@ def checked_cases() -> Iterator[Case]:
     for config, dtype, several in ((LONG, BFLOAT16, True), (LONG, FLOAT32, False), (NARROW_HEADS, BFLOAT16, False)):
         for op in OPS:
             yield from op(config, dtype, Work(several=several, capacity=1024, chunk=333))
+    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, Work())  # in tiles of 128 keys
 
 
 def timed_cases() -> Iterator[Case]:

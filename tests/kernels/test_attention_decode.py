@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention_decode import attention_decode
-from pallas_kernels.attention_parts import ring_stages
+from pallas_kernels.attention_parts import keys_of_a_tile, ring_stages
 from pallas_kernels.attention_split_float32 import ROWS
 from pallas_kernels.compat import interpreter
 from pallas_kernels.key_ring import TILE
@@ -36,6 +36,8 @@ SHAPES = [
     Shape(1, 16, 64, 128),
     Shape(1, 8, 64, 136, window=65, dtype=np.float32),
     Shape(2, 2, 128, 200, splits=4, dtype=np.float32),
+    Shape(1, 8, 64, 2056, splits=4),  # this and the next in tiles of 128
+    Shape(2, 3, 64, 2304, window=2100),
 ]
 
 
@@ -57,10 +59,12 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
     with interpreter():
         o = np.asarray(attention_decode(*arrays, window=shape.window, splits=shape.splits))
     assert o.dtype == shape.dtype
+    seen = min(shape.capacity, shape.window or shape.capacity)
+    keys = keys_of_a_tile(len(lengths) * shape.kv_heads, shape.head_dim, np.dtype(shape.dtype), seen)
+    tile = ROWS if shape.dtype == np.float32 else keys  # between two rescalings
     for row, stop in enumerate(stops):
         k, v = (array[row] for array in cache)
         at = {"offset": int(stop) - 1, "stop": int(stop), "window": shape.window}
-        tile = ROWS if shape.dtype == np.float32 else TILE  # keys between two rescalings
         assert_attends(o[row : row + 1], q[row : row + 1], k, v, **at, tile=tile)
 
 
@@ -97,12 +101,15 @@ def test_extremes(shape, noise, scores):
     [
         Shape(1, 2, 128, 7 * TILE),
         Shape(1, 2, 64, 13 * TILE),
+        Shape(1, 8, 64, 41 * TILE, splits=4),
         Shape(1, 2, 64, 7 * TILE, dtype=np.float32),
         Shape(1, 1, 128, 5 * TILE, dtype=np.float32),
     ],
 )
 def test_a_ring_that_wraps_twice(shape):
-    assert shape.capacity // TILE > 2 * ring_stages(shape.head_dim, np.dtype(shape.dtype))
+    keys = keys_of_a_tile(shape.kv_heads, shape.head_dim, np.dtype(shape.dtype), shape.capacity)
+    tiles = shape.capacity // (keys * shape.splits)  # of a block, at least
+    assert tiles > 2 * ring_stages(keys, shape.head_dim, np.dtype(shape.dtype))
     attend(Noise(seed=1), shape, [shape.capacity - 1])
 
 

@@ -112,7 +112,7 @@ def test_large_scores():
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
     """In one copy a tile, and in two."""
-    assert 7 > 2 * ring_stages(128, np.dtype(BFLOAT16))
+    assert 7 > 2 * ring_stages(TILE, 128, np.dtype(BFLOAT16))
     attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])
 
 
