@@ -37,7 +37,8 @@ def attention_decode(
     for heads that are not 64 or 128 wide, a capacity that is no multiple of 8, and more than 8 heads a key head (in
     bfloat16, more that are no multiple of 8).
 
-    Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one.
+    Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one,
+    and in bfloat16 writes as much for 8 heads a key head where there are fewer.
     """
     if k.ndim == 4 and (k.shape[0] != q.shape[0] or k.shape[2] % 8):
         raise ValueError(
