@@ -38,7 +38,7 @@ def attention_decode(
     bfloat16, more that are no multiple of 8).
 
     Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one,
-    and in bfloat16 writes as much for 8 heads a key head where there are fewer.
+    where a key head with less than 8 query heads writes as much as one with 8, in bfloat16.
     """
     if k.ndim == 4 and (k.shape[0] != q.shape[0] or k.shape[2] % 8):
         raise ValueError(
@@ -47,8 +47,9 @@ def attention_decode(
         )
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     batch, kv_heads, capacity, head_dim = k.shape
-    keys = keys_of_a_tile(batch * kv_heads, head_dim, k.dtype, min(capacity, window or capacity))
-    splits = splits or choose_splits(batch * kv_heads, capacity, keys)
+    heads, seen = batch * kv_heads, min(capacity, window or capacity)
+    keys = keys_of_a_tile(heads, q.shape[1] // kv_heads, head_dim, k.dtype, seen)
+    splits = splits or choose_splits(heads, capacity, keys)
     return _attention_decode(q, k, v, lengths, window=window, keys=keys, splits=splits, target=current_target())
 
 

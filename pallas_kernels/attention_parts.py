@@ -18,7 +18,7 @@ from pallas_kernels.key_ring import TILE, KeyRing, OpenRing, visible_keys
 from pallas_kernels.staging import own_meetings
 
 RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
-AT_ONCE = 2048  # keys that the blocks of a head have in a tile each
+AT_ONCE = 2048  # the most keys that the blocks of a head have together, with one tile each
 
 # Where the keys are: an array of keys or values, a sequence, a key head, a tile and the tables; the tile's pieces.
 Locate = Callable[..., Sequence[Any]]
@@ -93,18 +93,18 @@ def attend_in_parts(
     return attention_combine(*outputs, group=group, out=np.dtype(q.dtype), target=target)
 
 
-def keys_of_a_tile(heads: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
+def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
     """64; or, of few small heads in bfloat16 of which a query may see so many keys that a block would have several such
     tiles, 128: half as many blocks then read as many keys at once, and leave the next kernels more room.
 
-    `heads` are the key heads in all sequences. A block that has a single tile takes longer for 128 keys
-    (benchmarks/LOG.md).
+    `heads` are the key heads in all sequences, `group` the query heads of each, for more than 8 of which a thread has
+    too few registers. A block that has a single tile takes longer for 128 keys (benchmarks/LOG.md).
 
     >>> import jax.numpy as jnp
-    >>> [keys_of_a_tile(heads, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
+    >>> [keys_of_a_tile(heads, 8, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
     [128, 64, 64]
     """
-    small = head_dim == 64 and dtype == np.dtype("bfloat16")
+    small = group <= 8 and head_dim == 64 and dtype == np.dtype("bfloat16")
     few = heads * AT_ONCE // TILE <= 2 * PROCESSORS
     return 2 * TILE if small and few and seen > AT_ONCE else TILE
 

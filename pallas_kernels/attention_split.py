@@ -6,7 +6,7 @@ The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867
     total <- total 2^(c (m - m')) + sum p        o <- o 2^(c (m - m')) + V^T p
 
 Keys are the long side here and queries the short one: the tensor cores are given K and V^T as the matrices of 64 rows
-or more, and the queries of the group as 8 columns. So the heads of a group share each load of K and V, a tile costs a
+or more, and the queries of the group as 8 columns. So the heads of a group share each load of K and V, 64 keys cost a
 thread four exponentials, and nothing is padded to 64 queries. The scale c comes last: where a compiler makes one
 instruction of c s - c m', rounded once, large scores of equal size would not cancel.
 

@@ -79,6 +79,8 @@ def attentions() -> Iterator[Case]:
             for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
                 yield from cases(config, dtype, WORK)
             yield from attention_decode_cases(config, dtype, long)
+    # Tiles of 128 keys, of which the last reaches beyond the cache.
+    yield from attention_decode_cases(NARROW, BFLOAT16, long._replace(capacity=4104))
 
 
 def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Iterator[Case]:
@@ -130,8 +132,8 @@ def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
 
 
 def clearing_cases(asked: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
-    """Decode attention over as many tiles, of the last of which all rows are seen, all but one, or one; and how many
-    keys are seen."""
+    """Decode attention over as many tiles, of the last of which all rows are seen, all but one, or all but 63; and how
+    many keys are seen."""
     for config, capacity in asked:
         for dtype in (BFLOAT16, FLOAT32):
             (case,) = attention_decode_cases(config, dtype, Work(capacity=capacity))

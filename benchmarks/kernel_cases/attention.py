@@ -16,7 +16,7 @@ from reference.config import Config
 INT32 = np.dtype(np.int32)
 
 WINDOW = 1000  # positions; its ends are within tiles, of 64 keys or 128
-TURN = 518  # instructions, of a tile of 64 keys and values
+TURN = 518  # instructions, of 64 keys and values of heads of 128; 128 of heads of 64 take fewer
 PREFILL = Limits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
 
 

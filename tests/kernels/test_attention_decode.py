@@ -36,9 +36,16 @@ SHAPES = [
     Shape(1, 16, 64, 128),
     Shape(1, 8, 64, 136, window=65, dtype=np.float32),
     Shape(2, 2, 128, 200, splits=4, dtype=np.float32),
-    Shape(1, 8, 64, 2056, splits=4),  # this and the next in tiles of 128
+    Shape(1, 8, 64, 2056, splits=4),
     Shape(2, 3, 64, 2304, window=2100),
 ]
+IN_TILES_OF_128 = SHAPES[-2:]
+
+
+def tile_of(shape: Shape, *, sequences: int = 1) -> int:
+    """Keys."""
+    seen = min(shape.capacity, shape.window or shape.capacity)
+    return keys_of_a_tile(sequences * shape.kv_heads, shape.group, shape.head_dim, np.dtype(shape.dtype), seen)
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
@@ -59,8 +66,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
     with interpreter():
         o = np.asarray(attention_decode(*arrays, window=shape.window, splits=shape.splits))
     assert o.dtype == shape.dtype
-    seen = min(shape.capacity, shape.window or shape.capacity)
-    keys = keys_of_a_tile(len(lengths) * shape.kv_heads, shape.head_dim, np.dtype(shape.dtype), seen)
+    keys = tile_of(shape, sequences=len(lengths))
     tile = ROWS if shape.dtype == np.float32 else keys  # between two rescalings
     for row, stop in enumerate(stops):
         k, v = (array[row] for array in cache)
@@ -74,6 +80,10 @@ def test_attends_to_the_keys_that_are_there(noise, shape, data):
     around = {edge + step for edge in (0, TILE, 2 * TILE, shape.capacity) for step in (-1, 0, 1)}
     lengths = data.draw(st.lists(st.sampled_from(sorted(around)), min_size=2, max_size=2), label="lengths")
     attend(noise, shape, lengths)
+
+
+def test_some_shapes_are_in_tiles_of_128():
+    assert [shape for shape in SHAPES if tile_of(shape, sequences=2) == 2 * TILE] == IN_TILES_OF_128
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -107,7 +117,7 @@ def test_extremes(shape, noise, scores):
     ],
 )
 def test_a_ring_that_wraps_twice(shape):
-    keys = keys_of_a_tile(shape.kv_heads, shape.head_dim, np.dtype(shape.dtype), shape.capacity)
+    keys = tile_of(shape)
     tiles = shape.capacity // (keys * shape.splits)  # of a block, at least
     assert tiles > 2 * ring_stages(keys, shape.head_dim, np.dtype(shape.dtype))
     attend(Noise(seed=1), shape, [shape.capacity - 1])
