@@ -75,7 +75,7 @@ def attentions() -> Iterator[Case]:
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
         for config in (NARROW, BROAD, ALONE):
-            yield from window_cases(config, dtype, WORK._replace(capacity=4096, chunk=100, sequences=3))
+            yield from window_cases(config, dtype, WORK._replace(capacity=2048, chunk=100, sequences=3))
             for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
                 yield from cases(config, dtype, WORK)
             yield from attention_decode_cases(config, dtype, long)

@@ -43,7 +43,7 @@ IN_TILES_OF_128 = SHAPES[-2:]
 
 
 def tile_of(shape: Shape, *, sequences: int = 1) -> int:
-    """Keys."""
+    """Keys that are taken at a time."""
     seen = min(shape.capacity, shape.window or shape.capacity)
     return keys_of_a_tile(sequences * shape.kv_heads, shape.group, shape.head_dim, np.dtype(shape.dtype), seen)
 
