@@ -58,6 +58,7 @@ def attend_in_parts(
                 split,
                 *visible_keys(length, capacity, window),
                 staged["ring"],
+                target,
             )
 
         target.let_next_start()

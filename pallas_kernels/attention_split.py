@@ -28,6 +28,7 @@ from pallas_kernels.compat import store_in_pieces
 from pallas_kernels.key_ring import KeyRing, OpenRing
 from pallas_kernels.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
+UNUSED = 5 * 1024  # bytes of a block with heads of 128: a processor then has room for two, as in `row_tiles.even_share`
 LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
 
 
@@ -55,6 +56,8 @@ class SplitAttention:
             "q_filled": plgpu.Barrier(num_arrivals=1),
             "p": matrices(self.columns, self.ring.tile),
         }
+        if self.ring.splits > 1 and self.ring.head_dim == 128:
+            staged["unused"] = plgpu.SMEM((UNUSED,), jnp.int8)
         if self.ring.splits == 1:
             staged["o"] = plgpu.SMEM((self.columns, self.ring.head_dim), jnp.bfloat16)
         return staged

@@ -15,6 +15,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.compat import Target
+from pallas_kernels.staging import finish_reads
 from pallas_kernels.wgmma import matrices
 
 TILE = 64  # keys, at least
@@ -50,6 +52,7 @@ class OpenRing:
     start: Any  # first key that the query sees
     stop: Any  # last key that it sees, + 1
     staged: dict[str, Any]
+    target: Target
 
     @property
     def steps(self) -> Any:
@@ -89,7 +92,7 @@ class OpenRing:
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():
-            plgpu.commit_smem()  # until then a read of it may wait in a queue, as in `staging.finish_reads`
+            finish_reads(self.target)
             self._fetch(name, step + self.ring.stages)
 
     def _tile(self, step) -> Any:

@@ -2,8 +2,9 @@
 
 W is cut into tiles of a few rows, a tile into steps of some columns. A thread block has one tile, or, where there are
 so many that blocks would come and go, every `blocks`-th: what it does once before the first tile then pays for all of
-them. It walks along the steps of its tiles, one tile after the other, through a ring in shared memory, which the copy
-engine keeps filled across their borders.
+them. (Blocks of a head of a gigabyte do come and go, whose last then end together.) It walks along the steps of its
+tiles, one tile after the other, through a ring in shared memory, which the copy engine keeps filled across their
+borders.
 
 Between two kernels memory would rest for 1 to 2 us, while the last blocks of one end and the first of the other are
 started and ask for something. So the next kernel may start as soon as this one's blocks have: where a processor has
@@ -128,14 +129,17 @@ def even_share(blocks: int) -> int:
 
 def blocks_for(tiles: int, *, shared: int, at_once: int, asked: int | None = None) -> int:
     """Blocks for so many tiles, each of at least `shared` bytes of shared memory: one for each, or, where blocks would
-    come and go, `at_once` on each processor, or `asked`; fewer where a processor has no room for as many.
+    come and go, `at_once` on each processor, or `asked`; fewer where a processor has no room for as many, but where a
+    block for each tile is asked for, they come and go.
 
     >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
     (400, 264)
-    >>> blocks_for(1792, shared=120_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2, asked=200)
-    (132, 200)
+    >>> [blocks_for(1792, shared=some, at_once=2, asked=asked) for some, asked in ((120_000, 200), (40_000, 200))]
+    [132, 200]
+    >>> blocks_for(1792, shared=120_000, at_once=2, asked=1792)
+    1792
     """
-    if tiles <= MOST_AT_ONCE * PROCESSORS:
+    if tiles <= MOST_AT_ONCE * PROCESSORS or asked == tiles:
         return min(tiles, asked or tiles)
     room = PROCESSOR_MEMORY // (shared + SUMS_MEMORY + BLOCK_MEMORY)
     at_once = max(1, min(room, MOST_AT_ONCE if asked else at_once))

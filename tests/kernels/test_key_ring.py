@@ -3,6 +3,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pallas_kernels.compat import Target
 from pallas_kernels.key_ring import KeyRing, OpenRing, visible_keys
 
 
@@ -15,6 +16,6 @@ from pallas_kernels.key_ring import KeyRing, OpenRing, visible_keys
 def test_each_tile_that_has_keys_is_one_step_of_one_block(tile, splits, length, window):
     ring = KeyRing(64, np.dtype(jnp.bfloat16), splits, tile, stages=2, pieces=1)
     start, stop = visible_keys(length, 8192, window)
-    blocks = [OpenRing(ring, {}, lambda ref, tile: [], split, start, stop, {}) for split in range(splits)]
+    blocks = [OpenRing(ring, {}, lambda ref, tile: [], split, start, stop, {}, Target()) for split in range(splits)]
     firsts = [int(block.first_key(step)) for block in blocks for step in range(int(block.steps))]
     assert sorted(firsts) == list(range(int(start) // tile * tile, int(stop), tile))
