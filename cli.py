@@ -678,8 +678,8 @@ def bench(
     """Measure this machine, and then how close a model comes to what it allows.
 
     MODEL is the built-in one unless given. The suites gpu, kernels and variants take nine minutes
-    each, models three, and run on an H100 or H200. After the suites decode and growth, `generate` ends with its
-    share of what was measured.
+    each, models three, and run on an H100 or H200; one that is interrupted reports what it has until then. After the
+    suites decode and growth, `generate` ends with its share of what was measured.
     """
     import json
     from contextlib import ExitStack
@@ -729,6 +729,8 @@ def bench(
             write_report(tuned(table, report), tune_out)
     if wrong := view.wrong(report):
         _fail(f"not right on this device: {', '.join(wrong)}", 1)
+    if "interrupted" in report:
+        _fail("interrupted: the report has what was measured until then", report["interrupted"])
 
 
 @llamaspec.command()

@@ -688,3 +688,34 @@ def test_without_the_machine_s_figures_there_is_no_report(monkeypatch: pytest.Mo
     monkeypatch.setattr(suite, "run_part", lambda *_, **__: died)
     with pytest.raises(ValueError, match="the machine could not be measured: it ended with -6: out of memory"):
         list(suite.run_suite("gpu", dry=False))
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
+    timing_row = {"case": "add 8 float32", "op": "add"} | timed(
+        Seconds(2e-3, 1e-3, 3e-3), bytes=64, flops=0, dtype="float32"
+    )
+
+    def parts(part: Part, **_):
+        yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, timing_row)
+        if part.section == "kernels":
+            raise end
+
+    monkeypatch.setattr(suite, "run_part", parts)
+    kept = tmp_path / "kept.json"
+    code, out, err = run("bench", "--suite", "variants", "--json", str(kept))
+    assert (code, err) == (status, "error: interrupted: the report has what was measured until then\n")
+    report = json.loads(kept.read_text())
+    assert [row["case"] for row in report["sections"]["kernels"]] == ["add 8 float32"]
+    assert report["interrupted"] == status
+    assert "variants: what was to come (interrupted)" in out
+
+
+def test_a_run_that_is_interrupted_before_anything_was_measured_leaves_nothing(run, monkeypatch, tmp_path: Path):
+    def at_once(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "run_part", at_once)
+    code, out, _ = run("bench", "--suite", "gpu", "--json", str(tmp_path / "kept.json"))
+    assert (code, out) == (130, "")
+    assert not list(tmp_path.glob("kept*"))

@@ -7,9 +7,10 @@ from typing import Any
 from benchmarks import svg
 from benchmarks.gpu.suite import Found
 from benchmarks.machine import Ceilings
-from benchmarks.report import Column, Row, machine_lines, table, with_shares
+from benchmarks.report import Column, Row, machine_lines, skipped, table, with_shares
 
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
+INTERRUPTED = 130  # the exit status after Ctrl-C, as everywhere
 
 LARGE = 32 << 20  # bytes: below, the launch of a kernel counts
 MICROSECONDS = Column("us", "median", ",.1f", 1e6)
@@ -95,21 +96,33 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
 
 
 def as_report(found: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
-    """Everything that was found, and what follows from it; the machine comes first."""
+    """Everything that was found, and what follows from it; the machine comes first.
+
+    Whoever interrupts a run that has measured the machine has a report of what it found until then. `interrupted` is
+    the exit status then.
+    """
     sections: dict[str, list[Row]] = {}
     left_out: list[Row] = []
     machine: Row = {}
-    for section, row in found:
-        if "skipped" in row:
-            left_out.append({"section": section, **row})
-        elif section == "memory":
-            machine = row
-        else:
-            sections.setdefault(section, []).append(row)
+    interrupted: dict[str, Any] = {}
+    try:
+        for section, row in found:
+            if "skipped" in row:
+                left_out.append({"section": section, **row})
+            elif section == "memory":
+                machine = row
+            else:
+                sections.setdefault(section, []).append(row)
+    except (KeyboardInterrupt, SystemExit) as end:
+        if not machine:
+            raise
+        left_out.append({"section": suite, **skipped("what was to come", "interrupted")})
+        interrupted = {"interrupted": end.code if isinstance(end, SystemExit) else INTERRUPTED}
     ceilings = Ceilings(**machine["ceilings"])
     return {
         "suite": suite,
         **({"dry_run": NOTHING_MEANT} if dry else {}),
+        **interrupted,
         **machine,
         "sections": {name: [_completed(row, ceilings) for row in rows] for name, rows in sections.items()},
         "skipped": left_out,
