@@ -678,8 +678,8 @@ def bench(
     """Measure this machine, and then how close a model comes to what it allows.
 
     MODEL is the built-in one unless given. The suites gpu, kernels and variants take nine minutes
-    each, models three, and run on an H100 or H200; one that is interrupted reports what it has until then. After the
-    suites decode and growth, `generate` ends with its share of what was measured.
+    each, models three, and run on an H100 or H200; of one that is interrupted FILE.interrupted has what was found.
+    After the suites decode and growth, `generate` ends with its share of what was measured.
     """
     import json
     from contextlib import ExitStack
@@ -717,7 +717,14 @@ def bench(
                     keep_read_rate(folder, report["ceilings"])
         from benchmarks.report import write_report
 
-        _print(view.as_text(report))
+        if "interrupted" in report:  # what stands at FILE may be whole, and stays
+            where = "above"
+            if json_file:
+                where = f"in {json_file}.interrupted"
+                with new_file(f"{json_file}.interrupted", replace=True) as found:
+                    write_report(report, found)
+            _print(view.as_text(report))
+            _fail(f"interrupted: what was measured until then is {where}", report["interrupted"])
         if json_out:
             write_report(report, json_out)
         if plot_out:
@@ -727,10 +734,9 @@ def bench(
 
             table = json.loads(Path(tune_file).read_text()) if Path(tune_file).exists() else {}
             write_report(tuned(table, report), tune_out)
+    _print(view.as_text(report))
     if wrong := view.wrong(report):
         _fail(f"not right on this device: {', '.join(wrong)}", 1)
-    if "interrupted" in report:
-        _fail("interrupted: the report has what was measured until then", report["interrupted"])
 
 
 @llamaspec.command()
@@ -1061,7 +1067,7 @@ def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[
 
 
 def main() -> NoReturn:
-    """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted."""
+    """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n."""
     import signal
 
     if sys.stderr is None:

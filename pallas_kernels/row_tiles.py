@@ -2,7 +2,7 @@
 
 W is cut into tiles of a few rows, a tile into steps of some columns. A thread block has one tile, or, where there are
 so many that blocks would come and go, every `blocks`-th: what it does once before the first tile then pays for all of
-them. (Blocks of a head of a gigabyte do come and go, whose last then end together.) It walks along the steps of its
+them. (Of a head of a gigabyte blocks do come and go: a slow processor then has fewer.) It walks along the steps of its
 tiles, one tile after the other, through a ring in shared memory, which the copy engine keeps filled across their
 borders.
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import combinations, count, product
 from pathlib import Path
 from statistics import median
+from threading import Event
 from xml.etree import ElementTree
 
 import jax
@@ -690,25 +691,56 @@ def test_without_the_machine_s_figures_there_is_no_report(monkeypatch: pytest.Mo
         list(suite.run_suite("gpu", dry=False))
 
 
+TIMED = {"case": "add 8 float32", "op": "add"} | timed(Seconds(2e-3, 1e-3, 3e-3), bytes=64, flops=0, dtype="float32")
+
+
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
-    timing_row = {"case": "add 8 float32", "op": "add"} | timed(
-        Seconds(2e-3, 1e-3, 3e-3), bytes=64, flops=0, dtype="float32"
-    )
-
     def parts(part: Part, **_):
-        yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, timing_row)
+        yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, TIMED)
         if part.section == "kernels":
             raise end
 
     monkeypatch.setattr(suite, "run_part", parts)
-    kept = tmp_path / "kept.json"
-    code, out, err = run("bench", "--suite", "variants", "--json", str(kept))
-    assert (code, err) == (status, "error: interrupted: the report has what was measured until then\n")
-    report = json.loads(kept.read_text())
+    whole = tmp_path / "kept.json"
+    whole.write_text("from an earlier run")
+    code, out, err = run("bench", "--suite", "variants", "--json", str(whole))
+    assert (code, err) == (status, f"error: interrupted: what was measured until then is in {whole}.interrupted\n")
+    assert whole.read_text() == "from an earlier run"
+    report = json.loads((tmp_path / "kept.json.interrupted").read_text())
     assert [row["case"] for row in report["sections"]["kernels"]] == ["add 8 float32"]
     assert report["interrupted"] == status
     assert "variants: what was to come (interrupted)" in out
+
+
+def test_processes_of_a_part_that_is_interrupted_are_ended_and_what_they_found_is_kept(monkeypatch):
+    class Process:
+        def __init__(self):
+            self.ended = Event()
+
+        def kill(self):
+            self.ended.set()
+
+    processes = {0: Process(), 1: Process()}
+    other_began = Event()
+
+    def share_of(part: Part, *, started):
+        share = part.options["share"]
+        started(processes[share])
+        yield Found("right", {"case": f"of share {share}"})
+        if share == 0:
+            assert other_began.wait(60)
+            raise KeyboardInterrupt
+        other_began.set()
+        assert processes[share].ended.wait(60)
+        yield Found("right", skipped("right", "it ended with -9"))
+
+    monkeypatch.setattr(suite, "run_part", share_of)
+    rows = []
+    with pytest.raises(KeyboardInterrupt):
+        rows.extend(found.row for found in suite.run_shares(Part("right", 10, shares=2)))
+    assert rows == [{"case": "of share 0"}, {"case": "of share 1"}]
+    assert all(process.ended.is_set() for process in processes.values())
 
 
 def test_a_run_that_is_interrupted_before_anything_was_measured_leaves_nothing(run, monkeypatch, tmp_path: Path):

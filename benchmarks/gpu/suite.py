@@ -121,16 +121,46 @@ def run_suite(
 
 
 def run_shares(part: Part, **how: Any) -> Iterator[Found]:
-    """The rows of a part, by its shares."""
+    """The rows of a part, by its shares; of those that are interrupted, what they had found."""
     shares = part.shared_out()
     if len(shares) == 1:
-        return run_part(part, **how)
+        yield from run_part(part, **how)
+        return
+    found: list[list[Found]] = [[] for _ in shares]
+    processes: list[subprocess.Popen] = []
+    interrupted: BaseException | None = None
+
+    def run(share: Part, rows: list[Found]) -> None:
+        for row in run_part(share, started=processes.append, **how):
+            rows.append(row)
+
     with ThreadPoolExecutor(len(shares)) as pool:
-        return chain(*pool.map(lambda share: list(run_part(share, **how)), shares))
+        try:
+            for _ in pool.map(run, shares, found):
+                pass
+        except (KeyboardInterrupt, SystemExit) as end:
+            interrupted = end
+            for process in processes:
+                process.kill()
+    if not interrupted:
+        yield from chain(*found)
+        return
+    yield from (row for row in chain(*found) if "skipped" not in row.row)
+    raise interrupted
 
 
-def run_part(part: Part, *, scale: str, seconds: float, cache: str) -> Iterator[Found]:
-    """The rows of a part. Raises ValueError, in the part's words, where it cannot run on this machine."""
+def run_part(
+    part: Part,
+    *,
+    scale: str,
+    seconds: float,
+    cache: str,
+    started: Callable[[subprocess.Popen], object] = lambda process: None,
+) -> Iterator[Found]:
+    """The rows of a part, whose process `started` is told of.
+
+    Raises ValueError, in the part's words, where it cannot run on this machine.
+    """
     options = {**part.options, **({"began": time.time()} if part.starts else {})}
     arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
@@ -145,6 +175,7 @@ def run_part(part: Part, *, scale: str, seconds: float, cache: str) -> Iterator[
             stderr=said,
             text=True,
         ) as process:
+            started(process)
             timer = threading.Timer(seconds + part.grace, lambda: (late.set(), process.kill()))
             timer.start()
             try:

@@ -42,6 +42,7 @@ ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax goes ov
 def varied_cases() -> Iterator[Case]:
     """What no model of the table has, what is new first."""
     yield crowded()
+    yield come_and_go()
     yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # with tiles of its own, that divide by little else
     for batch in range(MOST_SEQUENCES + 1, MAX_BATCH + 1, 2):
         yield from routed_cases(NARROW, FLOAT32, batch)
@@ -68,6 +69,13 @@ def crowded() -> Case:
     """
     case = kernel_cases()["gemv norm 32000x512 bfloat16"]
     return replace(case, shape=f"{case.shape} crowded", function=partial(case.function, tile=Tile(8, 4, 528)))
+
+
+def come_and_go() -> Case:
+    """A block for each of more tiles than there is room for at once, with a ring that is filled again: as the heads of
+    8B and 70B have them, which are too large to be held to a bound here."""
+    case = kernel_cases()["gemv norm 32000x2048 bfloat16"]
+    return replace(case, shape=f"{case.shape} come and go", function=partial(case.function, tile=Tile(32, 6, 1000)))
 
 
 def attentions() -> Iterator[Case]:
