@@ -2,7 +2,7 @@
 
 Of what is read back, Q(w) = dequantize(quantize(w)):
 
-    powers    Q(2^k w) = 2^k Q(w), as long as no scale leaves the normal numbers of its format
+    powers    Q(2^k w) = 2^k Q(w), as long as no scale or minimum leaves the normal numbers of its format
     odd       Q(-w) = -Q(w)
     fixed     Q(Q(w)) = Q(w)
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import reference.quantizers
@@ -194,14 +194,19 @@ def wide(seed: int, cols: int) -> np.ndarray:
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.powers])
 @few
 @given(kind=kinds, seed=seeds, part=st.floats(0, 1))
+@example(kind="lonely", seed=68, part=0.0)  # a minimum of Q4_1 that would not be normal
 def test_powers_of_two_pass_through(name, kind, seed, part):
     family = FAMILIES[name]
     lowest, highest = family.powers or (0, 0)
     power = lowest + round(part * (highest - lowest))
     w = draw(kind, seed, family.cols)
-    if name in ("Q2_K", "Q4_K", "Q5_K"):  # what their minima are a multiple of may be small by chance
+    # Minima, or what they are a multiple of, may be small by chance.
+    if name in ("Q2_K", "Q4_K", "Q5_K"):
         e = ggml.TYPES[name].quantize(w).e
         assume(not np.any((e > 0) & (e < 2.0**-9)))
+    if name in ("Q4_1", "Q5_1"):
+        m = np.abs(ggml.TYPES[name].quantize(w).minima)
+        assume(not np.any((m > 0) & (m < np.finfo(np.float16).smallest_normal / 2.0 ** FLOAT16[0])))
     factor = np.float32(2.0**power)
     np.testing.assert_array_equal(family.read(w * factor), family.read(w) * 2.0**power)
 
