@@ -100,7 +100,7 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
 def run_suite(
     suite: str, *, dry: bool, progress: Callable[[str, float], object] = lambda stage, share: None
 ) -> Iterator[Found]:
-    """Every row, as it is found; the first is the machine's. Raises ValueError where the suite cannot run.
+    """Every row, part by part; the first is the machine's. Raises ValueError where the suite cannot run.
 
     A part that is ended, dies or cannot begin any more gives a row that says so.
     """
@@ -123,30 +123,25 @@ def run_suite(
 def run_shares(part: Part, **how: Any) -> Iterator[Found]:
     """The rows of a part, by its shares; of those that are interrupted, what they had found."""
     shares = part.shared_out()
-    if len(shares) == 1:
-        yield from run_part(part, **how)
-        return
     found: list[list[Found]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []
     interrupted: BaseException | None = None
 
     def run(share: Part, rows: list[Found]) -> None:
         for row in run_part(share, started=processes.append, **how):
-            rows.append(row)
+            if not interrupted:  # or it says that it was ended
+                rows.append(row)
 
     with ThreadPoolExecutor(len(shares)) as pool:
         try:
-            for _ in pool.map(run, shares, found):
-                pass
+            list(pool.map(run, shares, found))
         except (KeyboardInterrupt, SystemExit) as end:
             interrupted = end
             for process in processes:
                 process.kill()
-    if not interrupted:
-        yield from chain(*found)
-        return
-    yield from (row for row in chain(*found) if "skipped" not in row.row)
-    raise interrupted
+    yield from chain(*found)
+    if interrupted:
+        raise interrupted
 
 
 def run_part(
