@@ -1,0 +1,11 @@
+"""What a chart shows."""
+
+from xml.etree import ElementTree
+
+from benchmarks import svg
+
+
+def rectangles(page: str) -> list[float]:
+    """The widths of a chart's bars."""
+    drawn = ElementTree.fromstring(page).iter("{http://www.w3.org/2000/svg}rect")
+    return [float(bar.get("width", "0")) for bar in drawn if bar.get("height") == str(svg.ROW - 6)]
