@@ -77,14 +77,14 @@ def product_of(
     rows = rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
         raise ValueError(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
-    _check_columns(op, w, x.dtype)
+    _check_columns(op, w, x.dtype, tile)
     tiles = all_rows // (rows * runs)
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
     shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
     if isinstance(w, Codes):
         product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
     else:
-        product = RowProduct(**shape)
+        product = RowProduct(**shape, chunks=tile.chunks or 1)
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
     product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
     room = even_share(product.blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
@@ -129,13 +129,15 @@ def _check_codes(op: str, w: Codes, x: Array) -> None:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
 
 
-def _check_columns(op: str, w: Matrix, dtype: Any) -> None:
+def _check_columns(op: str, w: Matrix, dtype: Any, tile: Tile) -> None:
     cols = w.shape[1]
     if not isinstance(w, Codes):
-        chunk = LANES * 16 // dtype.itemsize
-        if cols % chunk or not cols:
-            raise ValueError(f"{op} takes columns of W in multiples of {chunk} in {dtype}, got {cols}")
+        step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)
+        if cols % step or not cols:
+            raise ValueError(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
         return
+    if tile.chunks:
+        raise ValueError(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
     # A copy wants whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
     multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:

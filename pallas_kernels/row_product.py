@@ -1,8 +1,11 @@
 r"""The loop inside every matrix-vector kernel, for weights that are floats: y = W x for one to eight vectors.
 
 W is read once, which is all that decoding is: 2 or 4 bytes a weight, one multiplication and one addition. A thread
-block walks along a few rows of W at once (`row_tiles.py`). Of a step each warp has every fourth row, each lane at most
-16 bytes of it, so nothing is summed across threads before the end of the row.
+block walks along a few rows of W at once (`row_tiles.py`). Of a chunk of columns each warp has every fourth row, each
+lane at most 16 bytes of it, so nothing is summed across threads before the end of the row.
+
+A step is one chunk, or several. It waits for its copies when it begins, and when it ends for what was read of them: in
+long rows of narrow tiles often. 2048 x 8192 takes 5 to 6 % less time in steps of two, with a ring of ten.
 
 RMSNorm costs no pass of its own: x is staged times the norm's weights, in float32, and the sum of squares is taken on
 the way; 1/rms, which is one number, multiplies the finished dot product.
@@ -40,6 +43,7 @@ class RowProduct:
     runs: int  # in a tile
     cols: int
     batch: int
+    chunks: int  # of columns, in a step
     stages: int
     dtype: np.dtype
 
@@ -54,17 +58,17 @@ class RowProduct:
 
     @property
     def chunk(self) -> int:
-        """Columns of a step."""
+        """Columns that the lanes of a warp load at once."""
         return LANES * self.vector
 
     @property
     def steps(self) -> int:
-        return self.cols // self.chunk
+        return self.cols // (self.chunks * self.chunk)
 
     @property
     def step_bytes(self) -> int:
         """Shared memory that a step is copied to."""
-        return self.runs * self.rows * self.chunk * self.dtype.itemsize
+        return self._copies * self.rows * self.chunk * self.dtype.itemsize
 
     @property
     def layout(self) -> Any:
@@ -84,8 +88,8 @@ class RowProduct:
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Shared memory and barriers that `run` works in, with a norm or without."""
         staged = {
-            "ring": plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.chunk), self.dtype),
-            "filled": plgpu.Barrier(num_arrivals=self.runs, num_barriers=self.ring_stages),
+            "ring": plgpu.SMEM((self.ring_stages, self._copies, self.rows, self.chunk), self.dtype),
+            "filled": plgpu.Barrier(num_arrivals=self._copies, num_barriers=self.ring_stages),
             "x": [plgpu.SMEM((self.cols,), self._staged_dtype(normed)) for _ in range(self.batch)],
         }
         if normed:
@@ -123,10 +127,11 @@ class RowProduct:
         squares = staged.get("squares", [None] * self.batch)
 
         def fetch(tile, step, slot):
-            columns = pl.ds(step * self.chunk, self.chunk)
-            for run, start in enumerate(starts(tile)):
-                rows = w_ref.at[pl.ds(start, self.rows), columns]
-                plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, run], staged["filled"].at[slot])
+            runs = starts(tile)
+            for copy in range(self._copies):
+                nth, run = divmod(copy, self.runs)
+                rows = w_ref.at[pl.ds(runs[run], self.rows), self._columns(step, nth)]
+                plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
 
         def prepare():
             early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
@@ -142,16 +147,18 @@ class RowProduct:
             plgpu.barrier_wait(staged["filled"].at[slot])
 
         def step(i, slot, sums):
-            columns = pl.ds(i * self.chunk, self.chunk)
-            vectors = [self._load(x.at[columns], self.layout.reduce(0), target) for x in staged["x"]]
-            tiles = [self._load(staged["ring"].at[slot, run], self.layout, target) for run in range(self.runs)]
-            return [
-                [
-                    total + tile * lax.broadcast_in_dim(x, tile.shape, (1,))
-                    for total, tile in zip(totals, tiles, strict=True)
+            for nth, copies in enumerate(batched(range(self._copies), self.runs)):
+                columns = self._columns(i, nth)
+                vectors = [self._load(x.at[columns], self.layout.reduce(0), target) for x in staged["x"]]
+                tiles = [self._load(staged["ring"].at[slot, copy], self.layout, target) for copy in copies]
+                sums = [
+                    [
+                        total + tile * lax.broadcast_in_dim(x, tile.shape, (1,))
+                        for total, tile in zip(totals, tiles, strict=True)
+                    ]
+                    for totals, x in zip(sums, vectors, strict=True)
                 ]
-                for totals, x in zip(sums, vectors, strict=True)
-            ]
+            return sums
 
         def end(tile, sums, read):
             dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
@@ -170,6 +177,15 @@ class RowProduct:
     def load_rows(self, ref) -> Array:
         """One float32 number for each row of a run, laid out as the products are."""
         return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
+
+    @property
+    def _copies(self) -> int:
+        """How many fill a slot of the ring: for each chunk one of each run, one chunk after the other."""
+        return self.chunks * self.runs
+
+    def _columns(self, step, nth: int) -> Any:
+        """Those of a step's nth chunk."""
+        return pl.ds((step * self.chunks + nth) * self.chunk, self.chunk)
 
     def _staged_dtype(self, normed: bool) -> np.dtype:
         """What holds a vector exactly, or its product with a norm to float32's rounding."""

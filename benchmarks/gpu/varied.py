@@ -43,6 +43,7 @@ def varied_cases() -> Iterator[Case]:
     """What no model of the table has, what is new first."""
     yield crowded()
     yield come_and_go()
+    yield from in_chunks()
     yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # with tiles of its own, that divide by little else
     for batch in range(MOST_SEQUENCES + 1, MAX_BATCH + 1, 2):
         yield from routed_cases(NARROW, FLOAT32, batch)
@@ -72,10 +73,20 @@ def crowded() -> Case:
 
 
 def come_and_go() -> Case:
-    """A block for each of more tiles than there is room for at once, with a ring that is filled again: as the heads of
-    8B and 70B have them, which are too large to be held to a bound here."""
+    """A block for each of more tiles than there is room for at once, with a ring that is filled again: as the head of
+    70B has them, and with a longer ring that of 8B, which are too large to be held to a bound here."""
     case = kernel_cases()["gemv norm 32000x2048 bfloat16"]
     return replace(case, shape=f"{case.shape} come and go", function=partial(case.function, tile=Tile(32, 6, 1000)))
+
+
+def in_chunks() -> Iterator[Case]:
+    """Every product that the table of tiles has in steps of several chunks of columns; for the head, which is too large
+    to be held to a bound here, a smaller one in its tile."""
+    cases = kernel_cases()
+    for shape in ("2048x2048", "2048x5632", "2048x8192", "4096x4096", "5120x5120"):
+        yield cases[f"gemv residual {shape} bfloat16"]
+    head = cases["gemv norm 32000x2048 bfloat16"]
+    yield replace(head, shape=f"{head.shape} in chunks", function=partial(head.function, tile=Tile(16, chunks=2)))
 
 
 def attentions() -> Iterator[Case]:

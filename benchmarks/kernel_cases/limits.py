@@ -7,7 +7,9 @@ a limit here is another, it says why. That for codes is counted, below: the tens
 design did so one by one, and needed 4.3 or, of four bits, 3.4.
 
 A turn takes an instruction more, which is added to each limit of floats: the design did not wait for its reads before
-it asked for a slot of the ring again, and has to.
+it asked for a slot of the ring again, and has to. A step of several chunks is one turn: `TURN` instructions fewer for
+each chunk but one (with a norm it is 39), and some registers more, as numbers of a chunk are loaded while those before
+are multiplied.
 
 Of n vectors each takes of a weight that is a float 1 + c / (R V) instructions, beside what a turn of the loop takes
 once: its multiplication and addition, and its part of what a thread's R rows share, c to load V columns of a vector and
@@ -25,6 +27,7 @@ from pallas_kernels.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
 FENCE = 1  # instruction: reads have come
+TURN = 25  # instructions of a turn of the loop that it does not repeat for another chunk
 
 # By dtype and rows of a tile. What a turn takes beside its products is the same for half the rows: of float32, 43
 # instructions of 8 or 16 weights. Of float32 eight registers more than the design had: before the loop a residual and a
@@ -47,8 +50,8 @@ PLAIN = {
 NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
 NORMED_WIDE = Limits(152, 2.8)
 PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
-# Registers of a thread while a vector is staged, beside what it has read.
-STAGING = 12
+STAGING = 12  # registers of a thread while a vector is staged, beside what it has read
+LOADED = 6  # registers for what is loaded of another chunk
 
 
 def product_limits(product: RowProduct | QuantisedProduct, *, normed: bool) -> Limits:
@@ -69,7 +72,10 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     else:
         one = PLAIN.get((dtype.name, rows), Limits())
     if one.instructions is not None:
-        one = one._replace(instructions=_up(one.instructions + FENCE / (share * widest)))
+        shared = TURN * (1 - 1 / product.chunks)
+        one = one._replace(instructions=_up(one.instructions + (FENCE - shared) / (share * widest)))
+    if product.chunks > 1:
+        one = one._replace(registers=min(one.registers + LOADED, MOST_REGISTERS))
     if not normed:  # words of a vector that are read before any of it is stored
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         one = one._replace(registers=max(one.registers, read + STAGING))

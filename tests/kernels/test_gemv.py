@@ -57,7 +57,9 @@ def assert_within(y, bound: Approx) -> None:
     dtype=dtypes,
     batch=st.integers(1, MAX_BATCH),
     tiles=st.integers(1, 3),
-    tile=st.sampled_from([Tile(8, 4), Tile(16, 2), Tile(8, 1), Tile(8, 3, 1), Tile(8, 4, 2)]),  # several tiles a block
+    tile=st.sampled_from(
+        [Tile(8, 4), Tile(16, 2), Tile(8, 1), Tile(8, 3, 1), Tile(8, 4, 2), Tile(8, 2, chunks=2), Tile(8, 1, 2, 3)]
+    ),  # of one and of several a block
     steps=st.sampled_from([1, 2, 3, 5, 7]),
     normed=st.booleans(),
     biased=st.booleans(),
@@ -71,11 +73,13 @@ def assert_within(y, bound: Approx) -> None:
 @example("float32", 8, 1, Tile(8, 1), 3, True, False, False, False, 1e4, 1)
 @example("float32", 2, 5, Tile(8, 5, 2), 3, True, True, True, False, 1.0, 2)  # the ring is longer than a tile
 @example("bfloat16", 1, 5, Tile(8, 2, 1), 1, False, False, True, False, 1.0, 3)
+@example("bfloat16", 1, 3, Tile(8, 2, 1, 2), 5, True, False, True, False, 1.0, 3)  # a block for three tiles
+@example("bfloat16", 6, 1, Tile(16, 3, chunks=4), 7, False, True, False, True, 1.0, 3)
 @example("float32", 1, 1, Tile(8, 4), 1, False, False, True, False, 2.0**DENORMAL, 4)
 @example("bfloat16", 2, 1, Tile(8, 4), 1, True, False, False, True, 2.0**DENORMAL, 4)
 def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlier, scale, seed):
     rng = np.random.default_rng(seed)
-    rows, cols = tiles * tile.rows, steps * chunk(dtype)
+    rows, cols = tiles * tile.rows, steps * (tile.chunks or 1) * chunk(dtype)
     w = drawn(rng, rows, cols, dtype=dtype)
     x = drawn(rng, batch, cols, dtype=dtype, scale=scale, outlier=outlier)
     norm = drawn(rng, cols, dtype=dtype) if normed else None
@@ -97,24 +101,25 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
     biased=st.booleans(),
     scale=scales,
     blocks=st.sampled_from([None, 1, 2]),
+    chunks=st.sampled_from([None, 2]),
     outlier=st.booleans(),
     gates=st.sampled_from([1.0, 2.0**11]),
     seed=seeds,
 )
 @settings
-@example("float32", 1, 9, False, 1e4, None, False, 1.0, 0)
-@example("bfloat16", 1, 9, True, 1.0, 2, False, 1.0, 1)
-@example("float32", 2, 1, False, 1.0, None, False, 2.0**11, 2)  # gates of some 2e4 either way, where exp overflows
-@example("bfloat16", 1, 1, False, 2.0**DENORMAL, None, True, 1.0, 3)
-def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, outlier, gates, seed):
+@example("float32", 1, 9, False, 1e4, None, None, False, 1.0, 0)
+@example("bfloat16", 1, 9, True, 1.0, 2, 2, False, 1.0, 1)
+@example("float32", 2, 1, False, 1.0, None, 2, False, 2.0**11, 2)  # gates of some 2e4 either way, where exp overflows
+@example("bfloat16", 1, 1, False, 2.0**DENORMAL, None, None, True, 1.0, 3)
+def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlier, gates, seed):
     rng = np.random.default_rng(seed)
-    ffn, cols = 24, steps * chunk(dtype)
+    ffn, cols = 24, steps * (chunks or 1) * chunk(dtype)
     w = drawn(rng, 2 * ffn, cols, dtype=dtype, scale=gates)
     x = drawn(rng, batch, cols, dtype=dtype, scale=scale, outlier=outlier)
     norm = drawn(rng, cols, dtype=dtype)
     bias = drawn(rng, 2 * ffn, dtype=dtype) if biased else None
     with interpreter():
-        y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias, tile=Tile(16, 4, blocks)))
+        y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias, tile=Tile(16, 4, blocks, chunks)))
     n = normalised(exactly(x), exactly(norm).value, eps=EPS)
     both = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
@@ -218,6 +223,7 @@ AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
     ("call", "says"),
     [
         (lambda: gemv(W[:, :172], X[:, :172]), "columns of W in multiples of 256 in bfloat16, got 172"),
+        (lambda: gemv(W, X, tile=Tile(8, chunks=2)), "columns of W in multiples of 512 in bfloat16, got 256"),
         (lambda: gemv(W[:13], X), "rows of W in multiples of 8, got 13"),
         (lambda: gemv(W[:0], X), "got 0"),
         (lambda: gemv(W, X[:, :8]), r"got \(16, 256\) and \(1, 8\)"),
@@ -278,7 +284,7 @@ def test_no_ring_has_more_stages_than_mosaic_has_barriers():
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "other"), [(RowProduct, {}), (Int8Product, {"group": 64}), (Int4Product, {"group": 32})]
+    ("kind", "other"), [(RowProduct, {"chunks": 2}), (Int8Product, {"group": 64}), (Int4Product, {"group": 32})]
 )
 def test_shared_memory_is_counted_as_it_is_taken(kind, other, normed):
     sizes = {"tiles": 4, "blocks": 2, "rows": 8, "runs": 2, "cols": 2048, "batch": 2, "stages": 3}

@@ -186,6 +186,7 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
         (refused(scales=(7,)), r"scales \[8\] in float32"),
         (refused(codes=(12, 1024), scales=(12, 16)), "rows of W in multiples of 8, got 12"),
         (refused(codes=(0, 1024), scales=(0, 16)), "rows of W"),
+        (refused(tile=Tile(8, chunks=2)), "a tile without chunks for codes, got 2"),
         (refused(tile=Tile(12, 1)), "rows of W in multiples of 12, got 8"),
         (refused(codes=(8, 512), scales=(8, 8), x=(1, 512)), "1024 at least, got 512"),
         (refused(codes=(8, 1152), scales=(8, 18), x=(1, 1152)), "columns of W in multiples of 256"),
