@@ -128,10 +128,11 @@ class RowProduct:
 
         def fetch(tile, step, slot):
             runs = starts(tile)
-            for copy in range(self._copies):
-                nth, run = divmod(copy, self.runs)
-                rows = w_ref.at[pl.ds(runs[run], self.rows), self._columns(step, nth)]
-                plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
+            for nth in range(self.chunks):
+                columns = self._columns(step, nth)
+                for start, copy in zip(runs, self._copies_of(nth), strict=True):
+                    rows = w_ref.at[pl.ds(start, self.rows), columns]
+                    plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
 
         def prepare():
             early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
@@ -147,10 +148,12 @@ class RowProduct:
             plgpu.barrier_wait(staged["filled"].at[slot])
 
         def step(i, slot, sums):
-            for nth, copies in enumerate(batched(range(self._copies), self.runs)):
+            for nth in range(self.chunks):
                 columns = self._columns(i, nth)
                 vectors = [self._load(x.at[columns], self.layout.reduce(0), target) for x in staged["x"]]
-                tiles = [self._load(staged["ring"].at[slot, copy], self.layout, target) for copy in copies]
+                tiles = [
+                    self._load(staged["ring"].at[slot, copy], self.layout, target) for copy in self._copies_of(nth)
+                ]
                 sums = [
                     [
                         total + tile * lax.broadcast_in_dim(x, tile.shape, (1,))
@@ -180,8 +183,12 @@ class RowProduct:
 
     @property
     def _copies(self) -> int:
-        """How many fill a slot of the ring: for each chunk one of each run, one chunk after the other."""
+        """How many fill a slot of the ring."""
         return self.chunks * self.runs
+
+    def _copies_of(self, nth: int) -> range:
+        """Where in a slot a step's nth chunk is, of each run."""
+        return range(nth * self.runs, (nth + 1) * self.runs)
 
     def _columns(self, step, nth: int) -> Any:
         """Those of a step's nth chunk."""

@@ -45,11 +45,8 @@ def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1
     >>> [tile_for("gemv", 5120, 13824, jnp.bfloat16, vectors=vectors).rows for vectors in (1, 2)]
     [40, 16]
     """
-    rule = Tile(rows=16 if rows % 16 == 0 else 8)
     measured = _table(device).get(f"{op} {rows}x{cols} {np.dtype(dtype).name}")
-    if not measured:
-        return rule
+    if not measured or (vectors > 1 and measured[0] > MOST_ROWS):
+        return Tile(rows=16 if rows % 16 == 0 else 8)
     tile = Tile(*measured)
-    if vectors == 1:
-        return tile
-    return rule if tile.rows > MOST_ROWS else Tile(tile.rows, blocks=tile.blocks)
+    return tile if vectors == 1 else Tile(tile.rows, blocks=tile.blocks)

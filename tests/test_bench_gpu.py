@@ -184,6 +184,16 @@ def test_every_variant_is_held_to_exact_numbers_in_some_shape():
             assert one.arrays[0].shape[0] * one.arrays[0].shape[-1] < 2**26, one.name  # NumPy's, in seconds
 
 
+def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
+    scale = full()
+    held = {one.name for one in (*scale.checked, *scale.varied)}
+    chunked = [one for one in scale.timed if (asked := product_of(one)) and tile_for(*asked).chunks]
+    small = {one.name for one in chunked if one.arrays[0].size < 2**26}
+    assert "gemv residual 2048x8192 bfloat16" in small
+    assert small <= held
+    assert all("norm" in one.op for one in chunked if one.name not in small)  # heads, of which a smaller one is held
+
+
 @pytest.mark.parametrize("prepared", [1, 2])
 def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared: int):
     scale = dry()

@@ -62,7 +62,7 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """What `tile_for` is asked for a case; None without a tile, or for several vectors, which share that of one."""
+    """What `tile_for` is asked for a case; None without a tile, or for several vectors, of which none is measured."""
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None

@@ -59,7 +59,7 @@ def assert_within(y, bound: Approx) -> None:
     tiles=st.integers(1, 3),
     tile=st.sampled_from(
         [Tile(8, 4), Tile(16, 2), Tile(8, 1), Tile(8, 3, 1), Tile(8, 4, 2), Tile(8, 2, chunks=2), Tile(8, 1, 2, 3)]
-    ),  # of one and of several a block
+    ),  # some with several tiles a block, some with several chunks a step
     steps=st.sampled_from([1, 2, 3, 5, 7]),
     normed=st.booleans(),
     biased=st.booleans(),
