@@ -20,7 +20,7 @@ from benchmarks.kernel_cases.attention import (
     window_cases,
 )
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
-from benchmarks.kernel_cases.products import bias_cases, form_cases, several_cases
+from benchmarks.kernel_cases.products import bias_cases, form_cases, quantised_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
 from model.pallas_ops import MOST_SEQUENCES, PALLAS
 from model.params import FeedForward, Layer, Linear
@@ -34,6 +34,7 @@ BROAD = Config(
 )
 NARROW = replace(BROAD, dim=1024, kv_heads=2, head_dim=64, ffn=5632, vocab=12_288)
 DEEP = replace(BROAD, dim=256, ffn=14_336)  # whose down projection goes through its rings many times
+LONG, LONGER = replace(BROAD, dim=1280, ffn=13_824), replace(BROAD, dim=1024, ffn=28_672)
 ALONE = replace(NARROW, kv_heads=16)  # a key head has one query head
 WORK = Work(several=True, capacity=1024, chunk=333)
 ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax goes over twice
@@ -44,6 +45,7 @@ def varied_cases() -> Iterator[Case]:
     yield crowded()
     yield come_and_go()
     yield from in_chunks()
+    yield from in_wide_tiles()
     yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # with tiles of its own, that divide by little else
     for batch in range(MOST_SEQUENCES + 1, MAX_BATCH + 1, 2):
         yield from routed_cases(NARROW, FLOAT32, batch)
@@ -87,6 +89,15 @@ def in_chunks() -> Iterator[Case]:
         yield cases[f"gemv residual {shape} bfloat16"]
     head = cases["gemv norm 32000x2048 bfloat16"]
     yield replace(head, shape=f"{head.shape} in chunks", function=partial(head.function, tile=Tile(16, chunks=2)))
+
+
+def in_wide_tiles() -> Iterator[Case]:
+    """Down of Llama 2 13B and of 70B by codes, with fewer rows, in tiles of so many that a processor has one block."""
+    for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
+        for case in quantised_cases(config, BFLOAT16, WORK):
+            if case.shape == f"{config.dim}x{config.ffn}":
+                wide = partial(case.function, tile=tile_of_q4 if case.op == "gemv q4 residual" else tile)
+                yield replace(case, shape=f"{case.shape} in wide tiles", function=wide)
 
 
 def attentions() -> Iterator[Case]:

@@ -65,7 +65,7 @@ def exactly(w: Weight, x, **options) -> Approx:
     scheme=st.sampled_from(SCHEMES),
     cols=st.sampled_from([1024, 1536, 2048, 2560, 5 * 1024, 5 * 1024 + 512]),
     batch=st.integers(1, 3),
-    tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2), Tile(8, 3, 1), Tile(8, 2, 4)]),
+    tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2), Tile(8, 3, 1), Tile(8, 2, 4), Tile(40, 2), Tile(64, 2)]),
     dtype=dtypes,
 )
 @example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
@@ -77,12 +77,14 @@ def exactly(w: Weight, x, **options) -> Approx:
 @example(noise=Noise(6), scheme=(8, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
 @example(noise=Noise(7), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 2, 1), dtype=np.dtype("bfloat16"))
 @example(noise=Noise(8), scheme=(4, 64), cols=4096, batch=2, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(9), scheme=(4, 64), cols=5 * 1024 + 512, batch=2, tile=Tile(40, 2), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(10), scheme=(8, 64), cols=5 * 1024, batch=1, tile=Tile(64, 2, 1), dtype=np.dtype("bfloat16"))
 @at_extremes(scheme=(8, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
-    """Tiles that share a thread block among them: six of 8 rows, or three of 16."""
+    """Tiles that share a thread block among them: six of 8 rows, or three."""
     bits, group = scheme
-    w = draw(noise, 48, cols, bits=bits, group=group)
+    w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group)
     x = noise(batch, cols, dtype=dtype)
     y = multiply(w, x, out=jnp.float32, tile=tile)
     expected = exactly(w, x, out=np.float32)
