@@ -5,7 +5,7 @@ exact numbers.
 for. Here are rows of few numbers for each thread, or few rows of many; but enough for a block to have several tiles.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,8 @@ BROAD = Config(
 )
 NARROW = replace(BROAD, dim=1024, kv_heads=2, head_dim=64, ffn=5632, vocab=12_288)
 DEEP = replace(BROAD, dim=256, ffn=14_336)  # whose down projection goes through its rings many times
-LONG, LONGER = replace(BROAD, dim=1280, ffn=13_824), replace(BROAD, dim=1024, ffn=28_672)
+LONG = replace(BROAD, dim=1280, ffn=13_824)  # with rows as of down in Llama 2 13B,
+LONGER = replace(BROAD, dim=1024, ffn=28_672)  # and in 70B
 ALONE = replace(NARROW, kv_heads=16)  # a key head has one query head
 WORK = Work(several=True, capacity=1024, chunk=333)
 ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax goes over twice
@@ -61,7 +62,7 @@ def varied_cases() -> Iterator[Case]:
         yield from several_cases(config, other, WORK, batch=AT_ONCE)
         yield from form_cases(config, dtype, WORK)
         yield from (case for case in form_cases(config, other, WORK) if case.op.startswith("norm_qkv"))
-        yield from (case for case in form_cases(DEEP, dtype, WORK) if case.shape == f"{DEEP.dim}x{DEEP.ffn}")
+        yield from _downs(DEEP, form_cases(DEEP, dtype, WORK))
 
 
 def crowded() -> Case:
@@ -70,15 +71,13 @@ def crowded() -> Case:
 
     Without a fence between them 3,000 of 3,000 runs had wrong numbers, and half of those with 400 blocks of 16 rows.
     """
-    case = kernel_cases()["gemv norm 32000x512 bfloat16"]
-    return replace(case, shape=f"{case.shape} crowded", function=partial(case.function, tile=Tile(8, 4, 528)))
+    return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
 
 def come_and_go() -> Case:
     """A block for each of more tiles than there is room for at once, with a ring that is filled again: as the head of
     70B has them, and with a longer ring that of 8B, which are too large to be held to a bound here."""
-    case = kernel_cases()["gemv norm 32000x2048 bfloat16"]
-    return replace(case, shape=f"{case.shape} come and go", function=partial(case.function, tile=Tile(32, 6, 1000)))
+    return _in_tiles(kernel_cases()["gemv norm 32000x2048 bfloat16"], Tile(32, 6, 1000), "come and go")
 
 
 def in_chunks() -> Iterator[Case]:
@@ -87,17 +86,24 @@ def in_chunks() -> Iterator[Case]:
     cases = kernel_cases()
     for shape in ("2048x2048", "2048x5632", "2048x8192", "4096x4096", "5120x5120"):
         yield cases[f"gemv residual {shape} bfloat16"]
-    head = cases["gemv norm 32000x2048 bfloat16"]
-    yield replace(head, shape=f"{head.shape} in chunks", function=partial(head.function, tile=Tile(16, chunks=2)))
+    yield _in_tiles(cases["gemv norm 32000x2048 bfloat16"], Tile(16, chunks=2), "in chunks")
 
 
 def in_wide_tiles() -> Iterator[Case]:
     """Down of Llama 2 13B and of 70B by codes, with fewer rows, in tiles of so many that a processor has one block."""
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
-        for case in quantised_cases(config, BFLOAT16, WORK):
-            if case.shape == f"{config.dim}x{config.ffn}":
-                wide = partial(case.function, tile=tile_of_q4 if case.op == "gemv q4 residual" else tile)
-                yield replace(case, shape=f"{case.shape} in wide tiles", function=wide)
+        for case in _downs(config, quantised_cases(config, BFLOAT16, WORK)):
+            yield _in_tiles(case, tile_of_q4 if case.op == "gemv q4 residual" else tile, "in wide tiles")
+
+
+def _in_tiles(case: Case, tile: Tile, name: str) -> Case:
+    """The same product in tiles that are not those of its matrix."""
+    return replace(case, shape=f"{case.shape} {name}", function=partial(case.function, tile=tile))
+
+
+def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
+    """The down projections of one vector among the cases of a model."""
+    return (case for case in cases if case.shape == f"{config.dim}x{config.ffn}")
 
 
 def attentions() -> Iterator[Case]:
