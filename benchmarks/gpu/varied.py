@@ -90,10 +90,20 @@ def in_chunks() -> Iterator[Case]:
 
 
 def in_wide_tiles() -> Iterator[Case]:
-    """Down of Llama 2 13B and of 70B by codes, with fewer rows, in tiles of so many that a processor has one block."""
+    """Every product by codes that the table of tiles has in more rows than the rule; down of Llama 2 13B and of 70B, and
+    o of 70B, which would take NumPy long, with fewer rows."""
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
         for case in _downs(config, quantised_cases(config, BFLOAT16, WORK)):
             yield _in_tiles(case, tile_of_q4 if case.op == "gemv q4 residual" else tile, "in wide tiles")
+    cases = kernel_cases()
+    for scheme in ("q8", "q8_row"):
+        yield _in_tiles(cases[f"gemv {scheme} residual 3072x8192 bfloat16"], Tile(32), "in wide tiles")
+    for name in (
+        "gemv q8 residual 4096x14336",
+        *(f"gemv {scheme} residual 5120x5120" for scheme in ("q8", "q8_row", "q4")),
+        *(f"norm_gate_up q4 16384x{columns}" for columns in (2048, 3072)),
+    ):
+        yield cases[f"{name} bfloat16"]
 
 
 def _in_tiles(case: Case, tile: Tile, name: str) -> Case:

@@ -119,8 +119,9 @@ def _of_codes(product: QuantisedProduct) -> Limits:
                                 scale, and is added
         1                       to load what four groups' digits count
 
-    Four blocks could share a processor with 128 registers. More than two vectors may have all, which are enough for two
-    blocks: their digits alone are 12 each. Steps that are written out are no loop, and neither limit is theirs.
+    Four blocks could share a processor with 128 registers; three with 168, which tiles of more than four octets may
+    have, since as few blocks are enough for all of their matrix. More than two vectors may have all, which are enough
+    for two blocks: their digits alone are 12 each. Steps that are written out are no loop, and neither limit is theirs.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE), -(-groups // 4)
@@ -139,7 +140,8 @@ def _of_codes(product: QuantisedProduct) -> Limits:
     one += groups * octets * (scaled + (not apart))
     pairs, alone = divmod(product.batch, 2) if four_bits and octets % 2 == 0 else (0, product.batch)
     total = codes + turn + pairs * two + alone * one
-    return Limits(128 if product.batch <= 2 else MOST_REGISTERS, _up(total * LANES / (8 * octets * QUARTER)))
+    registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 else 128
+    return Limits(registers, _up(total * LANES / (8 * octets * QUARTER)))
 
 
 def _up(instructions: float) -> float:
