@@ -90,8 +90,8 @@ def in_chunks() -> Iterator[Case]:
 
 
 def in_wide_tiles() -> Iterator[Case]:
-    """What the table of tiles has by codes in more rows than the rule; down of Llama 2 13B and of 70B, and o of 70B,
-    which would take NumPy long, with fewer rows."""
+    """What the table of tiles has in more rows than the rule by codes in groups of 64 or of a row; down of Llama 2 13B
+    and of 70B, and o of 70B, which would take NumPy long, with fewer rows."""
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
         for case in _downs(config, quantised_cases(config, BFLOAT16, WORK)):
             yield _in_tiles(case, tile_of_q4 if case.op == "gemv q4 residual" else tile, "in wide tiles")
