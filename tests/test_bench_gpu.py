@@ -37,7 +37,7 @@ from benchmarks.report import skipped, timed
 from benchmarks.timing import Seconds
 from model.cost import decode_cost
 from model.ops import XLA
-from pallas_kernels.tile import tile_for
+from pallas_kernels.tile import MOST_ROWS, Tile, tile_for
 from tests.charts import rectangles
 from tests.processes import REPOSITORY
 
@@ -192,6 +192,18 @@ def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
     assert "gemv residual 2048x8192 bfloat16" in small
     assert small <= held
     assert all("norm" in one.op for one in chunked if one.name not in small)  # heads, of which a smaller one is held
+
+
+def test_every_wide_tile_of_codes_is_held_to_exact_numbers():
+    def tiled(one: case.Case) -> tuple[str, int, Tile] | None:
+        asked = product_of(one)
+        given = getattr(one.function, "keywords", {}).get("tile")
+        return (one.op, asked[2], given or tile_for(*asked)) if asked else None
+
+    scale = full()
+    wide = {of for one in scale.timed if " q" in one.op and (of := tiled(one)) and of[-1].rows > MOST_ROWS}
+    assert ("gemv q8 residual", 28_672, Tile(64)) in wide
+    assert wide <= {tiled(one) for one in (*scale.checked, *scale.varied)}  # with fewer rows, where they are many
 
 
 @pytest.mark.parametrize("prepared", [1, 2])
