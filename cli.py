@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from model.checkpoints.checkpoint import Checkpoint
     from model.generation import Generation
     from model.llama import Llama
-    from model.ops import Ops
-    from model.train_loop import Progress as TrainingProgress
+    from model.ops.block import Ops
     from reference.llama import Params
+    from training.loop import Progress as TrainingProgress
     from verify.campaign import Campaign, Job
     from verify.runner import Report
     from verify.walk import Model as WalkedModel
@@ -125,7 +125,7 @@ sampling_options = _options(
 emulate_option = click.option(
     "--emulate-activations",
     type=click.Choice(["q8_0", "ggml", "int8"]),
-    help="Round what quantised matrices are multiplied by: to Q8_0, as llama.cpp does for each type (ggml), or to int8 "
+    help="Round what quantized matrices are multiplied by: to Q8_0, as llama.cpp does for each type (ggml), or to int8 "
     "with a scale a token, as SmoothQuant is meant.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -188,8 +188,8 @@ def chat(system: str | None, **options: Any):
 
     Reads lines from standard input when that is not a terminal, and answers each.
     """
-    from model.chat import Chat
-    from model.chat_template import find_template
+    from model.chat.chat import Chat
+    from model.chat.template import find_template
     from model.checkpoints.open import place_of
 
     request = _request(options)
@@ -356,7 +356,7 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} goes with --plan")
     from model.checkpoints.open import open_checkpoint
-    from model.describe import describe
+    from model.insight.describe import describe
 
     description = describe(open_checkpoint(model or BUILT_IN))
     if as_json:
@@ -386,7 +386,7 @@ def _plan(
     if shape and model:
         raise click.UsageError("give either MODEL or --shape NAME")
     from benchmarks.model_suite import planned
-    from model.plan import as_text
+    from model.insight.plan import as_text
 
     found = planned(model or BUILT_IN, shape=shape, device=device, context=context, batch=batch, **chosen)
     if as_json:
@@ -445,7 +445,7 @@ def convert(source: str, destination: str, **options: Any):
 
         def written(name: str, _: int):
             nonlocal done
-            done += sizes.get(name, 0)  # as it was read: what is quantised takes fewer bytes
+            done += sizes.get(name, 0)  # as it was read: what is quantized takes fewer bytes
             progress(f"writing {name}", done / sum(sizes.values()))
 
         notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
@@ -483,12 +483,12 @@ def evaluate(
     """
     if by_tensor and not against:
         raise click.UsageError("--by-tensor goes with --against")
-    from model import evaluation
-    from model.checkpoints.codes import quantised
+    from model.checkpoints.codes import quantized
     from model.checkpoints.open import open_checkpoint
-    from model.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
-    from model.evaluation_report import as_json as report_of
-    from model.evaluation_report import as_text
+    from model.insight import evaluation
+    from model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
+    from model.insight.evaluation_report import as_json as report_of
+    from model.insight.evaluation_report import as_text
     from model.options import choose_context
 
     checkpoint = open_checkpoint(model)
@@ -511,7 +511,7 @@ def evaluate(
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
             beside = load_backend(base, progress=progress, **options | plain)
             if by_tensor:
-                run = quantised(checkpoint, quantize) if quantize else checkpoint
+                run = quantized(checkpoint, quantize) if quantize else checkpoint
                 evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)
             else:
                 evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
@@ -530,7 +530,7 @@ def evaluate(
 def doctor(as_json: bool):
     """What is installed here, what would run, and what is missing."""
     _prepare_jax()
-    from model.doctor import examine
+    from model.insight.doctor import examine
 
     report = examine()
     if as_json:
@@ -582,7 +582,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         raise click.UsageError("--tokenizer goes with --text")
     _prepare_jax()
     try:
-        from model import train_loop
+        from training import loop as train_loop
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     from reference.config import Config
@@ -709,8 +709,8 @@ def bench(
             else:
                 _prepare_jax()
                 from benchmarks import model_report as view
-                from benchmarks.machine import keep_read_rate
                 from benchmarks.model_suite import run_suite
+                from model.insight.machine import keep_read_rate
 
                 report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or BUILT_IN})
                 if folder := _cache_folder():
@@ -765,7 +765,7 @@ def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any)
         _prepare_jax()
         from benchmarks.model_profile import as_text
         from benchmarks.model_suite import profile_model
-        from model.profile import save
+        from model.insight.profile import save
 
         with _progress() as progress:
             report, trace = profile_model(model=model or BUILT_IN, progress=progress, **of)
@@ -937,7 +937,7 @@ def _verify_jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[
 def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
     """Each op of a model beside its definition, on a prompt of random tokens and two more after it."""
     from model.checkpoints.open import open_checkpoint
-    from model.jax_backend import choose_ops
+    from model.running.jax_backend import choose_ops
     from verify.report import counterexample
     from verify.walk import table
 
@@ -960,7 +960,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     _prepare_jax()
     from model.candidates.kernels import OPS, runnable
     from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-    from model.ops import CPU, XLA
+    from model.ops.block import CPU, XLA
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 
@@ -1009,9 +1009,9 @@ def _walkable(checkpoint: Checkpoint, table: Ops, dtype: np.dtype, rows: int) ->
     import numpy as np
 
     from model.cache import empty_cache
-    from model.ops import Ops, Positions
-    from model.params import load_params
-    from model.reference_backend import load_reference_params
+    from model.ops.block import Ops, Positions
+    from model.running.reference_backend import load_reference_params
+    from model.weights.params import load_params
     from verify.walk import Model
 
     params = load_params(checkpoint, dtype=dtype, positions=rows)
@@ -1233,7 +1233,7 @@ def _bandwidth(generation: Generation, llama: Llama) -> str:
     rate = generation.timings.tokens_per_second
     if not read or not rate:
         return ""
-    from benchmarks.machine import reading_in_words
+    from model.insight.machine import reading_in_words
 
     return f" ({reading_in_words(_cache_folder(), bytes=read, seconds=1 / rate)})"
 

@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks.random_model import random_shapes
 from model.cache import empty_cache
 from model.forward import decode
-from model.jax_backend import CACHE, decode_shapes, longest_burst
-from model.pallas_ops import PALLAS, refusals
-from model.pallas_weights import arranged
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
+from model.ops.gpu import PALLAS, refusals
+from model.running.jax_backend import CACHE, decode_shapes, longest_burst
+from model.weights.gpu_codes import arranged
 
 CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2

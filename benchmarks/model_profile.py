@@ -7,9 +7,9 @@ import jax
 
 from benchmarks.model_speed import GREEDY, Programs, decoding, prefilling
 from benchmarks.report import Column, Row, model_line, table
-from model.cost import decode_bytes
-from model.params import Params
-from model.profile import Trace, events_of, parts_of, record, seconds_by
+from model.insight.cost import decode_bytes
+from model.insight.profile import Trace, events_of, parts_of, record, seconds_by
+from model.weights.params import Params
 
 RUNS = 3
 IDLE = "between ops, and the host"
@@ -27,7 +27,7 @@ def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[
     """Rows for a prompt of `context` tokens and for a step of decoding after it, the longest first; and their trace.
 
     Of several runs those of the median length are told of; a step is one of a burst, on average. The programs are of
-    ops that `model.profile.named` gave their names.
+    ops that `model.insight.profile.named` gave their names.
     """
     calls = {
         "prefill": prefilling(programs, params, tokens=context),

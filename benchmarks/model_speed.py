@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.random_model import random_cache
-from benchmarks.timing import Effort, Seconds, measure
 from model.cache import Cache, empty_cache
-from model.compiling import compiler_options
 from model.forward import decode, prefill, text_after
-from model.jax_backend import CACHE, STOPS, give_back_compilers_memory, keep_heaps_small
-from model.ops import Ops
+from model.insight.timing import Effort, Seconds, measure
+from model.ops.block import Ops
 from model.options import SamplingOptions
-from model.params import Params
+from model.running.compile import compiler_options
+from model.running.jax_backend import CACHE, STOPS, give_back_compilers_memory, keep_heaps_small
 from model.sampling import as_arrays
+from model.weights.params import Params
 from reference.config import Config
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -50,7 +50,7 @@ def compile_programs(
     batch: int = 1,
     options: dict[str, Any] | None = None,
 ) -> Programs:
-    """Compile for the default device, as `model.jax_backend` does unless XLA is given other `options`.
+    """Compile for the default device, as `model.running.jax_backend` does unless XLA is given other `options`.
 
     `capacity` counts the tokens of a sequence and the padding of its last chunk.
     """

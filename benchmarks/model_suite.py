@@ -9,16 +9,6 @@ import jax
 import numpy as np
 
 from benchmarks.growth import slopes
-from benchmarks.machine import (
-    Ceilings,
-    Reader,
-    Sizes,
-    about,
-    from_cache,
-    last_level_cache,
-    measure_ceilings,
-    this_machine,
-)
 from benchmarks.model_profile import profiled
 from benchmarks.model_speed import (
     GREEDY,
@@ -31,21 +21,31 @@ from benchmarks.model_speed import (
 from benchmarks.random_model import random_checkpoint, random_params, random_shapes
 from benchmarks.report import Row, skipped, timed, with_shares
 from benchmarks.resident import forget_peak, peak_resident_bytes
-from benchmarks.timing import Effort, Seconds, in_turn, measure, spread
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantised
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
-from model.cost import Cost, decode_cost, prefill_cost
-from model.jax_backend import choose_ops, longest_burst, prompt_chunk
+from model.insight.cost import Cost, decode_cost, prefill_cost
+from model.insight.machine import (
+    Ceilings,
+    Reader,
+    Sizes,
+    about,
+    from_cache,
+    last_level_cache,
+    measure_ceilings,
+    this_machine,
+)
+from model.insight.plan import DEVICES, Plan, make_plan
+from model.insight.profile import Trace, named
+from model.insight.shapes import SHAPES
+from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, choose_dtype, load_backend
-from model.memory import Memory, check_fits, device_bytes, memory_of, return_freed_memory
-from model.ops import Ops
+from model.ops.block import Ops
 from model.options import SamplingOptions, choose_context
-from model.params import Params, abstract_params, check_weights, load_params
-from model.plan import DEVICES, Plan, make_plan
-from model.profile import Trace, named
-from model.session import Session
-from model.shapes import SHAPES
+from model.running.jax_backend import choose_ops, longest_burst, prompt_chunk
+from model.running.memory import Memory, check_fits, device_bytes, memory_of, return_freed_memory
+from model.running.session import Session
+from model.weights.params import Params, abstract_params, check_weights, load_params
 from reference.config import Config
 
 PROMPT = 512  # tokens, unless the model's context is short
@@ -135,7 +135,7 @@ def choose_subject(
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
     chosen = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
-    run = quantised(checkpoint, quantize) if quantize else checkpoint
+    run = quantized(checkpoint, quantize) if quantize else checkpoint
 
     def load(shapes: Params) -> Params:
         check_weights(checkpoint)
@@ -157,7 +157,7 @@ def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
     quantize: str | None, cache: str | None,
 ) -> Plan:  # fmt: skip
-    """What `choose_subject` chooses, on a device of `model.plan.DEVICES`, or for None on this machine, measured.
+    """Plan what `choose_subject` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
     Raises ValueError for names that are none, and a context that the model does not have.
     """

@@ -3,7 +3,7 @@
 python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
 
 Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
-of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantises its own files,
+of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantizes its own files,
 and keeps its cache in float16, as is its default, where ours has the dtype of the weights. Prints tables in Markdown,
 and keeps every figure in benchmarks/results/peers.json.
 """
@@ -25,10 +25,10 @@ import click
 import numpy as np
 
 from benchmarks.random_model import random_checkpoint
-from benchmarks.timing import spread
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.gguf_writer import write_gguf
-from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.gguf.write import write_gguf
+from model.checkpoints.huggingface.write import write_huggingface
+from model.insight.timing import spread
 from model.tokenizers.gguf_writer import vocabulary_keys
 from reference.config import Config
 
@@ -42,7 +42,7 @@ PROMPT, DECODED = 512, 64  # tokens
 PAUSE = 0.3  # seconds, in which threads that spin for more work give up
 
 OURS = ("float32", "bfloat16", "q8", "q8_row", "q4")
-LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # by how llama.cpp's quantiser names them
+LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # by how llama.cpp's quantizer names them
 TRANSFORMERS = ("float32", "bfloat16")
 
 # What is divided by what, and what is aimed at in decoding and with a prompt.
@@ -223,8 +223,8 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 @click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
 @click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
 def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
-    from benchmarks.machine import about
     from benchmarks.report import write_report
+    from model.insight.machine import about
 
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)  # and with this process all that it starts

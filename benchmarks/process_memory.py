@@ -2,8 +2,8 @@
 
     python -m benchmarks.process_memory --json benchmarks/results/process-memory.json
 
-`model.memory` plans with what this finds. Each model is loaded in a process of its own, with an empty cache of compiled
-programs; its arrays are small, and what `memory_of` says of them is taken off.
+`model.running.memory` plans with what this finds. Each model is loaded in a process of its own, with an empty
+cache of compiled programs; its arrays are small, and what `memory_of` says of them is taken off.
 """
 
 import argparse
@@ -37,13 +37,13 @@ def measured(layers: int, quantize: str | None) -> Row:
     import numpy as np
 
     from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-    from model.checkpoints.codes import quantised
-    from model.jax_backend import prompt_chunk
+    from model.checkpoints.codes import quantized
     from model.llama import load_backend
-    from model.memory import memory_of
     from model.options import SamplingOptions
-    from model.params import abstract_params
-    from model.session import Session
+    from model.running.jax_backend import prompt_chunk
+    from model.running.memory import memory_of
+    from model.running.session import Session
+    from model.weights.params import abstract_params
     from reference.config import Config
 
     config = Config(256, layers, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
@@ -53,7 +53,7 @@ def measured(layers: int, quantize: str | None) -> Row:
         for name, shape in tensor_shapes(config).items()
     }
     checkpoint = Checkpoint("constant", "memory", config, tensors, bos=None, stops=frozenset())
-    tensors = (quantised(checkpoint, quantize) if quantize else checkpoint).tensors
+    tensors = (quantized(checkpoint, quantize) if quantize else checkpoint).tensors
     memory = memory_of(
         abstract_params(config, dtype=number.dtype, positions=1, tensors=tensors), config,
         batch=1, context=config.context, chunk=prompt_chunk(config), platform="cpu", cache_dtype=number.dtype,
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None):
             fixed, a_layer = fitted([row for row in rows if row["quantize"] == scheme], key)
             print(f"{key} {scheme or 'float32'}: {fixed / 1e6:,.0f} MB, and {a_layer / 1e6:,.1f} MB a layer")
     if options.json:
-        from benchmarks.machine import about
+        from model.insight.machine import about
 
         write_report({"about": about(), "rows": rows}, options.json)
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.machine import random_numbers
 from model.cache import Cache, LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.checkpoints.codes import quantised
-from model.jax_backend import give_back_compilers_memory
-from model.params import Params, abstract_params, aligned_zeros, rope_table
-from model.quantised import Embedding
+from model.checkpoints.codes import quantized
+from model.insight.machine import random_numbers
+from model.running.jax_backend import give_back_compilers_memory
+from model.weights.codes import Embedding
+from model.weights.params import Params, abstract_params, aligned_zeros, rope_table
 from reference.config import Config
 
 NO_NAN = 0x77  # the bits of a code that may be set: no pattern of them is NaN in any scheme
@@ -38,7 +38,7 @@ def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: 
     tensors = {name: Tensor(shape, dtype, lambda: nothing) for name, shape in tensor_shapes(config).items()}
     checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
     if quantize:
-        checkpoint = quantised(checkpoint, quantize)
+        checkpoint = quantized(checkpoint, quantize)
     return abstract_params(config, dtype=dtype, positions=positions, tensors=checkpoint.tensors)
 
 

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Int
 
-from model.calibration import calibrated
-from model.calibration_methods import METHODS
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.checkpoints.codes import is_matrix, quantised
-from model.evaluation_by_tensor import relative_error
+from model.checkpoints.codes import is_matrix, quantized
+from model.insight.evaluation_by_tensor import relative_error
+from model.quantize.calibration import calibrated
+from model.quantize.methods import METHODS
 from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
 
@@ -36,7 +36,7 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
     yield Form("float32", changed(base, lambda w: w.astype(np.float32)), {})
     yield Form("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
     for name in SCHEMES:
-        yield Form(name, quantised(base, name), {})
+        yield Form(name, quantized(base, name), {})
     for method in METHODS:
         made = in_memory(calibrated(base, windows, method=method))
         options = INT8 if method == "smoothquant" else {}
@@ -45,8 +45,8 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
         whole = padded(base, ggml.TYPES[type].weights)
         if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(whole).values()):
             yield Form(f"GGUF {type}", in_type(whole, type), {})
-    yield Form("q8_row, int8 activations", quantised(base, "q8_row"), INT8)
-    yield Form("q8, activations q8_0", quantised(base, "q8"), {"emulate_activations": "q8_0"})
+    yield Form("q8_row, int8 activations", quantized(base, "q8_row"), INT8)
+    yield Form("q8, activations q8_0", quantized(base, "q8"), {"emulate_activations": "q8_0"})
     yield Form("float32, cache int8", changed(base, lambda w: w.astype(np.float32)), {"cache": "int8"})
 
 

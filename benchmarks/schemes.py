@@ -21,24 +21,24 @@ import click
 import numpy as np
 from jaxtyping import Int
 
-from benchmarks.machine import about
 from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params
 from benchmarks.report import write_report
 from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
-from benchmarks.timing import Effort
 from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
 from model.checkpoints.checkpoint import Form as CodeForm
 from model.checkpoints.codes import form_of, is_matrix
-from model.checkpoints.gguf_blocks import KINDS
+from model.checkpoints.gguf.blocks import KINDS
 from model.checkpoints.open import open_checkpoint
-from model.evaluation import Predictor, Text, comparison, recorded, scored_logits
-from model.evaluation_by_tensor import decoded
-from model.jax_backend import choose_ops, longest_burst, prompt_chunk
+from model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
+from model.insight.evaluation_by_tensor import decoded
+from model.insight.machine import about
+from model.insight.shapes import SHAPES
+from model.insight.timing import Effort
 from model.llama import Llama, load, load_backend
 from model.options import SamplingOptions
-from model.params import Params, abstract_params
-from model.shapes import SHAPES
+from model.running.jax_backend import choose_ops, longest_burst, prompt_chunk
+from model.weights.params import Params, abstract_params
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10
 
-COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # told apart by the colour-blind, too
+COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # told apart by the color-blind, too
 WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
 BEYOND = 1.1  # of what is full, where a bar ends at the latest
 Series = Mapping[str, float]  # by what is beside the bars
@@ -25,8 +25,8 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
         body.append(_text(LABELS - 8, y + 14, row, anchor="end"))
         for name, value in series.items():
             length = span * min(value / full, BEYOND)
-            colour = COLOURS[names.index(name) % len(COLOURS)]
-            body.append(f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{colour}"/>')
+            color = COLOURS[names.index(name) % len(COLOURS)]
+            body.append(f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{color}"/>')
             body.append(_text(LABELS + length + 4, y + 14, f"{100 * value / full:.0f} %"))
             y += ROW
     return _page(title, remark, height, body)
@@ -52,10 +52,10 @@ def lines(title: str, remark: str, rows: Mapping[str, Sequence[tuple[float, floa
         body += [_line(left, at, right, at, "#ddd"), _text(left - 6, at + 4, f"{value:g}", anchor="end")]
     body += [_text((left + right) / 2, height - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
     for i, row in enumerate(rows.values()):
-        colour = COLOURS[i % len(COLOURS)]
+        color = COLOURS[i % len(COLOURS)]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, row))
-        body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in map(place, row)]
+        body.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{color}"/>' for a, b in map(place, row)]
     return _page(title, remark, height, body)
 
 
@@ -84,8 +84,8 @@ def _legend(names: Sequence[str]) -> list[str]:
     return marks
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+def _line(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"/>'
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 11) -> str:

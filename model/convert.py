@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from model.chat_template import template_of
+from model.chat.template import template_of
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantised
-from model.checkpoints.gguf_writer import FLOATS, write_gguf
-from model.checkpoints.gguf_writer import SCHEMES as GGUF_SCHEMES
-from model.checkpoints.huggingface_writer import write_huggingface
-from model.checkpoints.llama2c_writer import write_llama2c
+from model.checkpoints.codes import quantized
+from model.checkpoints.gguf.write import FLOATS, write_gguf
+from model.checkpoints.gguf.write import SCHEMES as GGUF_SCHEMES
+from model.checkpoints.huggingface.write import write_huggingface
+from model.checkpoints.llama2c.write import write_llama2c
 from model.tokenizers.gguf_writer import vocabulary_keys
 from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from reference.quantizers.schemes import SCHEMES
@@ -59,9 +59,9 @@ def convert(
 ) -> list[str]:
     """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
 
-    Matrices are quantised by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
+    Matrices are quantized by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
     A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template; what is inside one
-    becomes files of a directory. The schemes that are `CALIBRATED` quantise for a text, in the file `calibration`, and
+    becomes files of a directory. The schemes that are `CALIBRATED` quantize for a text, in the file `calibration`, and
     tell `calibrating` of each layer and what share of it is done. Returns what a person should know, a line each.
     Raises ValueError for a request that `check_request` refuses, CheckpointError for files, or a model that the format
     cannot hold.
@@ -75,7 +75,7 @@ def convert(
         if calibration and quantize:
             written = _calibrated(checkpoint, calibration, quantize, tokenizer=tokenizer, progress=calibrating)
         else:
-            written = quantised(checkpoint, quantize) if quantize else checkpoint
+            written = quantized(checkpoint, quantize) if quantize else checkpoint
         files = _files_inside(checkpoint)
         int8 = quantize == "smoothquant"
         write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
@@ -104,7 +104,7 @@ def _calibrated(
     tokenizer: str | Path | None,
     progress: Callable[[str, float], object],
 ) -> Checkpoint:
-    from model.calibration import calibrated, read_windows  # JAX, which other conversions do without
+    from model.quantize.calibration import calibrated, read_windows  # JAX, which other conversions do without
 
     windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
     return calibrated(checkpoint, windows, method=method, progress=progress)

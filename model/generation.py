@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from model.session import FinishReason
+from model.running.session import FinishReason
 from model.tokenizers.tokenizer import Decoder, Tokenizer
 
 

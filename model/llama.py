@@ -10,18 +10,18 @@ import numpy as np
 from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import quantised
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
-from model.emulation import emulated_ops, roundings, with_roundings
 from model.generation import Generation
-from model.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
-from model.memory import available_bytes, check_fits, device_bytes, memory_of
+from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.params import Progress, abstract_params, check_weights, load_params, no_progress
-from model.reference_backend import ReferenceBackend, load_reference_params, reference_memory
-from model.session import Backend, Session
+from model.running.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
+from model.running.memory import available_bytes, check_fits, device_bytes, memory_of
+from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
+from model.running.session import Backend, Session
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
+from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
 from reference.config import Config
 
 BackendName = Literal["jax", "reference"]
@@ -148,8 +148,8 @@ def load(
     `tokenizer` is a file or directory; None looks beside the model. `context` is the length of a
     sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
     run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `quantize` is one of
-    `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantised` says which);
-    None leaves those that are stored quantised as they are. `cache` is what keys and values are kept in
+    `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized` says which);
+    None leaves those that are stored quantized as they are. `cache` is what keys and values are kept in
     (`reference.quantizers.kv_cache`); None is the dtype of the weights that run. `greedy` says that the first
     text will be of temperature 0: what decodes at 0 and above are two programs, and the other of them is
     compiled when it is first needed. `progress` is told what goes on and what share of it is done. Raises
@@ -178,7 +178,7 @@ def load_backend(
 ) -> JaxBackend | ReferenceBackend:
     """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read.
 
-    `emulate_activations` is what `model.emulation.roundings` takes: q8_0 or ggml.
+    `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml.
     """
     config = checkpoint.config
     capacity = choose_context(context, config.context)
@@ -188,7 +188,7 @@ def load_backend(
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
     if cache not in (None, "int8"):
         raise ValueError(f"a cache is int8, or by default what the weights are, not {cache}")
-    run = quantised(checkpoint, quantize) if quantize else checkpoint
+    run = quantized(checkpoint, quantize) if quantize else checkpoint
     found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
         check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
@@ -217,7 +217,7 @@ def load_backend(
 def choose_dtype(dtype: str | None, tensors: Iterable[Tensor], *, platform: str) -> np.dtype:
     """The dtype of the weights that run: the one that was asked for, for None float32 on a CPU.
 
-    On a GPU None is bfloat16, if all of `tensors` that are not quantised are stored so.
+    On a GPU None is bfloat16, if all of `tensors` that are not quantized are stored so.
     """
     if dtype:
         return np.dtype(dtype)

@@ -110,7 +110,7 @@ def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Flo
 
     p = lax.cond((sampling.top_k > 0) & (sampling.top_k < vocab), top_k, lambda p: p, p)
     p = lax.cond(sampling.top_p < 1, top_p, lambda p: p, p)
-    return _normalise(jnp.where(p >= sampling.min_p * jnp.max(p, axis=-1, keepdims=True), p, 0))
+    return _normalize(jnp.where(p >= sampling.min_p * jnp.max(p, axis=-1, keepdims=True), p, 0))
 
 
 def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
@@ -127,12 +127,12 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
 
 
 def _keep_above(p: Array, enough: Callable[[Array], Array]) -> Array:
-    """Keep tokens from the smallest probability t up for which `enough(p > t)`, and renormalise."""
+    """Keep tokens from the smallest probability t up for which `enough(p > t)`, and renormalize."""
     bits = lax.bitcast_convert_type(p, jnp.int32)
     low = jnp.full((*p.shape[:-1], 1), -1, jnp.int32)
     high = jnp.max(bits, axis=-1, keepdims=True)
     halved, cut = (partial(smallest, lambda t: enough(bits > t), ways=ways) for ways in (2, 16))
-    return _normalise(jnp.where(bits >= lax.platform_dependent(low, high, cpu=halved, default=cut), p, 0))
+    return _normalize(jnp.where(bits >= lax.platform_dependent(low, high, cpu=halved, default=cut), p, 0))
 
 
 def smallest(
@@ -157,5 +157,5 @@ def smallest(
     return lax.fori_loop(0, rounds, narrow, (low, high), unroll=ways > 2)[1]
 
 
-def _normalise(p: Array) -> Array:
+def _normalize(p: Array) -> Array:
     return p / jnp.sum(p, axis=-1, keepdims=True)

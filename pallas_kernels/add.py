@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import Target, current_target
-from pallas_kernels.spans import MAX_ELEMENTS, Spans, as_rows, check_rows
+from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.spans import MAX_ELEMENTS, Spans, as_rows, check_rows
 
 SPAN = 2048  # elements of a thread block
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.compat import THREADS, Target, current_target
+from pallas_kernels.parts.compat import THREADS, Target, current_target
+from pallas_kernels.parts.spans import Span, as_rows, check_rows
 from pallas_kernels.softmax import spans_of
-from pallas_kernels.spans import Span, as_rows, check_rows
 
 MAX_ELEMENTS = 2**20  # in a row: 8,192 a span
 NOWHERE = 2**31 - 1

@@ -14,9 +14,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention_parts import attend_in_parts, check_attention, choose_splits
-from pallas_kernels.compat import Target, current_target
-from pallas_kernels.key_ring import TILE
+from pallas_kernels.parts.attention_parts import attend_in_parts, check_attention, choose_splits
+from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.key_ring import TILE
 
 
 def attention_paged(

@@ -23,8 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.compat import Target, current_target
-from pallas_kernels.wgmma import WGMMA, accumulate, across, filled, matrices
+from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.wgmma import WGMMA, accumulate, across, filled, matrices
 
 WORKERS = 2  # warpgroups that compute
 ROWS = 64  # queries of each

@@ -5,7 +5,7 @@ r"""A matrix times many vectors: y = x W^T, with which a prompt goes through a l
 Both operands lie with k along a row, which is what the tensor cores (wgmma) read from shared memory. A thread block
 makes a tile of y: two warpgroups hold 64 rows each in registers, as float32, a third keeps a ring of tiles of x and W
 filled, and the copies of W that come first are under way before the kernel before this one has ended. Blocks of the
-same rows of W are neighbours in the grid, so that W comes from memory once; x comes from the L2 cache.
+same rows of W are neighbors in the grid, so that W comes from memory once; x comes from the L2 cache.
 """
 
 from functools import partial
@@ -19,8 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import MAX_SHARED_MEMORY, PROCESSORS, Target, current_target
-from pallas_kernels.wgmma import matrices
+from pallas_kernels.parts.compat import MAX_SHARED_MEMORY, PROCESSORS, Target, current_target
+from pallas_kernels.parts.wgmma import matrices
 
 WORKERS = 2  # warpgroups that compute
 HEIGHT = 64  # rows of y that one has

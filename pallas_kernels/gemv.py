@@ -4,7 +4,7 @@ r"""A matrix times one to eight vectors: y = W x, with a norm of x before and a 
     y_b = W x_b (+ bias) (+ r_b)
 
 A thread block multiplies a few rows of W at once by all vectors; the loop is `row_product.py`'s, or, where W is codes
-with scales, `quantised_product.py`'s, which takes vectors in fixed point.
+with scales, `quantized_product.py`'s, which takes vectors in fixed point.
 """
 
 from functools import partial
@@ -17,10 +17,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import Target, current_target, store_in_pieces
-from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
-from pallas_kernels.staging import own_meetings
-from pallas_kernels.tile import Tile
+from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
+from pallas_kernels.parts.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.parts.staging import own_meetings
+from pallas_kernels.parts.tile import Tile
 
 
 def gemv(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from pallas_kernels.compat import Target, current_target
+from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.spans import as_rows, check_rows
 from pallas_kernels.softmax import MAX_SCORES, combine, exp_sums, finite, spans_of
-from pallas_kernels.spans import as_rows, check_rows
 
 
 def logsumexp(x: Float[Array, "*batch n"]) -> Float32[Array, "*batch"]:

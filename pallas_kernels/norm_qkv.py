@@ -16,10 +16,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.compat import Target, current_target, store_in_pieces
-from pallas_kernels.matrix import Matrix, check_operand, product_of, shares
-from pallas_kernels.staging import own_meetings
-from pallas_kernels.tile import Tile
+from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
+from pallas_kernels.parts.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.parts.staging import own_meetings
+from pallas_kernels.parts.tile import Tile
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
 AHEAD = 4  # vectors whose position and angles are read before the product; for more, registers are too few

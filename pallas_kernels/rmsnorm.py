@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import Target, current_target
-from pallas_kernels.spans import Spans, as_rows, check_rows
+from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.spans import Spans, as_rows, check_rows
 
 MAX_BYTES = 32 * 1024  # of a row: 64 registers a thread
 EARLY = 8192  # features up to which there are registers for the weight, too, from the start
 
 
 def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "*batch dim"]:
-    """Normalise `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
+    """Normalize `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
 
     `x` and `weight` are float32 or both bfloat16, of rows up to 32 KB (8,192 or 16,384 features); a ValueError says so.
     Reads and writes each row once. A width that is no multiple of 128 vectors of 16 bytes reads a little of it twice,

@@ -18,8 +18,8 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
-from pallas_kernels.compat import LANES, THREADS, WARPS, Target, current_target, store_in_pieces, tiled_layout
-from pallas_kernels.spans import Spans, check_rows
+from pallas_kernels.parts.compat import LANES, THREADS, WARPS, Target, current_target, store_in_pieces, tiled_layout
+from pallas_kernels.parts.spans import Spans, check_rows
 
 HEAD_DIMS = (64, 128, 256)
 BLOCK = 2048  # pairs that a thread block turns

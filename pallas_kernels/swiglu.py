@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.compat import THREADS, Target, current_target
-from pallas_kernels.spans import Spans, check_rows
+from pallas_kernels.parts.compat import THREADS, Target, current_target
+from pallas_kernels.parts.spans import Spans, check_rows
 
 SPAN = 2048  # elements of a thread block
 

@@ -5,10 +5,10 @@ A vocabulary is a set of byte strings, the 256 single bytes among them, each wit
 
     1. split it into chunks (words with the space before them, digits, punctuation, ...) with a regular expression
     2. a chunk that is a token is that token; any other is taken apart into its UTF-8 bytes
-    3. join the two neighbours whose joint token ranks lowest, the leftmost on ties; repeat while any two are a token
+    3. join the two neighbors whose joint token ranks lowest, the leftmost on ties; repeat while any two are a token
 
 A token's rank is also its id, and its place in the order in which training found it. Nothing is ever unknown, nothing
-is normalised and no space is added, so decoding is concatenation and gives back every text exactly.
+is normalized and no space is added, so decoding is concatenation and gives back every text exactly.
 
 This is tiktoken's view, where ranks say everything. Hugging Face lists merges, which pair makes which token, and prints
 each byte as a printable character ("Ġ" is a space); on a vocabulary made by training the two give the same ids.
@@ -51,7 +51,7 @@ def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
 
 
 def merge(chunk: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """The ids of one chunk: join its bytes, the lowest rank first, until no two neighbours are a token."""
+    """The ids of one chunk: join its bytes, the lowest rank first, until no two neighbors are a token."""
     if chunk in ranks:
         return [ranks[chunk]]
     parts = [bytes([byte]) for byte in chunk]

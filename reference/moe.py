@@ -3,7 +3,7 @@ r"""A mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538
     p = softmax(W_r x)        T = the n most probable experts        y = sum_{e in T} p_e / (sum_{t in T} p_t) f_e(x)
 
 Each f_e is a SwiGLU feed-forward layer of its own. The softmax runs over all experts and the chosen
-weights are then renormalised to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
+weights are then renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
 softmax over the chosen ones. Every expert must be stored, but only n are read for a token.
 """
 

@@ -1,4 +1,4 @@
-r"""Normalised queries and keys, one head at a time, as Qwen3 does it (https://arxiv.org/abs/2505.09388).
+r"""Normalized queries and keys, one head at a time, as Qwen3 does it (https://arxiv.org/abs/2505.09388).
 
     q_h = RMSNorm(q_h, g_q)        k_h = RMSNorm(k_h, g_k)        for every head h, before RoPE
 
@@ -24,7 +24,7 @@ def qk_norm(
     Float[np.ndarray, "*batch seq heads head_dim"],
     Float[np.ndarray, "*batch seq kv_heads head_dim"],
 ]:
-    """Normalise every head of `q` and of `k`, in float64.
+    """Normalize every head of `q` and of `k`, in float64.
 
     >>> q, k = np.array([[[3.0, 4.0]]]), np.array([[[0.0, 2.0]]])
     >>> [a.round(4).tolist() for a in qk_norm(q, k, np.ones(2), np.ones(2), eps=0.0)]

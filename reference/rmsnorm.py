@@ -1,4 +1,4 @@
-r"""Root-mean-square normalisation (Zhang & Sennrich, 2019, https://arxiv.org/abs/1910.07467).
+r"""Root-mean-square normalization (Zhang & Sennrich, 2019, https://arxiv.org/abs/1910.07467).
 
 Each vector is divided by its own root mean square, then scaled per feature:
 
@@ -19,7 +19,7 @@ def rmsnorm(
     *,
     eps: float,
 ) -> Float[np.ndarray, "*batch dim"]:
-    """Normalise `x` over its last axis, in float64 whatever the inputs' dtypes.
+    """Normalize `x` over its last axis, in float64 whatever the inputs' dtypes.
 
     >>> rmsnorm(np.array([3.0, 4.0]), np.array([1.0, 10.0]), eps=0.0).round(4)
     array([ 0.8485, 11.3137])

@@ -14,7 +14,7 @@ without randomness. `distribution` applies the filters in this order:
     min-p                keep a token if it has at least min_p of the largest probability
                          (Nguyen et al., 2024, https://arxiv.org/abs/2407.01082)
 
-each followed by a renormalisation. Tokens of equal probability are kept or dropped together, so no
+each followed by a renormalization. Tokens of equal probability are kept or dropped together, so no
 filter depends on the order of a sort. The draw turns one uniform number u into a token by the
 inverse of the cumulative distribution, in the order of the vocabulary: the same u and the same
 distribution give the same token, whoever computed them.

@@ -4,7 +4,7 @@ A vocabulary is a set of pieces of text, each with a score. Text becomes pieces 
 
     1. put a space in front, and write each space as "▁" (U+2581):    "in it" -> "▁in▁it"
     2. take it apart into characters
-    3. join the two neighbours whose joint piece scores highest, the leftmost on ties; repeat while any two are a piece
+    3. join the two neighbors whose joint piece scores highest, the leftmost on ties; repeat while any two are a piece
     4. a character that is no piece is the pieces of its UTF-8 bytes, "<0xC3>" "<0xA9>" for "é" (byte fallback);
        a vocabulary without those has "<unk>" for every run of such characters
 
@@ -12,7 +12,7 @@ The space in front (the dummy prefix) lets a word begin with the same piece at t
 A piece's score is minus its place in the order in which training found it, so step 3 replays the training.
 
 Pieces of text are all that text can spell: "<s>" or "<0x41>" in a text are ordinary characters, never the control
-token or the byte. Not here, because no released Llama has them: normalisation (NFKC, squeezed spaces) and pieces that
+token or the byte. Not here, because no released Llama has them: normalization (NFKC, squeezed spaces) and pieces that
 users define.
 """
 
@@ -61,7 +61,7 @@ def encode(text: str, vocabulary: Vocabulary, *, start: bool = True) -> list[int
 
 
 def merge(parts: Sequence[str], pieces: Mapping[str, Piece]) -> list[str]:
-    """Join neighbours, the best first, until no two of them are a piece.
+    """Join neighbors, the best first, until no two of them are a piece.
 
     >>> merge(list("aaa"), {"aa": Piece(0, 0.0)})
     ['aa', 'a']

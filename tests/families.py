@@ -14,7 +14,7 @@ import numpy as np
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what a .safetensors file calls them
-CODES |= {"float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8", "int32": "I32", "int64": "I64"}  # if quantised
+CODES |= {"float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8", "int32": "I32", "int64": "I64"}  # if quantized
 
 # Real values of eps are 1e-5 and 1e-6. A tied embedding is too large for a golden to see those, so tied families
 # carry 1e-3; the others have embeddings so small that the real ones show.

@@ -9,7 +9,7 @@ from the root of the repository answers requests, a line of JSON each, with {"da
     {"logits": FILE, "ids": [...]}                      float32
     {"products": FILE, "ids": [...]}                    for each matrix, what it multiplies and what it gets: float32
     {"greedy": FILE, "text": TEXT, "count": COUNT}      ids, those of the text and as many more
-    {"quantise": FILE, "to": FILE, "type": TYPE}        nothing; the second file is the first, all matrices of that type
+    {"quantize_file": FILE, "to": FILE, "type": TYPE}  nothing; the second file is the first, all matrices of that type
 """
 
 import base64
@@ -55,9 +55,9 @@ class Libggml:
         """The tokens of the text, and as many more, each the likeliest."""
         return self._ask(greedy=str(file), text=text, count=count)
 
-    def quantise(self, file: Path, to: Path, type: str) -> None:
-        """Write a file whose matrices are all of one type, as llama.cpp's own quantiser makes them."""
-        self._ask(quantise=str(file), to=str(to), type=type)
+    def quantize_file(self, file: Path, to: Path, type: str) -> None:
+        """Write a file whose matrices are all of one type, as llama.cpp's own quantizer makes them."""
+        self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:
         self._requests.write(json.dumps(request) + "\n")
@@ -114,8 +114,8 @@ def main() -> None:
                 return {name: [_text(part.tobytes()) for part in pair] for name, pair in found.items()}
             case {"greedy": file, "text": text, "count": count}:
                 return Model(Path(file)).greedy(text, count)[0]
-            case {"quantise": file, "to": to, "type": type}:
-                make_eval_gguf.quantise(Path(file), Path(to), type, ftypes[type])
+            case {"quantize_file": file, "to": to, "type": type}:
+                make_eval_gguf.quantize(Path(file), Path(to), type, ftypes[type])
 
     for line in sys.stdin:
         print(json.dumps({"data": answer(json.loads(line))}), flush=True)

@@ -1,6 +1,6 @@
 """Tiny files in llama2.c's formats, written as its export.py writes them; it shares no code with our reader or writer.
 
-Version 3 is KuiperLLama's int8, which its export.py calls so: no magic number, and the embedding is not quantised.
+Version 3 is KuiperLLama's int8, which its export.py calls so: no magic number, and the embedding is not quantized.
 """
 
 import struct
@@ -79,11 +79,11 @@ def header(sizes: Sizes, *, version: int, tied: bool, group: int = 0) -> bytes:
     return packed.ljust(256, b"\0")
 
 
-def is_quantised(name: str, version: int) -> bool:
+def is_quantized(name: str, version: int) -> bool:
     return version >= 2 and not name.endswith("norm") and (version, name) != (3, "embedding")
 
 
-def quantise(values: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
+def quantize(values: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
     groups = values.reshape(-1, group)
     scales = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
     return np.rint(groups / scales).astype(np.int8), scales
@@ -99,11 +99,11 @@ def file_bytes(
     for name in ORDERS[version]:
         if name == "rope":  # never read: a reader computes its own
             parts.append(np.full(sizes.context * sizes.dim // sizes.heads, 99, np.float32).tobytes())
-        elif name in weights and not is_quantised(name, version):
+        elif name in weights and not is_quantized(name, version):
             parts.append(weights[name].tobytes())
         elif name in weights:
             for tensor in weights[name] if name in PER_LAYER else [weights[name]]:
-                codes, scales = quantise(tensor, group)
+                codes, scales = quantize(tensor, group)
                 parts += [codes.tobytes(), scales.tobytes()]
     return b"".join(parts)
 
@@ -119,8 +119,8 @@ def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, g
     for name, stacked in random_weights(sizes, tied=tied, seed=seed).items():
         for layer in range(sizes.layers if name in PER_LAYER else 1):
             tensor = stacked[layer] if name in PER_LAYER else stacked
-            if is_quantised(name, version):
-                codes, scales = quantise(tensor, group)
+            if is_quantized(name, version):
+                codes, scales = quantize(tensor, group)
                 tensor = (codes.astype(np.float32) * scales).reshape(tensor.shape)
             if name in ("wq", "wk"):
                 tensor = _in_halves(tensor, sizes.dim // sizes.heads)

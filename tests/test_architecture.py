@@ -1,4 +1,4 @@
-"""Imports run one way: reference <- verify, pallas_kernels <- model <- benchmarks <- cli.
+"""Imports run one way: reference <- verify, pallas_kernels <- model <- training, benchmarks <- cli.
 
 Read from the source, so nothing is run.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("reference", "verify", "pallas_kernels", "model", "cli", "tests", "benchmarks")
+OURS = ("reference", "verify", "pallas_kernels", "model", "training", "cli", "tests", "benchmarks")
 
 
 class Rule(NamedTuple):
@@ -33,13 +33,14 @@ RULES = [
         only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
     ),
     Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
-    Rule("model/", never=("cli", "verify", "tests", "benchmarks")),
+    Rule("model/", never=("cli", "verify", "tests", "benchmarks", "training")),
+    Rule("training/", never=("cli", "verify", "tests", "benchmarks")),
     Rule(
         "model/",
         never=("reference",),
         # Constants, tables and formats, not layers.
         but=("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
-        beside="model/reference_backend.py",
+        beside="model/running/reference_backend.py",
     ),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
@@ -108,9 +109,9 @@ def test_imports_run_one_way():
         ("model/forward.py", "import reference"),
         ("model/forward.py", "from reference import rmsnorm"),
         ("model/forward.py", "from reference.configuration import Config"),
-        ("model/reference_backend.py", "import cli"),
+        ("model/running/reference_backend.py", "import cli"),
         ("benchmarks/gpu/suite.py", "from tests.strategies import Noise"),
-        ("model/checkpoints/gguf.py", "from jax import numpy as jnp"),
+        ("model/checkpoints/gguf/read.py", "from jax import numpy as jnp"),
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),
@@ -126,7 +127,7 @@ def test_a_violation_is_seen(path, source):
     [
         ("reference/rope.py", "import math\nimport numpy as np\nfrom reference import config"),
         ("model/forward.py", "import jax\nfrom reference.rope import Scaling\nfrom reference import config"),
-        ("model/reference_backend.py", "from reference.llama import forward"),
+        ("model/running/reference_backend.py", "from reference.llama import forward"),
         ("cli.py", "import click\ndef main():\n    import jax\n    from model import load"),
         ("cli.py", "if TYPE_CHECKING:\n    from model.llama import Llama"),
     ],

@@ -13,9 +13,16 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import growth, machine, model_suite, svg, timing
+from benchmarks import growth, model_suite, svg
 from benchmarks import report as benchmarks_report
-from benchmarks.machine import (
+from benchmarks.random_model import random_params, random_shapes
+from benchmarks.report import timed, with_shares
+from cli import llamaspec
+from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.insight import machine, timing
+from model.insight.cost import decode_bytes, decode_cost, prefill_cost
+from model.insight.describe import EMBEDDING, describe, matrix_weights
+from model.insight.machine import (
     Ceilings,
     Sizes,
     keep_read_rate,
@@ -24,15 +31,9 @@ from benchmarks.machine import (
     measure_ceilings,
     reading_in_words,
 )
-from benchmarks.random_model import random_params, random_shapes
-from benchmarks.report import timed, with_shares
-from benchmarks.timing import Effort, Seconds, in_turn, measure, measure_turns
-from cli import llamaspec
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.cost import decode_bytes, decode_cost, prefill_cost
-from model.describe import EMBEDDING, describe, matrix_weights
-from model.quantised import Quantised
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
+from model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
+from model.weights.codes import QuantizedMatrix
 from reference.attention import causal_mask
 from reference.config import Config
 from tests.charts import rectangles
@@ -123,7 +124,7 @@ def test_a_call_is_timed_as_often_as_was_said():
 def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
     now, asked = [0.0], []
     late = {2: 0.03, 4: 30.0}  # seconds more of the third and the fifth call
-    monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("model.insight.timing.time.perf_counter", lambda: now[0])
 
     def call(turns):
         now[0] += 0.05 + 0.01 * turns + late.get(len(asked), 0.0)
@@ -167,8 +168,8 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
     params = random_params(shapes, TINY)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), shapes)
     for matrix in (params.layers[0].qkv.weight, params.layers[1].o.weight, params.head):
-        assert isinstance(matrix, Quantised) == bool(scheme)
-        weights = np.asarray(matrix.weights() if isinstance(matrix, Quantised) else matrix)
+        assert isinstance(matrix, QuantizedMatrix) == bool(scheme)
+        weights = np.asarray(matrix.weights() if isinstance(matrix, QuantizedMatrix) else matrix)
         assert np.isfinite(weights).all() and 1e-3 < weights.std() < 10
 
 

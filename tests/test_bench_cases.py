@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu.drawing import draw
 from benchmarks.gpu.kernels import again_and_again
 from benchmarks.gpu.right import SPOILED, share_of_bound, spoiled
-from benchmarks.gpu.scale import TINY, TINY_WORK, once, tiny_cases, tiny_quantised_cases
+from benchmarks.gpu.scale import TINY, TINY_WORK, once, tiny_cases, tiny_quantized_cases
 from benchmarks.kernel_cases import OPS, kernel_cases
 from benchmarks.kernel_cases.attention import window_cases
 from benchmarks.kernel_cases.case import FLOAT32, Case
@@ -21,7 +21,7 @@ from verify.running_error import Approx
 BFLOAT16 = np.dtype(jnp.bfloat16)
 # In bfloat16 XLA's form rounds what kernels do not, such as a norm before the product, and bounds are for kernels.
 PLAIN = {case.name: case for op in (*OPS, bias_cases, window_cases) for case in op(TINY, FLOAT32, TINY_WORK)}
-CODES = {case.name: case for case in tiny_quantised_cases()}
+CODES = {case.name: case for case in tiny_quantized_cases()}
 
 
 def worst(case: Case, results, arguments) -> float:

@@ -32,12 +32,12 @@ from benchmarks.gpu.tuning import listed, product_of, tune
 from benchmarks.kernel_cases import attention, case, kernel_cases, variants
 from benchmarks.kernel_cases.attention import window_cases
 from benchmarks.kernel_cases.case import BFLOAT16
-from benchmarks.machine import Ceilings
 from benchmarks.report import skipped, timed
-from benchmarks.timing import Seconds
-from model.cost import decode_cost
-from model.ops import XLA
-from pallas_kernels.tile import MOST_ROWS, Tile, tile_for
+from model.insight.cost import decode_cost
+from model.insight.machine import Ceilings
+from model.insight.timing import Seconds
+from model.ops.block import XLA
+from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
 from tests.charts import rectangles
 from tests.processes import REPOSITORY
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.codes import exact_parts, is_matrix, quantised
-from model.checkpoints.huggingface_bitsandbytes import STATE, BitsAndBytes, format_bitsandbytes
-from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.huggingface.bitsandbytes import STATE, BitsAndBytes, format_bitsandbytes
+from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
-from model.params import load_params
-from model.quantised import Quantised
+from model.weights.codes import QuantizedMatrix
+from model.weights.params import load_params
 from reference.quantizers import double_quantization
 from reference.quantizers.nf4 import NF4
 from tests import families
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
-from tests.test_quantised_checkpoints import CONFIG as NARROW
+from tests.test_quantized_checkpoints import CONFIG as NARROW
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "bitsandbytes_files.json").read_text())
 CONFIG = {**NARROW, "intermediate_size": 128}
@@ -71,7 +71,7 @@ def test_what_is_written_is_what_bitsandbytes_stores():
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_is_written_is_read_again(tied, tmp_path):
     config = replace(CONFIGS["2 to 1, wide, tied"], layers=1, tied=tied)
-    first = quantised(random_checkpoint(config, seed=3), "nf4")
+    first = quantized(random_checkpoint(config, seed=3), "nf4")
     write_huggingface(first, tmp_path / "hf")
     second = open_checkpoint(tmp_path / "hf")
     for name, tensor in first.tensors.items():
@@ -86,8 +86,8 @@ def test_what_is_written_is_read_again(tied, tmp_path):
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
     assert settings["llm_int8_skip_modules"] == (["lm_head"] if tied else [])
     params = load_params(second, dtype=np.dtype(np.float32), positions=1)
-    assert isinstance(params.layers[0].qkv.weight, Quantised)
-    assert isinstance(params.head, Quantised) != tied
+    assert isinstance(params.layers[0].qkv.weight, QuantizedMatrix)
+    assert isinstance(params.head, QuantizedMatrix) != tied
     write_huggingface(second, tmp_path / "again")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("hf", "again")]
     assert files[0] == files[1]
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_theirs_stays_in_codes(double, tmp_path):
         np.testing.assert_allclose(read, weights, rtol=0, atol=bound)
     params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)
     held = params.layers[1].qkv.weight
-    assert isinstance(held, Quantised) and held.form == "nf4"
+    assert isinstance(held, QuantizedMatrix) and held.form == "nf4"
 
 
 SOUND = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [128, 64]}
@@ -201,7 +201,7 @@ def test_rows_that_are_no_whole_blocks_are_refused(tmp_path):
     with pytest.raises(
         CheckpointError, match="rows of 96 weights, which are no whole groups of 64: bitsandbytes cannot"
     ):
-        write_huggingface(quantised(random_checkpoint(narrow, seed=0), "nf4"), tmp_path / "x")
+        write_huggingface(quantized(random_checkpoint(narrow, seed=0), "nf4"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
     with pytest.raises(ValueError, match="rows of 96 weights are no whole blocks of 64"):
         BitsAndBytes().check({}, 64, 96)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from model import SamplingOptions, load
 from model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
-from model.ops import LONGEST_SPAN, XLA, Positions, attend
-from model.pallas_ops import PALLAS, PALLAS_ONLY
-from model.params import abstract_params
+from model.ops.block import LONGEST_SPAN, XLA, Positions, attend
+from model.ops.gpu import PALLAS, PALLAS_ONLY
+from model.weights.params import abstract_params
 from reference.attention import attention, causal_mask
 from reference.config import Config
 from reference.quantizers import kv_cache
 from tests.random_models import CONFIGS, SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises, roundoff
-from tests.test_quantised_models import written_logits
+from tests.test_quantized_models import written_logits
 
 U32 = roundoff(np.float32)
 INT8 = np.dtype(np.int8)

@@ -16,27 +16,27 @@ import rich.progress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import calibration
 from model.cache import empty_cache
-from model.calibration import calibrated, read_windows
-from model.calibration_methods import METHODS, Q4, Inputs, Method, awq_factors, errors, gptq_codes, observe
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, is_matrix, quantised
-from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.convert import CALIBRATED
 from model.forward import forward
-from model.ops import XLA
-from model.params import Progress, load_params
-from model.reference_backend import load_reference_params
-from model.stories.corpus import story
+from model.ops.block import XLA
+from model.quantize import calibration
+from model.quantize.calibration import calibrated, read_windows
+from model.quantize.methods import METHODS, Q4, Inputs, Method, awq_factors, errors, gptq_codes, observe
+from model.running.reference_backend import load_reference_params
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import Tokenizer
+from model.weights.params import Progress, load_params
 from reference import llama as reference
 from reference.quantizers import affine, awq, gptq
 from reference.quantizers.blocks import Quantized
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import Noise, U, noises, seeds
+from training.stories.corpus import story
 
 FLOAT32 = np.dtype(np.float32)
 FOUR_BITS = ("awq", "gptq")
@@ -244,7 +244,7 @@ def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
     """GPTQ's, by far; AWQ is for features far larger than others, which models so small do not have."""
     seen, unseen = (windows_of(text(seed, 30), tokenizer, count=8, length=128) for seed in (1, 2))
     base = log_probabilities(checkpoint, unseen)
-    rounded = divergence(log_probabilities(quantised(checkpoint, "q4"), unseen), base)
+    rounded = divergence(log_probabilities(quantized(checkpoint, "q4"), unseen), base)
     assert divergence(log_probabilities(calibrated(checkpoint, seen, method="gptq"), unseen), base) < rounded
 
 
@@ -301,7 +301,7 @@ def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, 
         told.append(out)
     assert told[0] == told[1]
     code, out, err = run("convert", there, str(tmp_path / "twice"), *request)
-    assert (code, out) == (1, "") and "is quantised already, and gptq begins with weights that are not" in err
+    assert (code, out) == (1, "") and "is quantized already, and gptq begins with weights that are not" in err
     assert not (tmp_path / "twice").exists()
 
 
@@ -345,7 +345,7 @@ def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch
         for layer in (1, 2):
             for share in (0.25, 0.75):
                 progress(f"layer {layer} of 2", share)
-        return quantised(checkpoint, "q4")
+        return quantized(checkpoint, "q4")
 
     update = rich.progress.Progress.update
     monkeypatch.setattr(calibration, "calibrated", two_layers)

@@ -1,4 +1,4 @@
-"""`model.chat`: turns that compute what is new alone, with answers that are scripted and with models that run."""
+"""`model.chat.chat`: turns that compute what is new alone, with answers that are scripted and with models that run."""
 
 import dataclasses
 import json
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.chat import Chat
-from model.chat_template import ChatTemplate, SpecialTokens, find_template
+from model.chat.chat import Chat
+from model.chat.template import ChatTemplate, SpecialTokens, find_template
 from model.checkpoints.open import open_checkpoint
 from model.llama import Llama, load, load_backend
 from model.options import SamplingOptions

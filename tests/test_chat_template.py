@@ -1,4 +1,4 @@
-"""`model.chat_template` against what transformers renders, and against templates that mean harm."""
+"""`model.chat.template` against what transformers renders, and against templates that mean harm."""
 
 import json
 import time
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.chat_template import BUILT_IN, LARGEST, ChatTemplate, SpecialTokens, find_template
+from model.chat.template import BUILT_IN, LARGEST, ChatTemplate, SpecialTokens, find_template
+from model.chat.template_worker import LONGEST
 from model.checkpoints.checkpoint import CheckpointError
-from model.template_worker import LONGEST
 from model.tokenizers.llama2c import read_llama2c
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken

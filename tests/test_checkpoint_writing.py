@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
-from model.checkpoints.gguf_writer import write_gguf
-from model.checkpoints.huggingface_writer import write_huggingface
-from model.checkpoints.llama2c_writer import write_llama2c
+from model.checkpoints.gguf.write import write_gguf
+from model.checkpoints.huggingface.write import write_huggingface
+from model.checkpoints.llama2c.write import write_llama2c
 from reference.rope import LinearScaling, frequencies
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes
@@ -110,7 +110,7 @@ def test_llama2c_holds_bfloat16_exactly(tmp_path):
         np.testing.assert_array_equal(tensor.read(), first.tensors[name].read().astype(np.float32))
 
 
-def test_a_quantised_file_is_written_as_it_is_read(tmp_path):
+def test_a_quantized_file_is_written_as_it_is_read(tmp_path):
     source = llama2c_checkpoint(tmp_path, version=2)
     write_huggingface(source, tmp_path / "hf")
     assert contents(open_checkpoint(tmp_path / "hf")) == contents(source)

@@ -234,7 +234,7 @@ def test_closed_streams(stories, closed):
 def test_a_conversion_that_is_told_to_end_leaves_nothing(stories, tmp_path):
     script = """
 import os, signal, cli
-from model.checkpoints import huggingface_writer
+from model.checkpoints.huggingface import write as huggingface_writer
 huggingface_writer.check_finite = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
 cli.main()
 """

@@ -13,20 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.chat_template import ChatTemplate, SpecialTokens
+from model.chat.template import ChatTemplate, SpecialTokens
 from model.checkpoints.checkpoint import CheckpointError
-from model.stories import lexicon, plots, vocabulary
-from model.stories.choices import Choices, Replay
-from model.stories.corpus import OPEN, Message, Story, conversation, request, story, told
-from model.stories.lexicon import Character
+from model.checkpoints.open import BUILT_IN
 from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer, decode
+from training.stories import lexicon, plots, vocabulary
+from training.stories.choices import Choices, Replay
+from training.stories.corpus import OPEN, Message, Story, conversation, request, story, told
+from training.stories.lexicon import Character
 
 ROOT = Path(__file__).parents[1]
 WORD = re.compile(r"[A-Za-z]+")
 TEMPLATE = ChatTemplate(
     "chat_template.jinja",
-    Path(vocabulary.__file__).with_name("chat_template.jinja").read_text("utf-8"),
+    (BUILT_IN["stories"] / "chat_template.jinja").read_text("utf-8"),
     {"bos_token": "<s>", "eos_token": "</s>"},
 )
 FEELINGS = "happy|glad|proud|thankful"

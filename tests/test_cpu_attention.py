@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.cache import LayerCache
-from model.ops import LONGEST_CPU_SPAN, SMALLEST_CPU_SPAN, Positions, cpu_attend
+from model.ops.block import LONGEST_CPU_SPAN, SMALLEST_CPU_SPAN, Positions, cpu_attend
 from reference.attention import attention, causal_mask
 from tests.random_models import SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises

@@ -1,4 +1,4 @@
-"""What XLA makes of a decoding step on a CPU: the shapes that `model.ops` gives its products are chosen for this."""
+"""Inspect what XLA makes of a decoding step on a CPU, for which `model.ops` shapes its products."""
 
 import re
 from functools import partial
@@ -12,11 +12,11 @@ from benchmarks.model_speed import GREEDY, _decoding
 from benchmarks.random_model import random_cache, random_params, random_shapes
 from benchmarks.schemes import Stored, shapes
 from model.cache import LayerCache, empty_cache
-from model.checkpoints.gguf_blocks import KINDS
-from model.compiling import compiler_options
+from model.checkpoints.gguf.blocks import KINDS
 from model.forward import decode
-from model.ops import CPU, SMALLEST_SPAN
-from model.profile import named, parts_of
+from model.insight.profile import named, parts_of
+from model.ops.block import CPU, SMALLEST_SPAN
+from model.running.compile import compiler_options
 from reference.config import Config
 
 CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, vocab=4096, context=512,
@@ -78,7 +78,7 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
     products = {loop[1]: loop[0] for loop in loops if parts[loop[1]].endswith("product")}
     assert len(products) == 4 * CONFIG.layers + 1  # qkv, o, gate and up, down; the head
     for line in products.values():
-        assert "kind=kLoop" in line  # one vectorised loop, not a kernel of YNNPACK
+        assert "kind=kLoop" in line  # one vectorized loop, not a kernel of YNNPACK
         (cores,) = re.findall(r'"outer_dimension_partitions":\["(\d+)"\]', line)
         assert int(cores) > 1
     # Partial sums, too, are written and read again: of 512 columns in one block, 1408 in two; NF4 in blocks of 64.

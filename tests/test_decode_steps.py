@@ -4,8 +4,8 @@ import jax
 import pytest
 
 from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
-from model.jax_backend import longest_burst
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
+from model.running.jax_backend import longest_burst
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.codes import quantised
-from model.checkpoints.huggingface_writer import write_huggingface
-from model.evaluation import Text, choose_stride, compare, evaluate, recorded, text_for, windows
-from model.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
-from model.evaluation_report import as_json, as_text
-from model.jax_backend import JaxBackend
+from model.checkpoints.codes import quantized
+from model.checkpoints.huggingface.write import write_huggingface
+from model.insight.evaluation import Text, choose_stride, compare, evaluate, recorded, text_for, windows
+from model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
+from model.insight.evaluation_report import as_json, as_text
 from model.llama import load_backend
-from model.reference_backend import ReferenceBackend
+from model.running.jax_backend import JaxBackend
+from model.running.reference_backend import ReferenceBackend
 from model.text import read_text
 from model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
@@ -172,7 +172,7 @@ def test_windows_are_those_of_transformers(data):
 def test_each_tensor_alone():
     """All that differ are named, and together they are the model: the costs of one are those of a model of it."""
     base = random_checkpoint(SMALL, seed=1)
-    model = quantised(base, "q4")
+    model = quantized(base, "q4")
     running = load_backend(decoded(base), backend="reference")
     text = Text(np.random.default_rng(2).integers(0, SMALL.vocab, 30).tolist(), 30)
     whole, costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=16)
@@ -196,14 +196,14 @@ def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
         return computed(model, ids, after=after)
 
     monkeypatch.setattr(ReferenceBackend, "logits_in_parts", counted)
-    model = quantised(base, "q8")
+    model = quantized(base, "q8")
     costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=8)[1]
     assert (asked.count(running), len(asked)) == (1, len(costs) + 2)
 
 
 @pytest.mark.parametrize("in_memory", [0, 1, 1 << 20])
 def test_what_is_recorded_is_read_again_bit_for_bit(monkeypatch, in_memory):
-    monkeypatch.setattr("model.evaluation.IN_MEMORY", in_memory)
+    monkeypatch.setattr("model.insight.evaluation.IN_MEMORY", in_memory)
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(rows, 7)).astype(dtype) for rows, dtype in ((3, np.float32), (1, np.float64))]
     with recorded(iter(parts)) as kept:

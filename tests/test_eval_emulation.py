@@ -14,8 +14,11 @@ from hypothesis import given
 import model.cache
 import reference.llama
 from model.checkpoints import Checkpoint, open_checkpoint
-from model.checkpoints.codes import quantised
-from model.emulation import (
+from model.checkpoints.codes import quantized
+from model.forward import forward as run_forward
+from model.llama import load_backend
+from model.ops.block import CPU, XLA, cpu_product, dot
+from model.ops.emulated import (
     EMULATED,
     ROUNDINGS,
     Rounding,
@@ -25,12 +28,9 @@ from model.emulation import (
     roundings,
     with_roundings,
 )
-from model.forward import forward as run_forward
-from model.jax_backend import choose_ops
-from model.llama import load_backend
-from model.ops import CPU, XLA, cpu_product, dot
-from model.params import load_params
-from model.reference_backend import load_reference_params
+from model.running.jax_backend import choose_ops
+from model.running.reference_backend import load_reference_params
+from model.weights.params import load_params
 from reference.linear import linear
 from reference.llama import empty_cache, forward
 from reference.quantizers import ggml_activations, smoothquant
@@ -123,7 +123,7 @@ def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
 
 
 def test_the_tie_of_q5_0(file, monkeypatch):
-    """In the second layer feature 96 of rmsnorm is -0.34963982 exactly and -0.34963974 in llama.cpp, 3 neighbours on.
+    """In the second layer feature 96 of rmsnorm is -0.34963982 exactly and -0.34963974 in llama.cpp, 3 neighbors on.
 
     Times 127 / 2.277141, the largest of its block, that is -19.500002 and -19.499998: the codes -20 and -19. From
     llama.cpp's vector our rounding and our matrix make llama.cpp's product; from our own they do not.
@@ -233,9 +233,9 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
 
 
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
-def test_q8_0_is_for_all_that_is_quantised(name):
-    """Whatever quantised it; on both backends, experts included."""
-    checkpoint = quantised(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
+def test_q8_0_is_for_all_that_is_quantized(name):
+    """Whatever quantized it; on both backends, experts included."""
+    checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [
         load_backend(checkpoint, emulate_activations="q8_0").logits([1, 2, 3]),
@@ -247,7 +247,7 @@ def test_q8_0_is_for_all_that_is_quantised(name):
 
 def test_int8_is_for_what_is_in_int8():
     """A scale a token, of both factors of a product."""
-    checkpoint = quantised(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
+    checkpoint = quantized(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
     assert roundings(checkpoint, "int8") == {n: "int8" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [
         load_backend(checkpoint, emulate_activations="int8").logits([1, 2, 3]),
@@ -256,7 +256,7 @@ def test_int8_is_for_what_is_in_int8():
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
     with pytest.raises(ValueError, match="no matrix whose activations int8 would round"):
-        roundings(quantised(checkpoint, "q4"), "int8")
+        roundings(quantized(checkpoint, "q4"), "int8")
 
 
 def test_what_cannot_be_emulated_is_refused(run, tmp_path):
@@ -268,7 +268,7 @@ def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match="not q9"):
         roundings(plain, "q9")
     value = "model.layers.0.self_attn.v_proj.weight"
-    mixed = {**quantised(plain, "q8").tensors, value: plain.tensors[value]}
+    mixed = {**quantized(plain, "q8").tensors, value: plain.tensors[value]}
     with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight are of"):
         roundings(replace(plain, tensors=mixed), "q8_0")
     assert emulated_ops(choose_ops("xla")) in EMULATED.values()

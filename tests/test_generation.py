@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.generation import Generation, _StopTexts
 from model.options import SamplingOptions
-from model.session import Session
+from model.running.session import Session
 
 VOCAB = 300
 GREEDY = SamplingOptions(temperature=0.0)
@@ -146,7 +146,7 @@ class Timed(Script):
 
 def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(monkeypatch):
     backend = Timed(b"a" * 800, capacity=400)
-    monkeypatch.setattr("model.session.perf_counter", lambda: backend.seconds)
+    monkeypatch.setattr("model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
     list(generate(backend, session=session, n=300))
     list(generate(backend, session=session, prompt=(256, *b"aaa"), n=3))
@@ -175,7 +175,7 @@ class Overlapping(Script):
 
 def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monkeypatch):
     backend = Overlapping(b"a" * 800, ahead=1)
-    monkeypatch.setattr("model.session.perf_counter", lambda: backend.seconds)
+    monkeypatch.setattr("model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
     for _ in session.bursts([256], max_new_tokens=110, options=GREEDY, seed=0, stops=frozenset({257})):
         backend.seconds += 0.01  # until the next is read, while the device goes on

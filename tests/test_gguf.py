@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.codes import dequantised, exact_parts, is_matrix
-from model.checkpoints.gguf_rope import from_factors, to_factors
-from model.checkpoints.gguf_writer import write_gguf
+from model.checkpoints.codes import dequantized, exact_parts, is_matrix
+from model.checkpoints.gguf.rope import from_factors, to_factors
+from model.checkpoints.gguf.write import write_gguf
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, frequencies
@@ -55,7 +55,7 @@ def test_floats_are_read_as_they_are_stored(tmp_path, family, type):
 
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
-def test_quantised_weights_are_read_as_ggml_reads_them(tmp_path, type):
+def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
     """Also where they are permuted."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     kind, random = ggml.TYPES[type], np.random.default_rng(0)
@@ -79,24 +79,24 @@ def test_quantised_weights_are_read_as_ggml_reads_them(tmp_path, type):
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
     """Part for part, and in halves as the weights are."""
-    monkeypatch.setattr("model.checkpoints.gguf_blocks.AT_ONCE", at_once)
+    monkeypatch.setattr("model.checkpoints.gguf.blocks.AT_ONCE", at_once)
     checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
-    quantised = 0
+    quantized = 0
     for name, tensor in open_checkpoint(tmp_path / "x.gguf").tensors.items():
         if tensor.codes is None:
             assert not is_matrix(name)
             continue
         weights = tensor.read()
         np.testing.assert_array_equal(np.concatenate(list(exact_parts(tensor))).astype(np.float32), weights)
-        np.testing.assert_array_equal(dequantised(tensor.codes, tensor.shape), weights)
-        quantised += 1
-    assert quantised == 7 * SMALL.layers + 2
+        np.testing.assert_array_equal(dequantized(tensor.codes, tensor.shape), weights)
+        quantized += 1
+    assert quantized == 7 * SMALL.layers + 2
 
 
 def test_a_tensor_of_many_rows_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("model.checkpoints.gguf_blocks.AT_ONCE", 10_000)
-    test_quantised_weights_are_read_as_ggml_reads_them(tmp_path, "Q4_0")
+    monkeypatch.setattr("model.checkpoints.gguf.blocks.AT_ONCE", 10_000)
+    test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, "Q4_0")
 
 
 def test_version_2_is_read(tmp_path):
@@ -142,7 +142,7 @@ def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
 
 
 @pytest.mark.parametrize(("factor", "head_dim"), [(8.0, 128), (32.0, 64)])
-def test_the_published_llamas_are_recognised(factor, head_dim):
+def test_the_published_llamas_are_recognized(factor, head_dim):
     """Llama 3.1 8B and 3.2 1B, with factors as llama.cpp's converter computes them."""
     stated = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**stated, "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}

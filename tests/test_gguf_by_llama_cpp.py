@@ -1,4 +1,4 @@
-"""Files that llama.cpp's own quantiser makes, all matrices of one type (goldens/eval_gguf.json).
+"""Files that llama.cpp's own quantizer makes, all matrices of one type (goldens/eval_gguf.json).
 
 Their codes are ours, JAX computes what the reference does, and with activations rounded as there logits are its own.
 """
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from model.checkpoints import Checkpoint, open_checkpoint
-from model.jax_backend import Programs
 from model.llama import load_backend
-from model.params import abstract_params
+from model.running.jax_backend import Programs
+from model.weights.params import abstract_params
 from tests.goldens import make_eval_gguf
 from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
 from tests.test_gguf_goldens import distance
@@ -46,9 +46,9 @@ def made(request, tmp_path_factory) -> Made:
             codes = np.frombuffer(base64.b64decode(golden["codes"]), np.uint8) if "codes" in golden else None
             source = make_eval_gguf.model(model, data)
             known = None if codes is None else codes.reshape(DISTINCT, -1)
-            quantised, digest = make_eval_gguf.quantised(source, type, known)
+            quantized, digest = make_eval_gguf.quantized(source, type, known)
             assert digest == golden["sha256"]
-            quantised.write(file)
+            quantized.write(file)
         return file
 
     return path
@@ -123,9 +123,9 @@ def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
     expected = golden["types"][type]
     text.write_text(golden["text"])
     source = make_eval_gguf.reader()
-    quantised, digest = make_eval_gguf.quantised(source, type)
+    quantized, digest = make_eval_gguf.quantized(source, type)
     assert digest == expected["sha256"]
-    paths = str(quantised.write(tmp_path / "a.gguf")), str(source.write(tmp_path / "b.gguf"))
+    paths = str(quantized.write(tmp_path / "a.gguf")), str(source.write(tmp_path / "b.gguf"))
     arguments = ["eval", paths[0], "--against", paths[1], "--text", str(text), "--backend", "reference", "--json"]
     code, out, _ = run(*arguments, "--emulate-activations", "q8_0")
     assert code == 0

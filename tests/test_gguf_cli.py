@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model.checkpoints.gguf_writer import write_gguf
+from model.checkpoints.gguf.write import write_gguf
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_cli import assert_refused
 from tests.test_gguf_tokenizers import File, sentencepiece
@@ -24,7 +24,7 @@ def test_a_model_in_one_file_tells_the_same_story(run, tmp_path):
     assert run("tokens", "Once upon a time", "--model", path) == run("tokens", "Once upon a time", "--model", "stories")
 
 
-def test_quantised_files(run, tmp_path):
+def test_quantized_files(run, tmp_path):
     path, again, int8 = (str(tmp_path / name) for name in ("q8_0.gguf", "again", "int8.bin"))
     assert run("convert", "stories", path, "--to", "gguf", "--quantize", "q8_0")[0] == 0
     shown = json.loads(run("inspect", path, "--json")[1])

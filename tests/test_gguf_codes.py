@@ -16,17 +16,17 @@ import reference.llama
 from model.cache import empty_cache
 from model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from model.checkpoints.codes import EMBEDDING, alike, exact_parts, is_matrix
-from model.checkpoints.gguf_blocks import KINDS
-from model.checkpoints.huggingface_writer import write_huggingface
-from model.checkpoints.llama2c_writer import write_llama2c
+from model.checkpoints.gguf.blocks import KINDS
+from model.checkpoints.huggingface.write import write_huggingface
+from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
-from model.memory import memory_of
-from model.ops import CPU, XLA
-from model.pallas_ops import PALLAS, refusals
-from model.pallas_weights import arranged
-from model.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
-from model.quantised import Embedding, Int8Min, Quantised
-from model.reference_backend import load_reference_params
+from model.ops.block import CPU, XLA
+from model.ops.gpu import PALLAS, refusals
+from model.running.memory import memory_of
+from model.running.reference_backend import load_reference_params
+from model.weights.codes import Embedding, Int8Min, QuantizedMatrix
+from model.weights.gpu_codes import arranged
+from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from reference.quantizers import ggml
 from tests import families, gguf_files
 from tests.gguf_files import CODES, NAMES, Tensor
@@ -112,7 +112,7 @@ def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
     return {name: (weight, joined(checkpoint, *parts)) for name, (weight, parts) in names.items()}
 
 
-WEIGHTS = jax.jit(Quantised.weights)
+WEIGHTS = jax.jit(QuantizedMatrix.weights)
 
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
@@ -123,7 +123,7 @@ def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
         if tensor.codes:
             np.testing.assert_array_equal(joined(checkpoint, name), tensor.read())
     for weight, exact in matrices(checkpoint).values():
-        assert isinstance(weight, Quantised)
+        assert isinstance(weight, QuantizedMatrix)
         np.testing.assert_array_equal(np.asarray(WEIGHTS(weight))[:, : exact.shape[1]], exact)
 
 
@@ -135,7 +135,7 @@ def test_matrices_of_several_types_become_one_bit_for_bit(tmp_path_factory, type
         file_in(lambda name: chosen.get(name.split(".")[-2], "Q8_0"), seed=seed, vocab_size=32).write(path)
     )
     weight, exact = matrices(checkpoint)["qkv"]
-    assert isinstance(weight, Quantised)
+    assert isinstance(weight, QuantizedMatrix)
     np.testing.assert_array_equal(np.asarray(WEIGHTS(weight)), exact)
 
 
@@ -191,7 +191,7 @@ def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, 
     rows = params.embedding[tokens]
     assert rows.dtype == dtype
     np.testing.assert_array_equal(np.asarray(rows), joined(checkpoint, EMBEDDING)[tokens].astype(dtype))
-    assert isinstance(params.head, Quantised)
+    assert isinstance(params.head, QuantizedMatrix)
     arrays = {id(leaf): leaf for leaf in jax.tree.leaves(params._replace(rope=None))}.values()  # type: ignore
     assert weight_bytes(params) == sum(array.nbytes for array in arrays)
 
@@ -204,7 +204,7 @@ ONE_OF_EACH = {kind: type for type, kind in sorted(KINDS.items())}.values()
 
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
 def test_logits_are_those_of_the_reference(tmp_path, types, ops):
-    """Within 1e-5 of the largest, as issue 6 asks. The bound of each product: tests/test_quantised_products.py."""
+    """Within 1e-5 of the largest, as issue 6 asks. The bound of each product: tests/test_quantized_products.py."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], intermediate_size=256, vocab_size=32)
     config = checkpoint.config
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)

@@ -11,7 +11,7 @@ import pytest
 import reference.llama
 from model import SamplingOptions, load
 from model.checkpoints import open_checkpoint
-from model.reference_backend import load_reference_params
+from model.running.reference_backend import load_reference_params
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import encode_text
 from reference.llama import empty_cache, forward

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 from tokenizers import Tokenizer, pre_tokenizers
 
-from model.chat_template import find_template
+from model.chat.template import find_template
 from model.checkpoints import CheckpointError, open_checkpoint
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.of_model import tokenizer_of

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
-from model.checkpoints.gguf_file import read_header
-from model.checkpoints.gguf_writer import write_gguf
+from model.checkpoints.gguf.file import read_header
+from model.checkpoints.gguf.write import write_gguf
 from model.checkpoints.mapped import MappedFile
 from model.tokenizers.gguf_writer import vocabulary_keys
 from model.tokenizers.load import load_tokenizer
@@ -116,7 +116,7 @@ def test_experts_share_a_tensor_and_routers_stay_float32(tmp_path):
 
 
 def test_rows_are_encoded_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("model.checkpoints.gguf_writer.AT_ONCE", 1500)
+    monkeypatch.setattr("model.checkpoints.gguf.write.AT_ONCE", 1500)
     test_matrices_become_what_was_asked_for(tmp_path, "q4_0", "Q4_0", False)
 
 

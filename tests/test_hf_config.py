@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import Checkpoint, CheckpointError
-from model.checkpoints.hf_config import read_config, read_tokens
-from model.checkpoints.hf_config_writer import format_config
+from model.checkpoints.huggingface.config import read_config, read_tokens
+from model.checkpoints.huggingface.write_config import format_config
 from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 from tests.families import FAMILIES

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from model.checkpoints import open_checkpoint
-from model.checkpoints.codes import quantised
-from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.codes import quantized
+from model.checkpoints.huggingface.write import write_huggingface
 from model.tokenizers.llama2c import read_llama2c
 from reference.quantizers import ggml
-from tests import bounded, families, gguf_files, llama2c_files, test_quantised_checkpoints, tiny_tokenizers
+from tests import bounded, families, gguf_files, llama2c_files, tiny_tokenizers
+from tests import test_quantized_checkpoints as test_quantized_checkpoints
 from tests.gguf_files import STRING, U32, File, Tensor
 from tests.refusals import check_message, load, load_with_tokenizer
 
@@ -77,12 +78,12 @@ DIRECTORIES = [*CONFIGS, *LAYOUTS]
 def write_directory(kind: str, folder: Path) -> Path:
     """A good directory of Hugging Face's."""
     if kind in LAYOUTS:
-        test_quantised_checkpoints.write_layout(folder, LAYOUTS[kind])
+        test_quantized_checkpoints.write_layout(folder, LAYOUTS[kind])
         return folder
     families.write_checkpoint(folder, CONFIGS[kind])
     if kind != "safetensors, NF4":
         return folder
-    write_huggingface(quantised(open_checkpoint(folder), "nf4"), folder / "nf4")
+    write_huggingface(quantized(open_checkpoint(folder), "nf4"), folder / "nf4")
     return folder / "nf4"
 
 
@@ -211,7 +212,7 @@ STRANGE = [None, True, 0, -1, 3, 7, 33, 2**31, 2**64, 0.5, 1e308, "", "4", "int"
 
 @seed(7)
 @settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
-@given(layout=st.sampled_from(sorted(test_quantised_checkpoints.LAYOUTS)), place=st.integers(0, 99), value=st.data())
+@given(layout=st.sampled_from(sorted(test_quantized_checkpoints.LAYOUTS)), place=st.integers(0, 99), value=st.data())
 def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, place, value):
     folder, good = layouts[layout]
     config = json.loads(good)
@@ -233,8 +234,8 @@ def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, plac
 def layouts(tmp_path_factory) -> dict[str, tuple[Path, str]]:
     """A directory of each layout, and its config.json."""
     made = {}
-    for layout in test_quantised_checkpoints.LAYOUTS:
+    for layout in test_quantized_checkpoints.LAYOUTS:
         folder = tmp_path_factory.mktemp("layout")
-        test_quantised_checkpoints.write_layout(folder, layout)
+        test_quantized_checkpoints.write_layout(folder, layout)
         made[layout] = folder, (folder / "config.json").read_text()
     return made

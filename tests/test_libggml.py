@@ -30,7 +30,7 @@ from tests.test_gguf_writing import raw_tensors
 from tests.test_verify_others import python_with
 from verify import running_error
 
-QUANTISED = [*make_eval_gguf.TYPES["random"], *make_eval_gguf.SUPERBLOCKS]
+QUANTIZED = [*make_eval_gguf.TYPES["random"], *make_eval_gguf.SUPERBLOCKS]
 FROM_ZERO = {"TQ1_0": 1, "TQ2_0": 1, "Q3_K": 4, "Q6_K": 32}  # by how much codes are shifted in products
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 20))
@@ -93,14 +93,14 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
         assert [token.id for token in told] == live.greedy(path, prompt, COUNT)[-COUNT:]
 
 
-@pytest.mark.parametrize("type", QUANTISED)
+@pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """Of its own vectors, rounded here, with the matrices that its own quantiser made: no number is at a tie.
+    """Of its own vectors, rounded here, with the matrices that its own quantizer made: no number is at a tie.
 
     Float32 sums of exact sums of integers: no more roundings than there are products, and a few of the scales.
     """
     make_eval_gguf.model("random").write(tmp_path / "float32.gguf")
-    live.quantise(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
+    live.quantize_file(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
     rounding = ROUNDINGS[ROUNDING_OF[type]]
     stored, compared = raw_tensors(path), 0
     for name, (x, product) in live.products(path, make_eval_gguf.IDS).items():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from model.checkpoints import open_checkpoint
-from model.checkpoints.codes import dequantised, exact_parts, is_matrix
-from model.checkpoints.llama2c_writer import write_llama2c
+from model.checkpoints.codes import dequantized, exact_parts, is_matrix
+from model.checkpoints.llama2c.write import write_llama2c
 from tests import llama2c_files
 from tests.llama2c_files import Sizes
 from tests.refusals import load, refusal
@@ -49,17 +49,17 @@ def test_kuiperllamas_scales_that_are_not_finite(tmp_path):
 @pytest.mark.parametrize("at_once", [70, 1 << 20])
 @pytest.mark.parametrize("version", [2, KUIPER])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
-    monkeypatch.setattr("model.checkpoints.llama2c.AT_ONCE", at_once)
+    monkeypatch.setattr("model.checkpoints.llama2c.read.AT_ONCE", at_once)
     path = llama2c_files.write(tmp_path / "model.bin", version, tied=False)
-    quantised = 0
+    quantized = 0
     for name, tensor in open_checkpoint(path).tensors.items():
         if tensor.codes is None:
             assert not is_matrix(name)
             continue
-        np.testing.assert_array_equal(dequantised(tensor.codes, tensor.shape), tensor.read())
+        np.testing.assert_array_equal(dequantized(tensor.codes, tensor.shape), tensor.read())
         np.testing.assert_array_equal(np.concatenate(list(exact_parts(tensor))).astype(np.float32), tensor.read())
-        quantised += 1
-    assert quantised == 7 * Sizes().layers + 1 + (version == 2)  # KuiperLLama leaves the embedding as it is
+        quantized += 1
+    assert quantized == 7 * Sizes().layers + 1 + (version == 2)  # KuiperLLama leaves the embedding as it is
 
 
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from benchmarks.random_model import random_shapes
-from model import jax_backend
-from model.memory import LARGE_BLOCK
-from model.ops import CPU
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
+from model.ops.block import CPU
+from model.running import jax_backend
+from model.running.memory import LARGE_BLOCK
 from reference.config import Config
 from tests.processes import run_python
 
@@ -16,7 +16,7 @@ from tests.processes import run_python
 BLOCKS = """
 import numpy as np
 from benchmarks.resident import resident_bytes
-from model.memory import return_blocks_when_freed
+from model.running.memory import return_blocks_when_freed
 np.ones(1 << 21)
 if int(sys.argv[1]):
     return_blocks_when_freed()
@@ -41,7 +41,7 @@ CODE = """
 import mmap, os, tempfile
 import jax, jax.numpy as jnp
 from benchmarks.resident import resident_bytes
-from model.memory import forget_code
+from model.running.memory import forget_code
 compiled = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.eye(8)).compile()
 first, before = compiled(jnp.eye(8)), resident_bytes()
 maps = []

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from model.cache import Cache, empty_cache
 from model.forward import forward
-from model.ops import CPU, XLA, Ops, Positions, attend
-from model.params import Params, load_params
-from model.reference_backend import load_reference_params
+from model.ops.block import CPU, XLA, Ops, Positions, attend
+from model.running.reference_backend import load_reference_params
+from model.weights.params import Params, load_params
 from reference import llama as reference
 from reference.attention import causal_mask
 from reference.config import Config

@@ -42,7 +42,7 @@ def needed(case: Case, index: int) -> np.ndarray:
 
 
 def rms_normalization(case: Case) -> Outputs:
-    """Normalises over all axes from `axis` on; the reference over the last."""
+    """Normalizes over all axes from `axis` on; the reference over the last."""
     x, weight = needed(case, 0), needed(case, 1)
     axis = case.attributes.get("axis", -1) % x.ndim
     flat = x.reshape(*x.shape[:axis], -1)

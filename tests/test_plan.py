@@ -10,19 +10,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import machine, model_suite
-from benchmarks.machine import Sizes
+from benchmarks import model_suite
 from benchmarks.model_suite import choose_subject
-from benchmarks.timing import Effort
-from model.checkpoints.codes import quantised
-from model.cost import decode_cost, prefill_cost
-from model.jax_backend import prompt_chunk
+from model.checkpoints.codes import quantized
+from model.insight import machine
+from model.insight.cost import decode_cost, prefill_cost
+from model.insight.machine import Sizes
+from model.insight.plan import DEVICES, as_text, make_plan
+from model.insight.shapes import SHAPES
+from model.insight.timing import Effort
 from model.llama import choose_dtype
-from model.memory import PROCESS, Memory, check_fits, memory_of
-from model.params import abstract_params, weight_bytes
-from model.plan import DEVICES, as_text, make_plan
-from model.reference_backend import reference_memory
-from model.shapes import SHAPES
+from model.running.jax_backend import prompt_chunk
+from model.running.memory import PROCESS, Memory, check_fits, memory_of
+from model.running.reference_backend import reference_memory
+from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
 from tests.processes import run_python
 from tests.random_models import random_checkpoint
@@ -36,7 +37,7 @@ SMALL = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4)
 WRITE = """
 import sys
 from dataclasses import replace
-from model.checkpoints.llama2c_writer import write_llama2c
+from model.checkpoints.llama2c.write import write_llama2c
 from tests.random_models import random_checkpoint
 from tests.test_plan import DEEP, HEAVY, WIDE
 write_llama2c(random_checkpoint({"wide": WIDE, "heavy": HEAVY, "deep": DEEP}[sys.argv[1]], seed=0), sys.argv[2])
@@ -47,7 +48,7 @@ import sys
 from model.checkpoints.open import open_checkpoint
 from model.llama import load_backend
 from model.options import SamplingOptions
-from model.session import Session
+from model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
 backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3])
 session = Session(backend, vocab=checkpoint.config.vocab)
@@ -224,8 +225,8 @@ def test_a_plan_fits_where_loading_would_go_on():
 
 @pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float32])
 def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(stored: type, monkeypatch: pytest.MonkeyPatch):
-    """Of a model that is quantised in part, what is not decides; codes have no dtype of their own."""
-    checkpoint = quantised(random_checkpoint(SMALL, seed=0, dtype=stored), "q8")
+    """Of a model that is quantized in part, what is not decides; codes have no dtype of their own."""
+    checkpoint = quantized(random_checkpoint(SMALL, seed=0, dtype=stored), "q8")
     monkeypatch.setattr(model_suite, "open_checkpoint", lambda path: checkpoint)
     for platform, dtype in (("cpu", "float32"), ("gpu", np.dtype(stored).name)):
         subject = choose_subject(model="m", shape=None, dtype=None, quantize=None, platform=platform)

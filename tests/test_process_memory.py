@@ -10,7 +10,7 @@ import pytest
 from benchmarks import process_memory
 from benchmarks.process_memory import main
 from benchmarks.random_model import random_shapes
-from model.memory import PROCESS, memory_of
+from model.running.memory import PROCESS, memory_of
 from reference.config import Config
 from tests.processes import REPOSITORY
 

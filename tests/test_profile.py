@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.model_suite import choose_subject
-from model.profile import REST, Event, events_of, parts_of, seconds_by
-from model.shapes import SHAPES
+from model.insight.profile import REST, Event, events_of, parts_of, seconds_by
+from model.insight.shapes import SHAPES
 from reference.config import Config
 
 TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96, context=128, eps=1e-5, theta=1e4)

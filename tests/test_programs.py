@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from model.cache import empty_cache
-from model.chat import Chat
-from model.chat_template import find_template
+from model.chat.chat import Chat
+from model.chat.template import find_template
 from model.forward import forward
 from model.llama import BackendName, Llama, load_backend
-from model.ops import XLA
+from model.ops.block import XLA
 from model.options import SamplingOptions
-from model.params import abstract_params
-from model.session import Session
+from model.running.session import Session
+from model.weights.params import abstract_params
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
@@ -203,7 +203,7 @@ import jax
 import numpy as np
 from model.cache import cache_bytes
 from model.llama import load_backend
-from model.params import abstract_params, weight_bytes
+from model.weights.params import abstract_params, weight_bytes
 from tests.random_models import SMALL, random_checkpoint
 config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
 backend = load_backend(random_checkpoint(config, seed=0), context=config.context)
@@ -224,7 +224,7 @@ def test_the_end_of_a_long_cache_takes_no_more_memory():
 
 WRITE = """
 import sys
-from model.checkpoints.llama2c_writer import write_llama2c
+from model.checkpoints.llama2c.write import write_llama2c
 from reference.config import Config
 from tests.processes import run_python
 from tests.random_models import random_checkpoint
@@ -239,7 +239,7 @@ from model.cache import cache_bytes
 from model.checkpoints import open_checkpoint
 from model.llama import load_backend
 from model.options import SamplingOptions
-from model.session import Session
+from model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
 backend = load_backend(checkpoint)
 session = Session(backend, vocab=checkpoint.config.vocab)

@@ -9,7 +9,7 @@ dims = sizes(4)
 
 
 @given(noise=noises, dim=dims, heads=st.integers(1, 4), kv_heads=st.integers(1, 3), eps=st.sampled_from([1e-6, 0.5]))
-def test_every_head_is_normalised_on_its_own(noise, dim, heads, kv_heads, eps):
+def test_every_head_is_normalized_on_its_own(noise, dim, heads, kv_heads, eps):
     q, k = noise(2, 3, heads, dim), noise(2, 3, kv_heads, dim)
     q_weight, k_weight = noise(dim), noise(dim)
     for x, weight, y in zip((q, k), (q_weight, k_weight), qk_norm(q, k, q_weight, k_weight, eps=eps), strict=True):

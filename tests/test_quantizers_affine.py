@@ -93,7 +93,7 @@ def test_ties_go_to_the_even_code():
 
 
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-100, 100))
-def test_float64_does_not_mistake_a_neighbour_for_a_tie(seed, exponent):
+def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
     """The numbers of float32 next to every tie (k + 1/2) s lie on their own side of it."""
     scale = np.float32(np.random.RandomState(seed).uniform(1, 2) * 2.0**exponent)
     ties = (np.arange(-126, 127) + 0.5) * np.float64(scale)

@@ -58,7 +58,7 @@ def test_the_error_of_tokens_is_bounded(weights):
     assert_within(bitnet.dequantize(q), x, (1 / 2 + 512 * U32) * q.scales.astype(np.float64))
 
 
-def test_no_scale_of_a_token_moves_when_it_is_quantised_again():
+def test_no_scale_of_a_token_moves_when_it_is_quantized_again():
     """fl(fl(127 s) / 127) = s for all s = fl(a / 127): here of all a in [1, 2), and so of all that are normal."""
     tops = np.arange(2**23, dtype=np.uint32)
     tops = (tops | np.float32(1).view(np.uint32)).view(np.float32)

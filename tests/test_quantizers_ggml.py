@@ -91,7 +91,7 @@ def test_every_power_of_mxfp4():
 
 @pytest.mark.parametrize("name", SUPERBLOCKS)
 def test_the_search_is_no_worse_than_ggmls(name):
-    """On the whole: two searches that minimise different sums win here and there."""
+    """On the whole: two searches that minimize different sums win here and there."""
     ours = theirs = 0.0
     for key, text in GOLDENS["quantized"][name].items():
         if key in too_large(name):

@@ -1,4 +1,4 @@
-"""What every quantiser does, or says that it does not: the laws in a table, so that no family is left out.
+"""What every quantizer does, or says that it does not: the laws in a table, so that no family is left out.
 
 Of what is read back, Q(w) = dequantize(quantize(w)):
 
@@ -223,7 +223,7 @@ def test_minus_passes_through(name, kind, seed):
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.fixed])
 @few
 @given(kind=kinds, seed=seeds)
-def test_what_was_quantised_stays(name, kind, seed):
+def test_what_was_quantized_stays(name, kind, seed):
     family = FAMILIES[name]
     q = family.read(draw(kind, seed, family.cols))
     np.testing.assert_array_equal(family.read(q), q)

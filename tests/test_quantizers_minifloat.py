@@ -73,7 +73,7 @@ def test_every_code_of_what_blocks_share():
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_every_tie_and_its_neighbours(name):
+def test_every_tie_and_its_neighbors(name):
     """Between two codes of one sign: the nearer, and of two the even."""
     to = FORMATS[name]
     codes = np.arange(1 << to.bits - 1, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""NF4, FP4 and scales that are quantised again: against bitsandbytes (goldens/quantizers), and the laws they obey."""
+"""NF4, FP4 and scales that are quantized again: against bitsandbytes (goldens/quantizers), and the laws they obey."""
 
 import base64
 import json

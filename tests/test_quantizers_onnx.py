@@ -1,4 +1,4 @@
-"""Quantisers against the node tests of ONNX, whose expected outputs other people computed.
+"""Quantizers against the node tests of ONNX, whose expected outputs other people computed.
 
 An adapter per operator says what `reference` makes of a case. ONNX gives a scale to a tensor, to each
 index of an axis, or to blocks along one: the grids of `blocks.spread`. Codes must be equal, but where
@@ -153,7 +153,7 @@ def test_there_are_cases():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_quantisation(case):
+def test_quantization(case):
     ADAPTERS[case.op](case)
 
 

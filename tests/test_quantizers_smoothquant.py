@@ -71,7 +71,7 @@ def test_laws(w, x, power, alpha):
 
 @given(w=weights, x=weights)
 def test_the_ends(w, x):
-    """alpha 0 moves all that is hard into the weights' favour, alpha 1 into the activations'."""
+    """alpha 0 moves all that is hard into the weights' favor, alpha 1 into the activations'."""
     w, x_tops = np.abs(w(3, 8)) + np.float32(1), np.abs(x(8)) + np.float32(1)
     w_tops = np.max(w.astype(np.float64), axis=0)
     np.testing.assert_array_equal(smoothquant.factors(x_tops, w, alpha=1.0), x_tops.astype(np.float64))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints.open import open_checkpoint
-from model.reference_backend import load_reference_params
+from model.running.reference_backend import load_reference_params
 from reference.config import Config
 from reference.llama import (
     Experts,

@@ -17,13 +17,13 @@ from benchmarks.kernel_cases.case import Case, Work
 from benchmarks.random_model import random_shapes
 from model.cache import LayerCache
 from model.checkpoints.checkpoint import Codes
-from model.ops import Positions
-from model.pallas_ops import KERNELS, QUANTISED, refusals
-from model.pallas_weights import arranged
-from model.params import Params
-from model.quantised import KINDS, Quantised
-from model.shapes import SHAPES
-from pallas_kernels.matrix import MAX_BATCH
+from model.insight.shapes import SHAPES
+from model.ops.block import Positions
+from model.ops.gpu import KERNELS, QUANTIZED, refusals
+from model.weights.codes import KINDS, QuantizedMatrix
+from model.weights.gpu_codes import arranged
+from model.weights.params import Params
+from pallas_kernels.parts.matrix import MAX_BATCH
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
@@ -145,16 +145,16 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
     """Weights as floats, and in codes with groups of every size."""
     yield shapes(config, dtype, None)
     coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
-    kinds = [kind for kind in KINDS.values() if kind.form in QUANTISED]
+    kinds = [kind for kind in KINDS.values() if kind.form in QUANTIZED]
     for kind, group in product(kinds, (*GROUPS, None)):
 
         def regrouped(leaf: Any, kind=kind, group=group):
-            if not isinstance(leaf, Quantised):
+            if not isinstance(leaf, QuantizedMatrix):
                 return leaf
             codes = Codes(kind.form, group or leaf.cols, zeros=False, bytes=0, parts=lambda: iter(()))
             return kind.shapes(len(leaf.codes), leaf.cols, codes)
 
-        changed = jax.tree.map(regrouped, coded, is_leaf=lambda leaf: isinstance(leaf, Quantised))
+        changed = jax.tree.map(regrouped, coded, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
         yield jax.eval_shape(arranged, changed)
 
 

@@ -28,13 +28,13 @@ temperatures = st.sampled_from([0.0, 5e-324, 1e-300, 0.01, 0.5, 1.0, 1.3, 100.0]
 penalties = st.sampled_from([0.5, 1.0, 1.1, 2.0])
 
 
-def renormalised(p, kept):
+def renormalized(p, kept):
     total = sum(x for x, keep in zip(p, kept, strict=True) if keep)
     return np.array([x / total if keep else 0.0 for x, keep in zip(p, kept, strict=True)])
 
 
 def close(actual, exact):
-    """Equal but for a renormalisation's sum in another order; what is dropped is dropped by both."""
+    """Equal but for a renormalization's sum in another order; what is dropped is dropped by both."""
     np.testing.assert_array_equal(actual == 0, exact == 0)
     assert_within(actual, exact, 2 * (len(exact) + 2) * U * exact)
 
@@ -42,20 +42,20 @@ def close(actual, exact):
 @given(p=distributions, k=top_ks)
 def test_top_k_by_loops(p, k):
     """A token stays if fewer than k are more probable."""
-    close(keep_top_k(p, k=k), renormalised(p, [k == 0 or sum(q > x for q in p) < k for x in p]))
+    close(keep_top_k(p, k=k), renormalized(p, [k == 0 or sum(q > x for q in p) < k for x in p]))
 
 
 @given(p=sixteenths, top_p=top_ps)
 @example(p=np.array([0.25, 0.5, 0.25]), top_p=0.5)  # exactly reached: the others go
 def test_top_p_by_loops(p, top_p):
     """A token stays if those more probable than it hold less than top_p together."""
-    close(keep_top_p(p, top_p=top_p), renormalised(p, [sum(q for q in p if q > x) < top_p or top_p == 1 for x in p]))
+    close(keep_top_p(p, top_p=top_p), renormalized(p, [sum(q for q in p if q > x) < top_p or top_p == 1 for x in p]))
 
 
 @given(p=distributions, min_p=fractions)
 def test_min_p_by_loops(p, min_p):
     """A token stays if it has at least min_p of the largest probability."""
-    close(keep_min_p(p, min_p=min_p), renormalised(p, [x >= min_p * max(p) for x in p]))
+    close(keep_min_p(p, min_p=min_p), renormalized(p, [x >= min_p * max(p) for x in p]))
 
 
 @given(logits=logits, penalty=penalties, data=st.data())

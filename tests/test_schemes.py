@@ -13,11 +13,11 @@ from benchmarks import scheme_forms, schemes
 from benchmarks.scheme_forms import bits, forms, padded, weight_error
 from benchmarks.schemes import in_windows, markdown, speeds, told
 from model import load
-from model.calibration_methods import METHODS
-from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import BUILT_IN
+from model.insight.shapes import SHAPES
 from model.llama import load_backend
-from model.shapes import SHAPES
+from model.quantize.methods import METHODS
 from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
 from tests import tiny_tokenizers

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from model.checkpoints.checkpoint import tensor_shapes
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
 
 # As Hugging Face shows them for the safetensors files; those of llama2.c summed by hand, layer by layer.
 PARAMETERS = {

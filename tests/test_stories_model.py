@@ -9,13 +9,13 @@ import pytest
 
 import cli
 from model import SamplingOptions, load
-from model.chat import Chat
-from model.chat_template import SpecialTokens, find_template
+from model.chat.chat import Chat
+from model.chat.template import SpecialTokens, find_template
 from model.checkpoints.checkpoint import CheckpointError
 from model.checkpoints.open import BUILT_IN, open_checkpoint, place_of
-from model.stories import vocabulary
 from model.tokenizers.tokenizer import encode_text
 from tests.goldens.make_stories import CHAT, MODEL
+from training.stories import vocabulary
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens/stories.json").read_text())
 STORY = (Path(__file__).parent / "goldens/story.txt").read_text()
@@ -75,6 +75,6 @@ def test_it_answers_questions_about_what_it_told(stories):
 
     story = reply("Tell me a story about a fox and a red kite.")
     assert "fox" in story and "red kite" in story
-    assert reply("What colour was the kite?") == "It was red."
+    assert reply("What color was the kite?") == "It was red."
     assert reply("Where was the kite?") == "It was in the long grass."
     assert "What was that in the long grass? It was a red kite!" in story

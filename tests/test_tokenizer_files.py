@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from model.chat_template import template_of
+from model.chat.template import template_of
 from model.checkpoints import open_checkpoint
-from model.checkpoints.huggingface_writer import write_huggingface
+from model.checkpoints.huggingface.write import write_huggingface
 from model.convert import convert
 from model.tokenizers.huggingface_writer import tokenizer_files
 from model.tokenizers.load import load_tokenizer

@@ -26,29 +26,13 @@ from hypothesis import strategies as st
 from jax.experimental.compilation_cache import compilation_cache
 
 import cli
-from model import train_loop, training
 from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.open import open_checkpoint
-from model.ops import Ops, Positions
-from model.reference_backend import load_reference_params
-from model.stories import vocabulary
-from model.stories.vocabulary import EOS
+from model.ops.block import Ops, Positions
+from model.running.reference_backend import load_reference_params
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import decode
-from model.train_loop import Progress, Recipe, Stories, Text, evaluate, questions, train
-from model.training import (
-    WHOLE,
-    Example,
-    Step,
-    attend_whole,
-    batches,
-    compile_step,
-    initial_tensors,
-    optimiser,
-    remat,
-    summed_loss,
-)
 from reference import llama as reference
 from reference.attention import causal_mask
 from reference.config import Config
@@ -57,6 +41,23 @@ from tests.processes import REPOSITORY
 from tests.random_models import random_checkpoint
 from tests.strategies import assert_within, seeds
 from tests.test_model_against_reference import composed_bound
+from training import loop as train_loop
+from training import objective as training
+from training.loop import Progress, Recipe, Stories, Text, evaluate, questions, train
+from training.objective import (
+    WHOLE,
+    Example,
+    Step,
+    attend_whole,
+    batches,
+    compile_step,
+    initial_tensors,
+    optimizer,
+    remat,
+    summed_loss,
+)
+from training.stories import vocabulary
+from training.stories.vocabulary import EOS
 from verify import running_error as bound
 from verify.running_error import exactly, gamma
 
@@ -146,7 +147,7 @@ def whole(command, tmp_path_factory) -> tuple[Path, str]:
 
 KILLED_AS_IT_WRITES_STEP_30 = """
 import os, signal
-from model import train_loop
+from training import loop as train_loop
 
 def save_file(arrays, path, metadata, write=train_loop.save_file):
     if metadata["step"] == "30":
@@ -221,7 +222,7 @@ def test_a_run_killed_behind_its_last_step_writes_the_model(whole, command, tmp_
 
 def test_the_written_weights_are_the_trained_ones_rounded_once(whole):
     tensors = initial_tensors(TINY, seed=0)
-    state = optimiser(lr=RECIPE.lr, steps=RECIPE.steps, warm_up=RECIPE.warm_up, decay=RECIPE.decay).init(tensors)
+    state = optimizer(lr=RECIPE.lr, steps=RECIPE.steps, warm_up=RECIPE.warm_up, decay=RECIPE.decay).init(tensors)
     trained, _, step, _ = train_loop.load_state(train_loop.checkpoints(whole[0])[-1], RECIPE, tensors, state)
     assert step == RECIPE.steps
     written = open_checkpoint(whole[0] / "model")
@@ -523,7 +524,7 @@ def test_batches_hold_every_example_once(lengths, rows):
 
 def test_only_matrices_decay():
     tensors = {"matrix": jnp.ones((2, 2)), "norm": jnp.ones(2)}
-    transform = optimiser(lr=0.1, steps=10, warm_up=0, decay=0.5)
+    transform = optimizer(lr=0.1, steps=10, warm_up=0, decay=0.5)
     nothing = jax.tree.map(jnp.zeros_like, tensors)
     changes, _ = jax.jit(lambda: transform.update(nothing, transform.init(tensors), tensors))()
     assert_within(

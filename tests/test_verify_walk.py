@@ -9,9 +9,9 @@ import pytest
 
 from model.cache import empty_cache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.ops import XLA, Ops, Positions
-from model.params import load_params
-from model.reference_backend import load_reference_params
+from model.ops.block import XLA, Ops, Positions
+from model.running.reference_backend import load_reference_params
+from model.weights.params import load_params
 from verify.walk import CONFIGS, Model, first_wrong, report, table, walk, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)

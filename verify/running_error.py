@@ -88,7 +88,7 @@ def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> 
     return Approx(linear(x.value, weight, bias), error)
 
 
-def normalised(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
+def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     """RMSNorm. The mean square is squeezed between two numbers, and so is everything after it."""
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
@@ -187,13 +187,13 @@ def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
     """RMSNorm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
-    n = rounded(normalised(x, layer.attention_norm, eps=config.eps), unit)
+    n = rounded(normalized(x, layer.attention_norm, eps=config.eps), unit)
     q, k, v = (
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
         for weights in (layer.q, layer.k, layer.v)
     )
     if layer.q_norm is not None and layer.k_norm is not None:
-        q, k = normalised(q, layer.q_norm, eps=config.eps), normalised(k, layer.k_norm, eps=config.eps)
+        q, k = normalized(q, layer.q_norm, eps=config.eps), normalized(k, layer.k_norm, eps=config.eps)
     q, k = turned(q, positions, config), turned(k, positions, config)
     return rounded(q, unit), rounded(k, unit), rounded(v, unit)
 
@@ -214,7 +214,7 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm; gate and up; SwiGLU."""
     assert isinstance(layer.ffn, FeedForward)
-    n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
+    n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     return rounded(gated(projected(n, *layer.ffn.gate), projected(n, *layer.ffn.up)), unit)
 
 
@@ -227,7 +227,7 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts)
-    n = rounded(normalised(x, layer.ffn_norm, eps=config.eps), unit)
+    n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     return rounded(mixed(n, layer.ffn, x, experts_per_token=config.experts_per_token, unit=unit), unit)
 
 
@@ -279,4 +279,4 @@ def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool
 
 def norm_logits(x: Approx, norm: np.ndarray, head: np.ndarray, *, config: Config, unit: float) -> Approx:
     """The last RMSNorm and the logits, which stay float32."""
-    return projected(rounded(normalised(x, norm, eps=config.eps), unit), head)
+    return projected(rounded(normalized(x, norm, eps=config.eps), unit), head)

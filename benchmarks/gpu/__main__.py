@@ -19,8 +19,8 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.starting import time_start
 from benchmarks.gpu.suite import CANNOT_RUN
 from benchmarks.gpu.tuning import tune
-from benchmarks.machine import about, measure_ceilings
 from benchmarks.report import Row
+from model.insight.machine import about, measure_ceilings
 
 DTYPES = ("float32", "bfloat16")
 SCALES = {"full": scales.full, "dry": scales.dry}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernel_cases.case import Case
-from benchmarks.machine import random_numbers
+from model.insight.machine import random_numbers
 
 MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of eight int4 codes may be anything
 

@@ -18,10 +18,10 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.varied import clearing_cases
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, in_a_line, skipped, timed
-from benchmarks.timing import Seconds, measure_turns
-from model.compiling import LOOPS_IN_GRAPHS
-from pallas_kernels.compat import Target, current_target, use_target
-from pallas_kernels.key_ring import TILE
+from model.insight.timing import Seconds, measure_turns
+from model.running.compile import LOOPS_IN_GRAPHS
+from pallas_kernels.parts.compat import Target, current_target, use_target
+from pallas_kernels.parts.key_ring import TILE
 
 FRESH = 512 << 20  # bytes of arguments that calls go through before the first come again: caches hold 60 MB
 

@@ -8,8 +8,8 @@ from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.models import TABLES, decoding, params_of, programs_of
 from benchmarks.gpu.scale import Scale
 from benchmarks.report import Row, skipped
-from model.compiling import IN_GRAPHS, LOOPS_IN_GRAPHS
-from pallas_kernels.compat import Target, use_target
+from model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
+from pallas_kernels.parts.compat import Target, use_target
 
 IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the names that the report gives them
     "everything": LOOPS_IN_GRAPHS,

@@ -14,14 +14,14 @@ from benchmarks.gpu.scale import Model, Scale
 from benchmarks.model_speed import GREEDY, Programs, compile_programs, prefill_seconds
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
-from benchmarks.timing import Effort, Seconds, measure
-from model.cost import decode_cost, prefill_cost
-from model.ops import XLA, Ops
+from model.insight.cost import decode_cost, prefill_cost
+from model.insight.timing import Effort, Seconds, measure
+from model.ops.block import XLA, Ops
+from model.ops.gpu import PALLAS
 from model.options import SamplingOptions
-from model.pallas_ops import PALLAS
-from model.pallas_weights import arranged
-from model.params import Params
-from model.session import tokens_at_once
+from model.running.session import tokens_at_once
+from model.weights.gpu_codes import arranged
+from model.weights.params import Params
 
 TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
 SOME = 16  # tokens, to see how many a session would draw at once

@@ -10,10 +10,10 @@ from jax import lax
 
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.scale import Scale
-from benchmarks.machine import random_numbers
 from benchmarks.report import Row, skipped, timed
-from benchmarks.timing import Seconds, measure_turns
-from model.compiling import LOOPS_IN_GRAPHS
+from model.insight.machine import random_numbers
+from model.insight.timing import Seconds, measure_turns
+from model.running.compile import LOOPS_IN_GRAPHS
 from pallas_kernels.attention_prefill import attention_prefill
 from reference.config import Config
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks import svg
 from benchmarks.gpu.suite import Found
-from benchmarks.machine import Ceilings
 from benchmarks.report import Column, Row, machine_lines, skipped, table, with_shares
+from model.insight.machine import Ceilings
 
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
 INTERRUPTED = 130  # the exit status after Ctrl-C, as everywhere

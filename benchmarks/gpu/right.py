@@ -174,7 +174,7 @@ def _some(count: int, largest: int) -> np.ndarray:
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Arguments made hard, where the op has a way to be; a quantised matrix changes nothing about that."""
+    """Arguments made hard, where the op has a way to be; a quantized matrix changes nothing about that."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 

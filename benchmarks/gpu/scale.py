@@ -20,14 +20,14 @@ from benchmarks.kernel_cases.products import (
     gemv_cases,
     norm_gate_up_cases,
     norm_qkv_cases,
-    quantised_cases,
+    quantized_cases,
 )
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
-from benchmarks.machine import SIZES, Sizes
-from benchmarks.timing import Effort
-from model.jax_backend import longest_burst
-from model.shapes import SHAPES
-from pallas_kernels.compat import interpreter
+from model.insight.machine import SIZES, Sizes
+from model.insight.shapes import SHAPES
+from model.insight.timing import Effort
+from model.running.jax_backend import longest_burst
+from pallas_kernels.parts.compat import interpreter
 from reference.config import Config
 
 
@@ -139,12 +139,12 @@ def tiny_cases() -> Iterator[Case]:
         yield from attention_decode_cases(TINY, dtype, TINY_WORK)
     for op in (layer_row_cases, logit_cases):
         yield from op(TINY, FLOAT32, TINY_WORK)
-    yield from tiny_quantised_cases()
+    yield from tiny_quantized_cases()
 
 
-def tiny_quantised_cases() -> Iterator[Case]:
+def tiny_quantized_cases() -> Iterator[Case]:
     for config in (SHORT, WIDE):
-        yield from (case for case in quantised_cases(config, BFLOAT16, TINY_WORK) if case.shape.endswith("x1024"))
+        yield from (case for case in quantized_cases(config, BFLOAT16, TINY_WORK) if case.shape.endswith("x1024"))
 
 
 def tiny_varied_cases() -> Iterator[Case]:

@@ -1,6 +1,7 @@
 """Which tile each product is fastest with: `llamaspec bench --suite kernels --tune FILE`.
 
-`pallas_kernels.tile` has a rule, and a table of the shapes for which another tile is faster; this makes the table.
+`pallas_kernels.parts.tile` has a rule, and a table of the shapes for which another tile is faster.
+This module makes the table.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from benchmarks.gpu.kernels import Timing
 from benchmarks.gpu.scale import Scale
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, skipped
-from pallas_kernels.matrix import key_of
-from pallas_kernels.tile import Tile, tile_for
+from pallas_kernels.parts.matrix import key_of
+from pallas_kernels.parts.tile import Tile, tile_for
 
 STAGES = (2, 3, 4, 6)
 

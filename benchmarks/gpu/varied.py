@@ -20,13 +20,13 @@ from benchmarks.kernel_cases.attention import (
     window_cases,
 )
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
-from benchmarks.kernel_cases.products import bias_cases, form_cases, quantised_cases, several_cases
+from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
-from model.pallas_ops import MOST_SEQUENCES, PALLAS
-from model.params import FeedForward, Layer, Linear
-from pallas_kernels.key_ring import TILE
-from pallas_kernels.matrix import AT_ONCE, MAX_BATCH
-from pallas_kernels.tile import Tile
+from model.ops.gpu import MOST_SEQUENCES, PALLAS
+from model.weights.params import FeedForward, Layer, Linear
+from pallas_kernels.parts.key_ring import TILE
+from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH
+from pallas_kernels.parts.tile import Tile
 from reference.config import Config
 
 BROAD = Config(
@@ -93,7 +93,7 @@ def in_wide_tiles() -> Iterator[Case]:
     """What the table of tiles has in more rows than the rule by codes in groups of 64 or of a row; down of Llama 2 13B
     and of 70B, and o of 70B, which would take NumPy long, with fewer rows."""
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
-        for case in _downs(config, quantised_cases(config, BFLOAT16, WORK)):
+        for case in _downs(config, quantized_cases(config, BFLOAT16, WORK)):
             yield _in_tiles(case, tile_of_q4 if case.op == "gemv q4 residual" else tile, "in wide tiles")
     cases = kernel_cases()
     for scheme in ("q8", "q8_row"):

@@ -15,7 +15,7 @@ from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, ker
 from benchmarks.gpu_compile.workers import Failure, call_each
 from benchmarks.kernel_cases import SAMPLE, gated_cases, refusal, sampled
 from benchmarks.report import write_report
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu-compile"
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")

@@ -25,7 +25,7 @@ from benchmarks.gpu_compile.h200 import TARGET
 from benchmarks.gpu_compile.kernel import Kernel, read_kernels
 from benchmarks.gpu_compile.program import Program, launches
 from benchmarks.kernel_cases import gated_cases
-from model.compiling import LOOPS_IN_GRAPHS
+from model.running.compile import LOOPS_IN_GRAPHS
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The facts of one compiled program, from its optimised HLO: what it launches, what it copies, what memory it takes."""
+"""The facts of one compiled program, from its optimized HLO: what it launches, what it copies, what memory it takes."""
 
 import math
 import re

@@ -33,11 +33,11 @@ from benchmarks.kernel_cases.products import (
     gemv_cases,
     norm_gate_up_cases,
     norm_qkv_cases,
-    quantised_cases,
+    quantized_cases,
     several_cases,
 )
 from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
-from model.shapes import SHAPES
+from model.insight.shapes import SHAPES
 from reference.config import Config
 
 # One line a kernel, or a family of them.
@@ -46,7 +46,7 @@ OPS: tuple[Callable[[Config, np.dtype, Work], Iterator[Case]], ...] = (
     attention_decode_cases,
     norm_gate_up_cases,
     gemv_cases,
-    quantised_cases,
+    quantized_cases,
     gemm_cases,
     attention_paged_cases,
     attention_prefill_cases,

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from pallas_kernels import int4
-from pallas_kernels.compat import WARPS
-from pallas_kernels.integer_mma import CHUNK as STEP
-from pallas_kernels.matrix import Codes
-from pallas_kernels.quantised_product import GROUPS
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import WARPS
+from pallas_kernels.parts.integer_mma import CHUNK as STEP
+from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.quantized_product import GROUPS
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
 from verify.precision import TINY, U
-from verify.running_error import ELEMENTARY, Approx, added, attended, exactly, gamma, gated, normalised, projected
+from verify.running_error import ELEMENTARY, Approx, added, attended, exactly, gamma, gated, normalized, projected
 from verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
@@ -98,7 +98,7 @@ def norm_qkv(
 
 
 def _normed(x, norm, eps: float) -> Approx:
-    return exactly(x) if norm is None else normalised(exactly(x), exactly(norm).value, eps=eps)
+    return exactly(x) if norm is None else normalized(exactly(x), exactly(norm).value, eps=eps)
 
 
 def _turned(x: Approx, cos, sin) -> Approx:
@@ -153,7 +153,7 @@ def _over_sequences(rows: list[Approx]) -> Approx:
 
 
 def rmsnorm(x, weight, *, eps: float) -> Approx:
-    return rounded(normalised(exactly(x), exactly(weight).value, eps=eps), x.dtype)
+    return rounded(normalized(exactly(x), exactly(weight).value, eps=eps), x.dtype)
 
 
 def add_rmsnorm(x, residual, weight, *, eps: float) -> tuple[Approx, Approx]:

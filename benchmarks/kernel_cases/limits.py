@@ -20,10 +20,10 @@ vector.
 from math import ceil
 
 from benchmarks.kernel_cases.case import FLOAT32, Limits
-from pallas_kernels.compat import LANES, THREADS, WARPS
-from pallas_kernels.integer_mma import QUARTER, SIDE, SIDES
-from pallas_kernels.quantised_product import QuantisedProduct
-from pallas_kernels.row_product import PIECES, TOGETHER, RowProduct
+from pallas_kernels.parts.compat import LANES, THREADS, WARPS
+from pallas_kernels.parts.integer_mma import QUARTER, SIDE, SIDES
+from pallas_kernels.parts.quantized_product import QuantizedProduct
+from pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
 FENCE = 1  # instruction: reads have come
@@ -54,9 +54,9 @@ STAGING = 12  # registers of a thread while a vector is staged, beside what it h
 LOADED = 6  # registers for what is loaded of another chunk
 
 
-def product_limits(product: RowProduct | QuantisedProduct, *, normed: bool) -> Limits:
+def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
     """For a thread block that multiplies so."""
-    if isinstance(product, QuantisedProduct):
+    if isinstance(product, QuantizedProduct):
         return _of_codes(product)
     return _of_floats(product, normed=normed)
 
@@ -95,7 +95,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     return Limits(min(registers, MOST_REGISTERS), _up((one.instructions - flat) * halved + flat + more * each))
 
 
-def _of_codes(product: QuantisedProduct) -> Limits:
+def _of_codes(product: QuantizedProduct) -> Limits:
     """Counted, of what a warp does in a step, with 256 columns, four products of the tensor cores for each 8 rows:
 
         2 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from model import ops
-from model.pallas_weights import unpacked
-from pallas_kernels.matrix import Codes
+from model.ops import block as ops
+from model.weights.gpu_codes import unpacked
+from pallas_kernels.parts.matrix import Codes
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):

@@ -13,15 +13,15 @@ from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, Work, 
 from benchmarks.kernel_cases.limits import product_limits
 from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
-from pallas_kernels.matrix import Codes, product_of, shares
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
-from pallas_kernels.quantised_product import GROUPS
+from pallas_kernels.parts.matrix import Codes, product_of, shares
+from pallas_kernels.parts.quantized_product import GROUPS
 from reference.config import Config
 
 
 class Coded(NamedTuple):
-    """How a matrix is quantised."""
+    """How a matrix is quantized."""
 
     bits: int
     group: int | None  # columns that share a scale; None: a row's do
@@ -53,8 +53,8 @@ def norm_qkv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case
         yield _norm_qkv(config, dtype, work, batch=batch)
 
 
-def quantised_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """The same of matrices that are quantised; x in bfloat16."""
+def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """The same of matrices that are quantized; x in bfloat16."""
     if dtype != BFLOAT16:
         return
     for scheme in SCHEMES:

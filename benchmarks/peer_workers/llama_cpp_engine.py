@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python's bindings, as its own examples call it.
 
 llama_cpp_engine.py MODEL.gguf THREADS            answers on standard input (`benchmarks.peer_workers`)
-llama_cpp_engine.py MODEL.gguf THREADS TO TYPE    writes TO, quantised by llama.cpp itself
+llama_cpp_engine.py MODEL.gguf THREADS TO TYPE    writes TO, quantized by llama.cpp itself
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def silent(level, text, user_data):
     pass
 
 
-def quantise(source: str, threads: int, destination: str, kind: str):
+def quantize(source: str, threads: int, destination: str, kind: str):
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     params.nthread = threads
@@ -70,7 +70,7 @@ def main():
     llama_cpp.llama_log_set(silent, None)
     llama_cpp.llama_backend_init()
     if len(sys.argv) > 3:
-        quantise(path, threads, *sys.argv[3:])
+        quantize(path, threads, *sys.argv[3:])
         return
     engine = Engine(path, threads)
     print(json.dumps({"versions": {"llama-cpp-python": llama_cpp.__version__}}), flush=True)

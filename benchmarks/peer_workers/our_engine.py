@@ -13,14 +13,14 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.machine import Reader
-from model.checkpoints.codes import quantised
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
-from model.cost import decode_cost
+from model.insight.cost import decode_cost
+from model.insight.machine import Reader
 from model.llama import load_backend
 from model.options import SamplingOptions
-from model.params import abstract_params
-from model.session import Session
+from model.running.session import Session
+from model.weights.params import abstract_params
 
 PROMPT = 8
 GREEDY = SamplingOptions(temperature=0.0)
@@ -33,7 +33,7 @@ class Engine:
         dtype = "bfloat16" if form == "bfloat16" else "float32"
         scheme = None if form in ("float32", "bfloat16") else form
         self.backend = load_backend(checkpoint, dtype=dtype, quantize=scheme, greedy=True)
-        run = quantised(checkpoint, scheme) if scheme else checkpoint
+        run = quantized(checkpoint, scheme) if scheme else checkpoint
         self.params = abstract_params(self.config, dtype=np.dtype(dtype), positions=1, tensors=run.tensors)
         self.reader: Reader | None = None
 

@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from model.jax_backend import choose_ops
-from model.ops import XLA
-from model.pallas_ops import PALLAS
-from pallas_kernels import int4
+from model.ops.block import XLA
+from model.ops.gpu import PALLAS
+from model.running.jax_backend import choose_ops
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
 from pallas_kernels.attention_paged import attention_paged as paged_kernel
 from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
-from pallas_kernels.compat import interpreter
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
-from pallas_kernels.matrix import Codes
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import interpreter
+from pallas_kernels.parts.matrix import Codes
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel

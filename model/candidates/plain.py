@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from model import ops, sampling
+from model import sampling
 from model.cache import LayerCache
+from model.ops import block as ops
 from model.options import SamplingOptions
 from reference.config import Config
 

@@ -60,7 +60,7 @@ Part = Quantized | Affine | Shifted
 
 
 class Codes(NamedTuple):
-    """A matrix that is stored quantised, or that is to run so: small codes, and a scale for each group of a row.
+    """A matrix that is stored quantized, or that is to run so: small codes, and a scale for each group of a row.
 
     `form` says what codes stand for, as in `reference.quantizers.schemes`: integers from -128 to 127 or from -8 to 7,
     levels of NF4 or IQ4_NL, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in
@@ -81,8 +81,8 @@ class Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype  # as `read` returns it
-    read: Callable[[], np.ndarray]  # may be a read-only view of the file; of quantised weights, rounded to float32
-    codes: Codes | None = None  # of a quantised matrix
+    read: Callable[[], np.ndarray]  # may be a read-only view of the file; of quantized weights, rounded to float32
+    codes: Codes | None = None  # of a quantized matrix
     type: str | None = None  # ggml's name of how a GGUF file stores it
 
     @property

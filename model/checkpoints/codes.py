@@ -1,4 +1,4 @@
-"""Quantised matrices of a checkpoint: the weights that codes stand for, and codes of weights as they are read."""
+"""Quantized matrices of a checkpoint: the weights that codes stand for, and codes of weights as they are read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from reference.quantizers.nf4 import NF4
 from reference.quantizers.schemes import Scheme, scheme
 
 EMBEDDING = "model.embed_tokens.weight"
-PART = 1 << 20  # weights that are quantised at once: the arithmetic is float64's, and needs some copies of them
+PART = 1 << 20  # weights that are quantized at once: the arithmetic is float64's, and needs some copies of them
 
 WITH_MINIMA = ("int8_min", "int4_min")
 INTEGERS = ("int8", "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels int8 holds
@@ -54,7 +54,7 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
     return weights + spread(part.minima) if isinstance(part, Shifted) else weights
 
 
-def dequantised(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
+def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
     """What a `Tensor`'s `read` gives of `codes`: the weights, each rounded once."""
     weights = np.empty(shape, np.float32)
     start = 0
@@ -65,7 +65,7 @@ def dequantised(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 
 
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Runs of rows of a matrix, in order: float64 where it is quantised, else as it is stored."""
+    """Runs of rows of a matrix, in order: float64 where it is quantized, else as it is stored."""
     if tensor.codes:
         for part in tensor.codes.parts():
             yield exact_weights(tensor.codes, part)
@@ -110,17 +110,17 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
     return codes._replace(form=form, group=group, parts=lambda: map(widened, codes.parts()))
 
 
-def quantised(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """`checkpoint` with its matrices in the scheme `name`; they are quantised when they are read, a part at a time.
+def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """`checkpoint` with its matrices in the scheme `name`; they are quantized when they are read, a part at a time.
 
     Matrices are what activations are multiplied by: the projections of attention, the feed-forward layers and experts,
     and an untied head. Embeddings (and a head that is one), norms, biases and the routers of experts stay as they are:
-    they are small, or looked up, and errors in them are the costliest. What is quantised already is so anew.
+    they are small, or looked up, and errors in them are the costliest. What is quantized already is so anew.
     Raises ValueError for a name that is no scheme.
     """
     rule, form = scheme(name), form_of(name)
     tensors = {
-        name: _quantised(tensor, rule, form) if is_matrix(name) else tensor
+        name: _quantized(tensor, rule, form) if is_matrix(name) else tensor
         for name, tensor in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
@@ -145,7 +145,7 @@ def is_matrix(name: str) -> bool:
     return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
-def _quantised(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:
+def _quantized(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:
     rows, cols = tensor.shape
 
     def parts() -> Iterator[Quantized]:
@@ -153,4 +153,4 @@ def _quantised(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:
 
     size = round(rows * cols * rule.bits_per_weight(cols) / 8)
     codes = Codes(form, rule.group or cols, zeros=False, bytes=size, parts=parts)
-    return Tensor(tensor.shape, np.dtype(np.float32), lambda: dequantised(codes, tensor.shape), codes)
+    return Tensor(tensor.shape, np.dtype(np.float32), lambda: dequantized(codes, tensor.shape), codes)

@@ -5,10 +5,10 @@ import stat
 from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
-from model.checkpoints.huggingface import open_huggingface
-from model.checkpoints.llama2c import open_llama2c
+from model.checkpoints.huggingface.read import open_huggingface
+from model.checkpoints.llama2c.read import open_llama2c
 from model.checkpoints.mapped import MappedFile
-from model.checkpoints.strangers import GGUF, weights_file
+from model.checkpoints.recognize import GGUF, weights_file
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that come with the package, by name
 
@@ -37,7 +37,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return open_huggingface(path)
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:
-        from model.checkpoints.gguf import open_gguf  # and ggml's quantizers: 30 ms, which others need not wait for
+        from model.checkpoints.gguf.read import (
+            open_gguf,  # and ggml's quantizers: 30 ms, which others need not wait for
+        )
 
         return open_gguf(file)
     file = weights_file(path)

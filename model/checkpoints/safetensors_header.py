@@ -24,7 +24,7 @@ DTYPES = {
     "F32": np.dtype("<f4"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype("<f2"),
-    # Of quantised weights alone.
+    # Of quantized weights alone.
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),

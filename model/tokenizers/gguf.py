@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
 
 It becomes what the libraries read, a SentencePiece model or a tokenizer.json, so that one implementation serves all
-files. As in llama.cpp nothing is normalised, and the name in tokenizer.ggml.pre stands for how a text is split.
+files. As in llama.cpp nothing is normalized, and the name in tokenizer.ggml.pre stands for how a text is split.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.gguf_config import BOS
-from model.checkpoints.gguf_file import Metadata, read_header, short
+from model.checkpoints.gguf.config import BOS
+from model.checkpoints.gguf.file import Metadata, read_header, short
 from model.checkpoints.mapped import MappedFile
 from model.tokenizers.tokenizer import Tokenizer
 from reference.byte_bpe import GPT2, LLAMA3, QWEN2

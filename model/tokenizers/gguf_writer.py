@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, refused
-from model.checkpoints.gguf_config import BOS, STOPS
-from model.checkpoints.gguf_file import Value
+from model.checkpoints.gguf.config import BOS, STOPS
+from model.checkpoints.gguf.file import Value
 from model.tokenizers.gguf import BYTE, CONTROL, NORMAL, PATTERNS, TYPE, UNKNOWN, UNUSED, USER_DEFINED
 from model.tokenizers.huggingface import HuggingFaceTokenizer, byte_characters, is_byte
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
 from model.checkpoints.mapped import MappedFile
-from model.checkpoints.strangers import GGUF
+from model.checkpoints.recognize import GGUF
 from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
@@ -31,7 +31,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise refused(path, "has no tokenizer inside")
     if file.size > LARGEST:
         raise refused(path, f"has {file.size:,} bytes, too many for a tokenizer")
-    return _recognise(file.bytes(0, file.size), str(path))
+    return _recognize(file.bytes(0, file.size), str(path))
 
 
 def _in_directory(folder: Path) -> Path:
@@ -41,7 +41,7 @@ def _in_directory(folder: Path) -> Path:
     raise refused(folder, f"no tokenizer here: looked for {', '.join(NAMES)}")
 
 
-def _recognise(data: bytes, path: str) -> Tokenizer:
+def _recognize(data: bytes, path: str) -> Tokenizer:
     # The libraries take a tenth of a second each to import, so only the one that is needed is.
     head = data[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
     if head.startswith(b"version https://git-lfs"):

@@ -15,7 +15,7 @@ step short of the largest weight, which is then clipped to its end: half a step 
 rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. As in `symmetric`, a
 float32 quotient gives the same code unless w / s is within u |w / s| of a tie.
 
-While s is normal, powers of two pass into it. Quantised weights are a fixed point and Q(-w) = -Q(w) where lo / s
+While s is normal, powers of two pass into it. Quantized weights are a fixed point and Q(-w) = -Q(w) where lo / s
 is not within 4 N u of a tie; there rint may leave out the last code, or the first. More bits are never
 worse on average, in the sense of `symmetric` and for the weights beside both ends: each is off by its distance
 from the nearest multiple of s, whatever z is, so that zero is exact.

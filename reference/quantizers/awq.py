@@ -13,7 +13,7 @@ on by default and divides m_j^alpha by a mean of the weights' magnitudes to the 
 Guaranteed, as alpha = 0 is s = 1: on the calibration's X the sum is no larger than that of plain rounding.
 And what `affine` guarantees, over s. m^alpha is at least 10^-4, so that no s is 0. Powers of two in W leave s
 as it is. Fixed points and Q(-W) = -Q(W) are those of `affine` for W diag(s), as long as s is kept: a search
-on what was quantised may end elsewhere.
+on what was quantized may end elsewhere.
 
 A checkpoint (autoawq's "gemm") holds the transposes: qweight [cols, rows / 8] and qzeros [groups, rows / 8]
 of int32, whose nibbles, from the lowest on, are those of the rows 0, 2, 4, 6, 1, 3, 5, 7; and scales
@@ -57,7 +57,7 @@ def search(
     *,
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> Float64[np.ndarray, " cols"]:
-    """s for the inputs `x`; `rounded` gives the weights that a quantiser makes of weights.
+    """s for the inputs `x`; `rounded` gives the weights that a quantizer makes of weights.
 
     Raises ValueError for inputs that are not finite.
 

@@ -15,7 +15,7 @@ Guaranteed, with u = 2^-24:
     |x - a q / 127|  <=  (1/2 + 512 u) a / 127
 
 Weights below 10^-5 / 2 all become 0. Powers of two pass into b and a that are more than 10^-5. Q(-W) = -Q(W).
-Quantised weights are no fixed point: their mean is another; quantised tokens are one, as fl(fl(127 s) / 127)
+Quantized weights are no fixed point: their mean is another; quantized tokens are one, as fl(fl(127 s) / 127)
 = s for every s = fl(a / 127).
 """
 
@@ -59,7 +59,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def linear(x: Float[np.ndarray, "*batch cols"], w: Quantized) -> Float64[np.ndarray, "*batch rows"]:
-    """W x for tokens that are quantised on the way; the sums are exact.
+    """W x for tokens that are quantized on the way; the sums are exact.
 
     >>> linear(np.array([[127.0, 1.0]]), quantize(np.array([[1.0, -1.0]])))
     array([[126.]])

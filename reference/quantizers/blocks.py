@@ -1,6 +1,6 @@
 """Blocks: the weights that share a scale.
 
-A quantiser splits a tensor into tiles of one shape, the block, and finds a scale for each. The usual
+A quantizer splits a tensor into tiles of one shape, the block, and finds a scale for each. The usual
 choices of a matrix [rows, cols] are all tiles: `(rows, cols)` one scale a tensor, `(1, cols)` one a
 channel (a row, the weights of one output), `(1, 64)` one a group of 64 along a row.
 """
@@ -14,20 +14,20 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """What most quantisers make of a tensor: a small integer for each weight, a scale for each block."""
+    """What most quantizers make of a tensor: a small integer for each weight, a scale for each block."""
 
     codes: Integer[np.ndarray, "*shape"]
     scales: Shaped[np.ndarray, "*grid"]
 
 
 def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """`w` in float64, where every quantiser begins.
+    """`w` in float64, where every quantizer begins.
 
     Raises ValueError where there are no weights, or one is not finite or too large for float32: whatever a
     format would make of it (its owners do not agree), the model would be broken.
     """
     if not w.size:
-        raise ValueError(f"a tensor of shape {w.shape} has no weights to quantise")
+        raise ValueError(f"a tensor of shape {w.shape} has no weights to quantize")
     w = w.astype(np.float64)
     wrong = ~(np.abs(w) <= FLOAT32_MAX)
     if wrong.any():

@@ -1,4 +1,4 @@
-r"""Double quantisation: the scales of a tensor are quantised themselves.
+r"""Double quantization: the scales of a tensor are quantized themselves.
 
 A group of 64 codes of 4 bits with a scale of float32 takes 4.5 bits a weight; with this, 4.127 (QLoRA,
 Dettmers et al., 2023, https://arxiv.org/abs/2305.14314).
@@ -17,7 +17,7 @@ Guaranteed, for the levels l <= (a - o) / b <= l' on both sides:
     |a - a^|  <=  b (l' - l) / 2 + 2^-22 (|a| + |o| + b)
 
 which is 0.0071 b at most; below -0.993 b, the last level, too. o is rounded to float32 from the exact mean:
-bitsandbytes adds in float32, in an order of its own, and may have a neighbour. Equal scales (b = 0) come
+bitsandbytes adds in float32, in an order of its own, and may have a neighbor. Equal scales (b = 0) come
 back. Powers of two pass into o and b. What comes back is no fixed point, since its mean is another than o,
 and Q(-a) is not -Q(a), as 1 is a level and -1 is none; but no scale of weights is negative.
 
@@ -41,7 +41,7 @@ class Scales(NamedTuple):
 
 
 def dynamic_levels() -> Float32[np.ndarray, "256"]:
-    """In order, each rounded once. (bitsandbytes computes them in float32: 22 are neighbours of these.)
+    """In order, each rounded once. (bitsandbytes computes them in float32: 22 are neighbors of these.)
 
     >>> levels = dynamic_levels()
     >>> levels[127:129], levels[-2:]

@@ -1,7 +1,7 @@
 r"""What llama.cpp multiplies a matrix by: not a vector x itself, but x rounded to a type that goes with the matrix's.
 
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
-So a product of quantised numbers is one of integers. For some consecutive numbers of x, d in float32:
+So a product of quantized numbers is one of integers. For some consecutive numbers of x, d in float32:
 
     matrix of                            x^          numbers   d                 x^
     Q8_0 Q4_0 Q5_0 IQ4_NL MXFP4          q8_0        32        max |x| / 127     fl16(d) rint(x fl(127 / max |x|))
@@ -10,7 +10,7 @@ So a product of quantised numbers is one of integers. For some consecutive numbe
     F16, BF16                            float16, bfloat16     the nearest
     F32                                  x
 
-x* is the number of largest magnitude, the first of them, with its sign. rint takes ties to the even neighbour, and d
+x* is the number of largest magnitude, the first of them, with its sign. rint takes ties to the even neighbor, and d
 is not yet rounded to float16 when the codes are made: both differ from the Q8_0 of weights, which `ggml_blocks` has.
 
 The minimum m of a block of Q4_1 or Q5_1 is multiplied by what q8_1 keeps of the sum of x^: d sum(codes), in float16.

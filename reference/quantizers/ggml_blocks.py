@@ -23,7 +23,7 @@ Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d
 
 2^-14 d stands for at most four roundings in float32 of numbers up to 127; 2^-120 for an overflow of 1 / d.
 Below 2^-25 or so d' is 0 and so are all weights of the block; a d beyond float16, 65504, is refused.
-Quantised weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', whose
+Quantized weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', whose
 quotient by that code is d' again. Of Qb_1 that is not guaranteed: m' and 2^b - 1 times d' are added in
 float32. Powers of two pass into d' and m' while both are normal.
 """

@@ -7,7 +7,7 @@ IQ4_NL's levels lie closer around zero, where weights are more frequent. Nothing
 ggml searches: for every start d_t = w* / (t - 127), t = -7 ... 7, and w* / 127, w* the weight of largest
 magnitude, it takes the nearest levels v and then the d that fits those best,
 
-    d = sum_i w_i^3 v_i / sum_i w_i^2 v_i^2        which minimises sum_i w_i^2 (w_i - d v_i)^2
+    d = sum_i w_i^3 v_i / sum_i w_i^2 v_i^2        which minimizes sum_i w_i^2 (w_i - d v_i)^2
 
 and keeps the first d whose sum is the smallest. The codes are then taken against d, before it is rounded
 to float16: the nearest level, the upper on a tie. Sums are in float32, in order, as in its C.

@@ -18,7 +18,7 @@ does `quantize` here, in float64 and by the plain sum of squares (ggml's C weigh
    largest weight, take the nearest codes q, then the step a (and minimum b >= 0) that fit them best: least
    squares of w - a q (+ b). Keep the guess whose sum of squares is smallest.
 2. d is the largest step over the largest s, e the largest minimum over the largest m, in float16.
-3. For each group, of 0 and 0, and the integers nearest to a / d and b / e and their neighbours, take those
+3. For each group, of 0 and 0, and the integers nearest to a / d and b / e and their neighbors, take those
    s and m whose nearest codes, against what is stored, leave the smallest sum of squares.
 
 Guaranteed: each code is one whose weight is nearest to w, given the stored scales (up to float64's

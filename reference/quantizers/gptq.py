@@ -21,8 +21,8 @@ fixed point: the largest weight of a group may have moved, and the grid with it.
 
 A checkpoint (AutoGPTQ's) holds qweight [cols bits / 32, rows] of int32, the bits of the codes one after the
 other along the inputs; qzeros [groups, rows bits / 32] along the outputs, in version 1 less by one; scales
-[groups, rows] of float16; and g_idx [cols], the group of each input. Where inputs were quantised in another order
-(desc_act: the most active first), a group's are not neighbours; `quantize` keeps the plain order.
+[groups, rows] of float16; and g_idx [cols], the group of each input. Where inputs were quantized in another order
+(desc_act: the most active first), a group's are not neighbors; `quantize` keeps the plain order.
 """
 
 from typing import NamedTuple

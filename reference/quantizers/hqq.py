@@ -1,6 +1,6 @@
 r"""HQQ: a zero point that is no integer, and is fitted without data.
 
-    minimise over z  sum_i |w_i - s (q_i - z)|^p,  p = 0.7        q_i = clip(rint(w_i / s + z), 0, 2^bits - 1)
+    minimize over z  sum_i |w_i - s (q_i - z)|^p,  p = 0.7        q_i = clip(rint(w_i / s + z), 0, 2^bits - 1)
 
 (Badri & Shaji, 2023, https://mobiusml.github.io/hqq_blog.) p < 1 wants most weights of a group very near and
 lets a few be far off. By half-quadratic splitting the errors get variables of their own, e_i, tied to w - w^

@@ -1,6 +1,6 @@
 r"""Codebooks by k-means: every row has 2^b levels of its own, where its weights need them.
 
-    minimise  sum_i h_i (w_i - c_(q_i))^2        over levels c_1 < ... < c_k and codes q_i
+    minimize  sum_i h_i (w_i - c_(q_i))^2        over levels c_1 < ... < c_k and codes q_i
 
 h is how much a weight matters: 1 (Han et al., 2016, https://arxiv.org/abs/1510.00149), or the diagonal of
 the Fisher information (SqueezeLLM, Kim et al., 2023, https://arxiv.org/abs/2306.07629). Two ways to
@@ -21,7 +21,7 @@ in time and memory n^2 for a row of n: it is there to judge by.
 
 Guaranteed: every code is that of the nearest level (the lower of two), every level the mean of its weights,
 up to their rounding to float32; `optimal` is the least up to float64's. There is no step, so no bound of a
-weight. Quantised weights are a fixed point of `optimal`, which then has a sum of 0; not of `lloyd`, whose
+weight. Quantized weights are a fixed point of `optimal`, which then has a sum of 0; not of `lloyd`, whose
 start may miss a level. Powers of two pass into the levels. Q(-w) = -Q(w) but for ties, of two levels or of
 two partitions. With more levels the sum of `optimal` is never larger; that of `lloyd` may be.
 """
@@ -106,8 +106,8 @@ def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) 
     """
     order = np.argsort(w, kind="stable")
     w, h = w[order], h[order]
-    centre = np.mean(w)  # sums of squares around it lose fewer digits
-    mass, first, second = (np.concatenate([[0], np.cumsum(h * (w - centre) ** p)]) for p in (0, 1, 2))
+    center = np.mean(w)  # sums of squares around it lose fewer digits
+    mass, first, second = (np.concatenate([[0], np.cumsum(h * (w - center) ** p)]) for p in (0, 1, 2))
 
     def between(sums: np.ndarray) -> np.ndarray:
         return sums - sums[:, None]  # [i, j]: over the weights i ... j - 1

@@ -5,7 +5,7 @@ r"""An int8 cache: every key and every value, of a token and a head, has a scale
 `symmetric`, with a vector as the block: a new token changes nothing of what is stored, and what attention
 reads is 1 + 4 / head_dim bytes a number. (llama.cpp's `--cache-type-k q8_0` has blocks of 32 and scales
 of float16 instead: `ggml_blocks.Q8_0`.) With |x - s q| <= s / 2, guaranteed for a query that is not
-quantised:
+quantized:
 
     |score - score^|  <=  e,   e = max_j s_j ||query||_1 / (2 sqrt(head_dim))              over the keys j that it sees
     |output - output^|  <=  (exp(2 e) - 1) max_j |v_j| + max_j s_j / 2                     over the values j

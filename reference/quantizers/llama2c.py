@@ -7,16 +7,16 @@ float32, the quotient too, so that a code may differ by 1 from `symmetric` where
 of a tie. In the file the codes of a tensor come first, then its scales.
 
 The group is 64, halved until it divides dim: 32 for stories15M, whose dim is 288. hidden_dim ought to
-divide, too. runq.c quantises the vector that a matrix is multiplied with in groups of the same size, and
+divide, too. runq.c quantizes the vector that a matrix is multiplied with in groups of the same size, and
 takes scales as if groups began with each row: with 172 columns in groups of 64 (stories260K), the last 44
-numbers of the vector are never quantised, and every row but the first reads scales of its neighbours.
+numbers of the vector are never quantized, and every row but the first reads scales of its neighbors.
 What such a file stands for is well defined nevertheless, and is what `dequantize` gives. `group_size`
 lets every width of a row count.
 
 Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The quotient
 may be off by 127 u or so before it is rounded; the last term is for s among the denormals of float32. A group
 of zeros, which is 0 / 0 in export.py, has s = 0 and codes 0. While s is normal, powers of two pass into it
-and quantised weights are a fixed point; Q(-w) = -Q(w).
+and quantized weights are a fixed point; Q(-w) = -Q(w).
 """
 
 import numpy as np

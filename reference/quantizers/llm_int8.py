@@ -14,7 +14,7 @@ Guaranteed, with u = 2^-24:  |w - a q / 127| <= (1/2 + 256 u) a / 127, or a wher
 
     |y - y^| <= sum_j |x_j| |w_j - w^_j|  +  sum_(j not in O) |x_j - x^_j| |w^_j|
 
-Q(-w) = -Q(w), and powers of two pass into a. Quantised weights are a fixed point.
+Q(-w) = -Q(w), and powers of two pass into a. Quantized weights are a fixed point.
 
 There is nothing to pack: a code is a byte. bitsandbytes stores them as they are, `weight` [rows, cols] of int8, and
 a in a tensor of its own, `SCB` [rows] of float32.

@@ -21,8 +21,8 @@ Guaranteed, for weights of float32 or narrower:
     |w - s q|  <=  max(2^-(m+1) |w|, 2^-(bias+m) s) + largest 2^-150
 
 half a unit in the last place of w, or of the subnormals; 2^-150 is for an s among the denormals of
-float32. The quotient is taken in float64, so that no neighbour of a tie is mistaken for it. While s is
-normal, powers of two pass into s, and quantised weights are a fixed point. Q(-w) = -Q(w). A group of
+float32. The quotient is taken in float64, so that no neighbor of a tie is mistaken for it. While s is
+normal, powers of two pass into s, and quantized weights are a fixed point. Q(-w) = -Q(w). A group of
 zeros, or one whose s underflows to 0, has s = 0 and codes of zeros, signed as the weights.
 """
 

@@ -20,7 +20,7 @@ Guaranteed:
 
 but with c = 1 - largest / 2^(emax + 1) for `floor_exponent`: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1).
 The second term is half a subnormal step, and holds for blocks far below 2^-127, too; zeros have e = 0. Powers
-of two pass into e. Q(-w) = -Q(w). Quantised weights are a fixed point of `floor_exponent`, since their largest
+of two pass into e. Q(-w) = -Q(w). Quantized weights are a fixed point of `floor_exponent`, since their largest
 keeps its exponent; of `ceil_exponent` too, though codes and e may change: where the largest is rounded down to what
 fits a smaller power, the finer grid of that has them all.
 
@@ -39,7 +39,7 @@ from reference.quantizers.blocks import Quantized, finite, join, split
 from reference.quantizers.minifloat import Minifloat
 
 BLOCK = 32
-BIAS = 127  # of e; 255 is a NaN, which no quantiser here makes
+BIAS = 127  # of e; 255 is a NaN, which no quantizer here makes
 
 Exponent = Callable[[np.ndarray, Minifloat], np.ndarray]
 

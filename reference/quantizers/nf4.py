@@ -12,7 +12,7 @@ levels the lower is taken, midpoints being rounded to float32 too. (It writes so
 
 Guaranteed, for the levels l <= w / a <= l' on both sides of w:  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a,
 but |w - w^| <= a where a < 1e-38. The widest gap of NF4 is 0.304, of FP4 1/3. 0 is a level, so zeros are
-exact; so is the largest weight of a block, and quantised weights are a fixed point while a is normal, as
+exact; so is the largest weight of a block, and quantized weights are a fixed point while a is normal, as
 powers of two pass into it. NF4 is not odd; FP4 is, but where w / a is midway between two levels.
 """
 

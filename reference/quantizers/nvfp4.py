@@ -14,7 +14,7 @@ Guaranteed, if s' is what is rounded to s:
     |w - g s q|  <=  max(|w| / 5, g s / 4) + 6 g |s - s'|        |s - s'| <= max(2^-4 s', 2^-10) + 448 2^-23
 
 The first term is half a step of e2m1, the second says how far s may fall short of the largest weight; 2^-23 is
-for the rounding of g, while that is normal. Quantised weights are a fixed point where no s is denormal: it is then off
+for the rounding of g, while that is normal. Quantized weights are a fixed point where no s is denormal: it is then off
 by 1/16 at most, so that the largest code of a block is 6, as otherwise it need not be. Q(-w) = -Q(w), and powers of
 two pass into g.
 """

@@ -2,7 +2,7 @@
 
 The codes' bits follow each other, lowest first: the order of `jnp.int4`, ONNX and `bitorder="little"`,
 and that of GPTQ's little-endian int32 words, where 3-bit codes cross from word to word. Codes that share
-a byte are neighbours; or they lie `stride` apart, as in ggml's formats, so that a vector of bytes,
+a byte are neighbors; or they lie `stride` apart, as in ggml's formats, so that a vector of bytes,
 shifted and masked, is a vector of consecutive codes. Signed codes are in two's complement.
 """
 
@@ -26,10 +26,10 @@ def pack(
         raise ValueError(f"{codes.shape[-1]} codes of {bits} bits do not fill runs of {stride} bytes")
     if codes.size and (codes.min() < -(1 << bits - 1) or codes.max() >= 1 << bits):
         raise ValueError(f"codes from {codes.min()} to {codes.max()} do not fit {bits} bits")
-    neighbours = codes.astype(np.uint8)
+    neighbors = codes.astype(np.uint8)
     if stride > 1:
-        neighbours = neighbours.reshape(*codes.shape[:-1], -1, 8 // bits, stride).swapaxes(-1, -2)
-    fields = neighbours[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
+        neighbors = neighbors.reshape(*codes.shape[:-1], -1, 8 // bits, stride).swapaxes(-1, -2)
+    fields = neighbors[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
     return np.packbits(fields.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
 

@@ -1,4 +1,4 @@
-r"""Quantisation-aware training: the forward pass rounds, the backward pass does as if it had not.
+r"""Quantization-aware training: the forward pass rounds, the backward pass does as if it had not.
 
     y_i = s (q_i - z)        q_i = clip(p_i, lowest, highest)        p_i = rint(x_i / s) + z
     dL/dx_i = dL/dy_i  where  lowest <= p_i <= highest,  and 0 elsewhere
@@ -11,7 +11,7 @@ Guaranteed: y is a fixed point, |x - y| <= s / 2 where the gradient passes (up t
 and y is what `affine` or `symmetric` would store, if s and z are theirs. Powers of two in x and s pass into y;
 Q(-x) = -Q(x) where z is as far from both ends.
 
-A number that is not finite is refused, as by every quantiser here: a weight that became one is lost, and the
+A number that is not finite is refused, as by every quantizer here: a weight that became one is lost, and the
 training with it. (PyTorch makes the lowest number of the grid of a NaN.) A gradient that is not finite passes through.
 """
 

@@ -1,4 +1,4 @@
-"""The schemes that a model's weights can be quantised with, by name: what `--quantize` means.
+"""The schemes that a model's weights can be quantized with, by name: what `--quantize` means.
 
     name      codes                       a scale for       scale       see
     q8        int8                        64 of a row       float32     `symmetric`

@@ -1,11 +1,11 @@
-r"""SmoothQuant: what is hard to quantise is moved from the activations to the weights.
+r"""SmoothQuant: what is hard to quantize is moved from the activations to the weights.
 
     s_j = max |X_j|^alpha / max |W_j|^(1 - alpha)        W x = (W diag(s)) (x / s)
 
 over the features j of the input (Xiao et al., 2022, https://arxiv.org/abs/2211.10438). A few of them are a
 hundred times larger than the others in every token, which costs the others their digits when a token has one
 scale. The product is the same; dividing x by s costs nothing at run time, since the norm before it has a
-weight to divide (`fold`). Afterwards W diag(s) and x / s are quantised as usual: a row of weights, a token of
+weight to divide (`fold`). Afterwards W diag(s) and x / s are quantized as usual: a row of weights, a token of
 activations (`symmetric`, a block (1, cols)).
 
 Guaranteed: for alpha = 1/2 each feature's largest number is the same on both sides, the root of

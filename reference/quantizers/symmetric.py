@@ -14,7 +14,7 @@ loses it. Among the denormals s is off by up to 2^-150, and the largest weights 
 whose s underflows to 0 (or that is zero) has codes 0.
 
 Ties go to the even code. A float32 quotient, as a kernel has it, gives the same code unless w / s is
-within u |w / s| of a tie. While s stays normal, powers of two pass into it, codes unchanged, and quantised
+within u |w / s| of a tie. While s stays normal, powers of two pass into it, codes unchanged, and quantized
 weights are a fixed point: their largest magnitude is Q s, whose quotient by Q is s again.
 
 More bits can make a single weight worse, but on average they do not: where the weights of a block, beside its

@@ -31,10 +31,10 @@ MODELS = {"model": None, "q4": "q4"}
 
 
 def write(folder: Path) -> None:
-    from model.checkpoints.codes import quantised
-    from model.checkpoints.huggingface_writer import write_huggingface
+    from model.checkpoints.codes import quantized
+    from model.checkpoints.huggingface.write import write_huggingface
     from model.checkpoints.open import open_checkpoint
-    from model.evaluation_by_tensor import decoded
+    from model.insight.evaluation_by_tensor import decoded
     from model.tokenizers.load import load_tokenizer
     from model.tokenizers.tokenizer import encode_text
 
@@ -42,7 +42,7 @@ def write(folder: Path) -> None:
     place = Path(os.environ["LLAMASPEC_DATA"]) / "stories260K"
     checkpoint = open_checkpoint(place / "stories260K.bin")
     for name, scheme in MODELS.items():
-        write_huggingface(decoded(quantised(checkpoint, scheme) if scheme else checkpoint), folder / name)
+        write_huggingface(decoded(quantized(checkpoint, scheme) if scheme else checkpoint), folder / name)
     ids = encode_text(load_tokenizer(place / "tok512.model"), TEXT)
     (folder / "ids.json").write_text(json.dumps(ids))
 

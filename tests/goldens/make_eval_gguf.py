@@ -1,4 +1,4 @@
-"""Write eval_gguf.json: models that llama.cpp's own quantiser makes, all matrices of one type, and its logits of them.
+"""Write eval_gguf.json: models that llama.cpp's own quantizer makes, all matrices of one type, and its logits of them.
 
 From the root of the repository, with LLAMASPEC_DATA,
 
@@ -9,7 +9,7 @@ writes two models in float32, in the project's own environment, and in one of ll
     pip install numpy ml_dtypes gguf llama-cpp-python
     python -m tests.goldens.make_eval_gguf read FOLDER
 
-has it quantise and run them. The tests make the same codes, and hold them against the hashes of its files' tensors.
+has it quantize and run them. The tests make the same codes, and hold them against the hashes of its files' tensors.
 stories260K's hidden vectors of 172 numbers are filled up with zeros to 192, which 32 divides.
 
 llama.cpp searches for the codes of Q2_K to Q6_K, and nobody else finds just those. So a third model has rows of sixteen
@@ -104,7 +104,7 @@ def padded_story(data: Path) -> Any:
     return gguf_files.file_of(config, tensors)
 
 
-def quantised(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
+def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
     """The file with all its matrices in `type`, and the hash of these. `codes` are those of `superblocks`."""
     from reference.quantizers import ggml
     from tests import gguf_files
@@ -135,7 +135,7 @@ def write(folder: Path) -> None:
     reader().write(folder / "reader.gguf")
 
 
-def quantise(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
+def quantize(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
     """By llama.cpp, all matrices in one type; they come back by name, as bytes [rows, bytes]."""
     import gguf  # pyright: ignore[reportMissingImports]
     import llama_cpp  # pyright: ignore[reportMissingImports]
@@ -161,7 +161,7 @@ def read(folder: Path) -> None:
         goldens["models"][model] = golden = {}
         for type, ftype in types.items():
             path = folder / f"{model}-{type}.gguf"
-            codes = quantise(folder / f"{model}.gguf", path, type, ftype)
+            codes = quantize(folder / f"{model}.gguf", path, type, ftype)
             rows = make_gguf.Model(path).logits(IDS)
             golden[type] = {
                 "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
@@ -188,7 +188,7 @@ def read_text(folder: Path) -> dict[str, Any]:
     golden: dict[str, Any] = {"text": TEXT, "ids": ids, "loss": -p[wanted].mean(), "types": {}}
     for type, ftype in MULTIPLIED.items():
         path = folder / f"reader-{type}.gguf"
-        codes = quantise(folder / "reader.gguf", path, type, ftype)
+        codes = quantize(folder / "reader.gguf", path, type, ftype)
         q = predicted(make_gguf.Model(path))
         golden["types"][type] = {
             "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),

@@ -48,7 +48,7 @@ CONFIG = {
 def write_model(path: Path, type: str) -> None:
     """A random model whose matrices are of `type`: all of them where our writer writes it, else those of the layers."""
     from model.checkpoints import open_checkpoint
-    from model.checkpoints.gguf_writer import write_gguf
+    from model.checkpoints.gguf.write import write_gguf
     from model.tokenizers.gguf_writer import vocabulary_keys
     from reference.quantizers import ggml
     from tests import families, gguf_files
@@ -75,7 +75,7 @@ def write_tokenizer(path: Path, kind: str) -> None:
     """A model of one layer that has a tokenizer inside: SentencePiece's, or bytes split as Llama 3's or SmolLM's."""
     from dataclasses import replace
 
-    from model.checkpoints.gguf_writer import write_gguf
+    from model.checkpoints.gguf.write import write_gguf
     from model.tokenizers.gguf_writer import vocabulary_keys
     from model.tokenizers.load import load_tokenizer
     from tests import tiny_tokenizers

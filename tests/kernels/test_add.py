@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels.add import SPAN, add
-from pallas_kernels.compat import interpreter
+from pallas_kernels.parts.compat import interpreter
 from tests.strategies import DENORMAL, Noise, assert_within, dtypes, noises, roundoff
 from verify.precision import TINY
 

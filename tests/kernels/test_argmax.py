@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels.argmax import argmax
-from pallas_kernels.compat import interpreter
+from pallas_kernels.parts.compat import interpreter
 from tests.strategies import DENORMAL, Noise, assert_within, dtypes, seeds
 from verify.precision import TINY
 

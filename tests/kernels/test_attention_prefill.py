@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
-from pallas_kernels.compat import interpreter
+from pallas_kernels.parts.compat import interpreter
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
 from tests.strategies import DENORMAL, Noise, noises
 

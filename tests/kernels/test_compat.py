@@ -2,7 +2,7 @@
 
 import jax
 
-from pallas_kernels.compat import Target, current_target, use_target
+from pallas_kernels.parts.compat import Target, current_target, use_target
 
 
 def test_what_was_traced_for_one_target_is_not_run_for_another():

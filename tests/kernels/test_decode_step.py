@@ -11,15 +11,15 @@ import pytest
 
 from model.cache import LayerCache, empty_cache
 from model.forward import decode, prefill, text_after
-from model.ops import XLA, Ops, Positions
+from model.insight.shapes import SHAPES
+from model.ops.block import XLA, Ops, Positions
+from model.ops.gpu import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, refusals
 from model.options import SamplingOptions
-from model.pallas_ops import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, refusals
-from model.params import abstract_params, load_params
-from model.reference_backend import load_reference_params
+from model.running.reference_backend import load_reference_params
 from model.sampling import as_arrays
-from model.shapes import SHAPES
-from pallas_kernels.attention_split_float32 import ROWS
-from pallas_kernels.compat import interpreter
+from model.weights.params import abstract_params, load_params
+from pallas_kernels.parts.attention_split_float32 import ROWS
+from pallas_kernels.parts.compat import interpreter
 from reference.config import Config
 from tests.random_models import random_checkpoint
 from tests.test_model_against_reference import UNITS, walk

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from pallas_kernels.compat import Target
-from pallas_kernels.fixed_point import BITS, fixed_point
+from pallas_kernels.parts.compat import Target
+from pallas_kernels.parts.fixed_point import BITS, fixed_point
 from tests.strategies import Noise, noises
 from verify.precision import TINY
 

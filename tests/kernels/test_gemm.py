@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.compat import interpreter
 from pallas_kernels.gemm import GemmTile, gemm
+from pallas_kernels.parts.compat import interpreter
 from tests.strategies import Noise, assert_within, at_extremes, noises, roundoff
 from verify.running_error import exactly, projected, rounded
 

@@ -16,18 +16,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import int4
-from pallas_kernels.compat import LANES, PROCESSORS, interpreter
 from pallas_kernels.gemv import gemv
-from pallas_kernels.matrix import MAX_BATCH, Codes, product_of
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
-from pallas_kernels.quantised_product import Int4Product, Int8Product
-from pallas_kernels.row_product import RowProduct
-from pallas_kernels.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
-from pallas_kernels.tile import Tile
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import LANES, PROCESSORS, interpreter
+from pallas_kernels.parts.matrix import MAX_BATCH, Codes, product_of
+from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
+from pallas_kernels.parts.row_product import RowProduct
+from pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
+from pallas_kernels.parts.tile import Tile
 from tests.strategies import DENORMAL
-from verify.running_error import Approx, added, exactly, gamma, gated, normalised, projected, rounded
+from verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5
@@ -88,7 +88,7 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
     with interpreter():
         y = np.asarray(gemv(w, x, norm=norm, eps=EPS, bias=bias, residual=r, tile=tile))
     assert y.dtype == x.dtype
-    n = exactly(x) if norm is None else normalised(exactly(x), exactly(norm).value, eps=EPS)
+    n = exactly(x) if norm is None else normalized(exactly(x), exactly(norm).value, eps=EPS)
     exact = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
     exact = exact if r is None else added(exact, exactly(r))
     assert_within(y, rounded(exact, UNITS[dtype]))
@@ -120,7 +120,7 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
     bias = drawn(rng, 2 * ffn, dtype=dtype) if biased else None
     with interpreter():
         y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias, tile=Tile(16, 4, blocks, chunks)))
-    n = normalised(exactly(x), exactly(norm).value, eps=EPS)
+    n = normalized(exactly(x), exactly(norm).value, eps=EPS)
     both = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     assert_within(y, rounded(gated(gate, up), UNITS[dtype]))
@@ -161,7 +161,7 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
             heads=heads, eps=EPS, bias=bias, tile=Tile(16, 4, blocks),
         )  # fmt: skip
         q, k, v = (np.asarray(a) for a in (q, k, v))
-    n = normalised(exactly(x), exactly(norm).value, eps=EPS)
+    n = normalized(exactly(x), exactly(norm).value, eps=EPS)
     qkv = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
     qkv = qkv.map(lambda part: part.reshape(batch, -1, head_dim))
     turned = _turned(qkv, exactly(cos).value[:, None], exactly(sin).value[:, None])

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pallas_kernels import fixed_point, int4, integer_mma
-from pallas_kernels.compat import THREADS
-from pallas_kernels.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
+from pallas_kernels.parts import fixed_point, int4, integer_mma
+from pallas_kernels.parts.compat import THREADS
+from pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
 
 ARITH = SimpleNamespace(
     addi=np.add,

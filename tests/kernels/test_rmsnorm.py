@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pallas_kernels.compat import interpreter
+from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.rmsnorm import add_rmsnorm, rmsnorm
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
-from verify.running_error import TINY, exactly, normalised, rounded
+from verify.running_error import TINY, exactly, normalized, rounded
 
 EPS = 1e-5
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
@@ -19,7 +19,7 @@ dims = st.sampled_from([1, 127, 128, 129, 255, 256, 288, 1021, 1024, 1032])
 
 def check(y, x, weight):
     unit = 0.0 if x.dtype == FLOAT32 else roundoff(x.dtype)
-    bound = rounded(normalised(exactly(x), exactly(weight).value, eps=EPS), unit)
+    bound = rounded(normalized(exactly(x), exactly(weight).value, eps=EPS), unit)
     # A number below the smallest normal one may be taken for 0, on the way in and on the way out.
     flushed = TINY * (np.abs(exactly(weight).value) / np.sqrt(EPS) + 1)
     assert y.dtype == x.dtype

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pallas_kernels.compat import interpreter
 from pallas_kernels.logsumexp import logsumexp
+from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
 from reference.softmax import softmax as exact_softmax
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff

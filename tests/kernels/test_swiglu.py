@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pallas_kernels.compat import interpreter
+from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.swiglu import SPAN, swiglu
 from reference.swiglu import swiglu as exact_swiglu
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff

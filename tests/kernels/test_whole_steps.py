@@ -14,11 +14,11 @@ import pytest
 
 from model.cache import Cache, LayerCache, empty_cache
 from model.forward import forward
-from model.ops import XLA, Ops
-from model.pallas_ops import PALLAS, PALLAS_ONLY
-from model.params import load_params
-from model.reference_backend import load_reference_params
-from pallas_kernels.compat import interpreter
+from model.ops.block import XLA, Ops
+from model.ops.gpu import PALLAS, PALLAS_ONLY
+from model.running.reference_backend import load_reference_params
+from model.weights.params import load_params
+from pallas_kernels.parts.compat import interpreter
 from reference.config import Config
 from tests.random_models import random_checkpoint
 from tests.strategies import assert_within

@@ -1,4 +1,4 @@
-"""Normalised queries and keys: RMSNorm of every head."""
+"""Normalized queries and keys: RMSNorm of every head."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Quantised weights: rounding them, packing them, and multiplying by them; each scheme by its name.
+"""Quantized weights: rounding them, packing them, and multiplying by them; each scheme by its name.
 
 A code is exact, except where a weight is so near the middle between two levels that the rounding of a scale or of a
 quotient decides: there either is right. Products are judged beside those with the weights that the codes stand for.
@@ -206,7 +206,7 @@ QUANTIZE = Contract(
     expect=expect_quantize,
     domain="w [rows cols], finite, no subnormal numbers and no -0; scheme is one of " + ", ".join(sorted(SCHEMES)),
     bound="hard and alarm: codes exact but for weights within 8 u of the middle between two levels; scales 3 u",
-    laws=[Law("quantised -w stands for what quantised w stands for, negated", _negated)],
+    laws=[Law("quantized -w stands for what quantized w stands for, negated", _negated)],
 )
 DEQUANTIZE = Contract(
     definition=dequantize,

@@ -8,7 +8,7 @@ from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import Precision, U
-from verify.running_error import exactly, flushed, normalised
+from verify.running_error import exactly, flushed, normalized
 
 
 def arguments(*, precision: Precision, rows: int, dim: int, x: Values, weight: Values, eps: float) -> Arguments:
@@ -20,7 +20,7 @@ def arguments(*, precision: Precision, rows: int, dim: int, x: Values, weight: V
 
 
 def expect(x: np.ndarray, weight: np.ndarray, *, eps: float) -> Expected:
-    y = normalised(exactly(x), as_float64(weight), eps=eps)
+    y = normalized(exactly(x), as_float64(weight), eps=eps)
     size, magnitudes = np.abs(y.value), np.abs(as_float64(x))
     root = 1 / np.sqrt(np.mean(magnitudes**2, axis=-1, keepdims=True) + eps)
     alarm = (8 + 2 * np.sqrt(x.shape[-1])) * U * size + flushed(magnitudes, np.abs(as_float64(weight)), root)

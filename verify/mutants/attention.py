@@ -209,10 +209,10 @@ scores in bfloat16
 scores capped, as Gemma does
     - scores = query @ f32(k[row, span, shared]).T + f32(mask[row][:, span])
     + scores = 50 * np.tanh(query @ f32(k[row, span, shared]).T / 50) + f32(mask[row][:, span])
-not normalised
+not normalized
     - out / np.where(total == 0, np.float32(1), total)
     + out
-each block normalised by itself
+each block normalized by itself
     - total = total * rescale + np.sum(p, axis=1, keepdims=True)
     + total = np.sum(p, axis=1, keepdims=True)
 """,

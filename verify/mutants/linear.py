@@ -57,7 +57,7 @@ lanes not reset between rows
 vector of the first block for every block
     - x[span]
     + x[: span.stop - span.start]
-row of the neighbour
+row of the neighbor
     - weight[row, span]
     + weight[min(row + 1, rows - 1), span]
 last row never written
@@ -154,7 +154,7 @@ bias twice
 bias subtracted
     - y = y + f32(bias)
     + y = y - f32(bias)
-bias of the neighbour
+bias of the neighbor
     - f32(bias)
     + f32(np.roll(bias, 1))
 bias for the first vector alone

@@ -41,7 +41,7 @@ def moe(
 ROUTE = implementation(
     route,
     """
-weights not renormalised
+weights not renormalized
     - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
     + return chosen, weights
 logits for weights
@@ -74,7 +74,7 @@ logits in bfloat16
 maximum not subtracted
     - logits - np.max(logits, axis=1, keepdims=True)
     + logits
-renormalised over all tokens
+renormalized over all tokens
     - np.sum(weights, axis=1, keepdims=True)
     + np.sum(weights) / len(x)
 """,
@@ -82,7 +82,7 @@ renormalised over all tokens
 MOE = implementation(
     moe,
     """
-weights not renormalised
+weights not renormalized
     - share = p[chosen] / np.sum(p[chosen])
     + share = p[chosen]
 every expert weighs the same

@@ -1,4 +1,4 @@
-"""Normalised queries and keys."""
+"""Normalized queries and keys."""
 
 import numpy as np
 
@@ -8,33 +8,33 @@ from verify.mutant import f32, implementation
 def qk_norm(
     q: np.ndarray, k: np.ndarray, q_weight: np.ndarray, k_weight: np.ndarray, *, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    def normalised(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         heads = f32(x)
         mean = np.mean(heads * heads, axis=-1, keepdims=True)
         return (heads / np.sqrt(mean + np.float32(eps)) * f32(weight)).astype(x.dtype)
 
-    return normalised(q, q_weight), normalised(k, k_weight)
+    return normalized(q, q_weight), normalized(k, k_weight)
 
 
 IMPLEMENTATION = implementation(
     qk_norm,
     """
 weights swapped
-    - normalised(q, q_weight), normalised(k, k_weight)
-    + normalised(q, k_weight), normalised(k, q_weight)
+    - normalized(q, q_weight), normalized(k, k_weight)
+    + normalized(q, k_weight), normalized(k, q_weight)
 weight of q for both
-    - normalised(k, k_weight)
-    + normalised(k, q_weight)
+    - normalized(k, k_weight)
+    + normalized(k, q_weight)
 keys left as they are
-    - normalised(k, k_weight)
+    - normalized(k, k_weight)
     + k.copy()
 queries left as they are
-    - normalised(q, q_weight)
+    - normalized(q, q_weight)
     + q.copy()
-all heads normalised together
+all heads normalized together
     - np.mean(heads * heads, axis=-1, keepdims=True)
     + np.mean(heads * heads, axis=(-1, -2), keepdims=True)
-normalised across heads
+normalized across heads
     - np.mean(heads * heads, axis=-1, keepdims=True)
     + np.mean(heads * heads, axis=-2, keepdims=True)
 scale of the first head for every head

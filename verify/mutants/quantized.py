@@ -1,4 +1,4 @@
-"""Quantised weights, a group at a time."""
+"""Quantized weights, a group at a time."""
 
 import ml_dtypes
 import numpy as np
@@ -281,7 +281,7 @@ summed in int8
 summed in bfloat16
     - y[row] += scale * np.sum(levels * f32(x[span]))
     + y[row] = bf16(y[row] + scale * np.sum(levels * f32(x[span])))
-dequantised in float16
+dequantized in float16
     - y[row] += scale * np.sum(levels * f32(x[span]))
     + y[row] += np.sum(f16(scale * levels) * f32(x[span]))
 vector rounded to int8
@@ -301,7 +301,7 @@ low nibble for high
 sign runs into the other nibble
     - first, second = bits[:, 0::2] & 15, bits[:, 1::2] & 15
     + first, second = bits[:, 0::2], bits[:, 1::2]
-halves of a row for neighbours
+halves of a row for neighbors
     - first, second = bits[:, 0::2] & 15, bits[:, 1::2] & 15
     + first, second = bits[:, : bits.shape[1] // 2] & 15, bits[:, bits.shape[1] // 2 :] & 15
 second code lost
@@ -344,7 +344,7 @@ truncated
 divided by the scale as it is stored
     - scaled = blocks * inverse[..., None]
     + scaled = blocks / np.where(d == 0, np.float32(1), f16(d))[..., None]
-neighbours share a byte
+neighbors share a byte
     - whole[..., :16] | whole[..., 16:] << 4
     + whole[..., 0::2] | whole[..., 1::2] << 4
 nibbles swapped
@@ -368,7 +368,7 @@ scale after the codes
 GGML_DECODE = implementation(
     ggml_decode,
     """
-neighbours share a byte
+neighbors share a byte
     - np.concatenate([packed & 15, packed >> 4], axis=-1)
     + np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], 32)
 nibbles swapped

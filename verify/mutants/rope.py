@@ -33,7 +33,7 @@ def rope_interleaved(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarr
 HALVES = implementation(
     rope_halves,
     """
-pairs of neighbours
+pairs of neighbors
     - a, b = f32(x[row, i, head, :pairs]), f32(x[row, i, head, pairs:])
     + a, b = f32(x[row, i, head, 0::2]), f32(x[row, i, head, 1::2])
 position plus one
@@ -76,7 +76,7 @@ one frequency for all pairs
 frequencies in reverse
     - f32(frequencies)
     + f32(frequencies)[::-1]
-frequency of the neighbour
+frequency of the neighbor
     - f32(frequencies)
     + f32(np.roll(frequencies, 1))
 position in bfloat16, where 257 is 256

@@ -92,7 +92,7 @@ top-k drops ties of the last
 top-k keeps the least probable
     - p >= np.sort(p)[-top_k]
     + p <= np.sort(p)[top_k - 1]
-not renormalised after top-k
+not renormalized after top-k
     - p = np.where(p >= np.sort(p)[-top_k], p, 0)
     -         p = p / np.sum(p)
     + p = np.where(p >= np.sort(p)[-top_k], p, 0)
@@ -119,7 +119,7 @@ min-p before top-p
     + p = np.where(p >= np.float32(min_p) * np.max(p), p, 0)
     +     p = p / np.sum(p)
     +     if top_p < 1:
-not normalised at the end
+not normalized at the end
     - return (p / np.sum(p)).astype
     + return p.astype
 probabilities in float16

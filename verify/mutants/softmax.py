@@ -88,10 +88,10 @@ exponentials in float16
 scores rounded to bfloat16
     - scores = f32(x[row, span])
     + scores = bf16(x[row, span])
-normalised by n
+normalized by n
     - weights / total if total > 0 else 0
     + weights / n if total > 0 else 0
-not normalised
+not normalized
     - weights / total if total > 0 else 0
     + weights if total > 0 else 0
 maximum and sum not reset between rows

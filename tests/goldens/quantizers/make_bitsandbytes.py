@@ -1,4 +1,4 @@
-"""Write bitsandbytes.json: NF4 and FP4, their scales quantised again, and rows of int8, by bitsandbytes on a CPU.
+"""Write bitsandbytes.json: NF4 and FP4, their scales quantized again, and rows of int8, by bitsandbytes on a CPU.
 
     python -m tests.goldens.quantizers.make_bitsandbytes
 
@@ -26,7 +26,7 @@ CASES = [
     Weights("normal", seed=6, exponent=-60),
     Weights("normal", seed=6, exponent=60),
 ]
-SCALES = Weights("student", seed=7)  # what is quantised twice
+SCALES = Weights("student", seed=7)  # what is quantized twice
 SCALES_SHAPE = (600,)  # two blocks and a short one
 
 

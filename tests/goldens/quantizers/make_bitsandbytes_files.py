@@ -6,7 +6,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install torch transformers accelerate bitsandbytes
 
-Once with plain scales, once with scales that are quantised again. Tensors are in base64; of what
+Once with plain scales, once with scales that are quantized again. Tensors are in base64; of what
 bitsandbytes reads again, float32, the SHA-256.
 """
 
@@ -63,9 +63,9 @@ def saved(double: bool) -> dict[str, Any]:
         )
         weight = model.get_submodule(MODULE).weight
         read = functional.dequantize_4bit(weight.data, weight.quant_state)
-        model.save_pretrained(f"{folder}/quantised")
-        stored = json.loads(Path(f"{folder}/quantised/config.json").read_text())["quantization_config"]
-        tensors = load_file(f"{folder}/quantised/model.safetensors")
+        model.save_pretrained(f"{folder}/quantized")
+        stored = json.loads(Path(f"{folder}/quantized/config.json").read_text())["quantization_config"]
+        tensors = load_file(f"{folder}/quantized/model.safetensors")
         return {
             "config": stored,
             "tensors": {

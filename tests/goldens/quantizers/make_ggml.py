@@ -6,7 +6,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install numpy gguf llama-cpp-python
 
-Where the Python package gguf can quantise too, it must agree with the C, byte for byte. Bytes are in base64.
+Where the Python package gguf can quantize too, it must agree with the C, byte for byte. Bytes are in base64.
 """
 
 import base64
@@ -25,7 +25,7 @@ COMMAND = "python -m tests.goldens.quantizers.make_ggml"
 COLS = 256
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0")
 SUPERBLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-PYTHON_QUANTISES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
+PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
 CASES = [
     *(Weights(kind, seed=1) for kind in ("normal", "shifted", "student", "outliers", "equal", "lonely", "zero")),
     *(Weights(kind, seed=1) for kind in ("halves", "wide halves", "uniform", "one outlier")),
@@ -119,7 +119,7 @@ def main() -> None:
             blocks = ggml.quantize(w, name)
             if (name, weights.kind) in UNDEFINED:
                 continue
-            if name in PYTHON_QUANTISES:
+            if name in PYTHON_QUANTIZES:
                 assert ggml.in_python(w, name) == blocks, (name, weights)
             quantized[name][key(weights)] = text(blocks)
         block, size = ggml.gguf.GGML_QUANT_SIZES[ggml.type(name)]

@@ -41,7 +41,7 @@ def inputs(tokens: int, cols: int) -> np.ndarray:
 
 
 def compressed_tensors() -> dict[str, Any]:
-    """vLLM's own quantise and pack: int4 and int8 a group and a channel, symmetric and not."""
+    """vLLM's own quantize and pack: int4 and int8 a group and a channel, symmetric and not."""
     import torch  # pyright: ignore[reportMissingImports]
     from compressed_tensors.compressors.pack_quantized.helpers import (  # pyright: ignore[reportMissingImports]
         pack_to_int32,
@@ -169,7 +169,7 @@ def gptq() -> dict[str, Any]:
 def gptq_words() -> dict[str, Any]:
     """The words of a checkpoint, version 1, of codes from RandomState(bits).
 
-    There are no zero points of 0: auto-gptq's -1 would spill into their neighbours.
+    There are no zero points of 0: auto-gptq's -1 would spill into their neighbors.
     """
     import torch  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""Write minifloats.json: every code by gfloat, and tensors that torchao and torch quantise.
+"""Write minifloats.json: every code by gfloat, and tensors that torchao and torch quantize.
 
     python -m tests.goldens.quantizers.make_minifloats
 

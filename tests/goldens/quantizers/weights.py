@@ -1,4 +1,4 @@
-"""Weights that quantisers find hard, the same for the tests and for makers of goldens: only the recipe is stored."""
+"""Weights that quantizers find hard, the same for the tests and for makers of goldens: only the recipe is stored."""
 
 from dataclasses import dataclass
 

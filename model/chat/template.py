@@ -1,0 +1,263 @@
+"""A conversation as text, by the template that came with a model; and that text as ids.
+
+Special tokens that the template writes become their ids. The same names in what a person or the model said stay text,
+however the template moves it about: what was said goes in disguised, the first character of such names replaced by half
+a surrogate pair, which no text can hold.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from model.checkpoints.checkpoint import os_errors, refused
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.recognize import GGUF
+from model.checkpoints.strict_json import read_object, short
+from model.tokenizers.tokenizer import Tokenizer, check_text
+
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>")
+
+LARGEST = 1 << 20  # bytes of a template; the longest known has 30 thousand
+SECONDS = 2.0  # for a rendering, which takes a hundredth of that
+SECONDS_TO_START = 30.0  # for Python and Jinja, from a disk that may be slow
+LONGEST_ANSWER = 50_000_000  # bytes: the worker allows 4 million characters, of 12 bytes each at most
+LONGEST_ERROR = 300  # characters
+
+BUILT_IN = Path(__file__).with_name("templates")
+WORKER = Path(__file__).with_name("template_worker.py")
+# Isolated, Python does not look where PYTHONPATH says or in the user's site-packages: there Jinja may be.
+START = "import runpy, sys; sys.path += sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template in the Jinja language, as transformers renders it."""
+
+    name: str  # for messages: the file that it is from
+    source: str = field(repr=False)
+    tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token and eos_token, where the model has them
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The conversation as text, ready for the assistant's answer.
+
+        Runs in a process of its own, which takes a tenth of a second and is stopped if it takes too much. Raises
+        CheckpointError, one line that names the template: also where it refuses the conversation.
+        """
+        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        request = {"source": self.source, "variables": given | dict(self.tokens) | variables}
+        try:
+            answer, status = _run_worker(json.dumps(request).encode())
+        except OSError as error:
+            raise refused(self.name, f"cannot be rendered: {error}") from error
+        try:
+            said = json.loads(answer)
+        except ValueError:  # it was stopped, or fell, within: a signal is a negative status
+            slow = -status in (signal.SIGKILL, signal.SIGXCPU)
+            what = f"takes more than {SECONDS:.0f} seconds" if slow else f"ends its process with status {status}"
+            raise refused(self.name, what) from None
+        if "error" in said:
+            raise refused(self.name, said["error"][:LONGEST_ERROR])
+        return said["text"]
+
+
+def find_template(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate:
+    """The template of the first of `places` that has one, else the one built in for a tokenizer like this.
+
+    Raises CheckpointError if there is none, or none that can be used.
+    """
+    if found := template_of(tokenizer, *places):
+        return found
+    if "<|start_header_id|>" in tokenizer.special:
+        return _built_in("llama3.jinja", tokenizer)
+    if {"<s>", "</s>"} <= tokenizer.special.keys():
+        return _built_in("llama2.jinja", tokenizer)
+    where = places[0] if places else "the model"
+    what = "no chat_template.jinja, none in tokenizer_config.json, and a tokenizer that is not Llama's"
+    raise refused(where, f"has no chat template: {what}")
+
+
+def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | None:
+    """The template of the first of `places` that has one.
+
+    A place is a directory, or a file in it: the tokenizer's, the model's. A template is in the file itself (GGUF),
+    in chat_template.jinja or in tokenizer_config.json. Raises CheckpointError if it cannot be used.
+    """
+    for place in map(Path, places):
+        found = _in_directory(place, tokenizer) if place.is_dir() else _in_file(place, tokenizer)
+        if found:
+            return found
+    return None
+
+
+class SpecialTokens:
+    """Tells the special tokens that a template writes from the same characters in what was said."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        names = sorted((name for name in tokenizer.special if name), key=len, reverse=True)
+        any_name = "|".join(map(re.escape, names)) or "(?!)"
+        self._split = re.compile(f"({any_name})")
+        self._begin = re.compile(f"(?={any_name}).", re.DOTALL)
+        # Low halves alone: JSON would make one character of a high and a low one.
+        firsts = sorted({name[0] for name in names})
+        if len(firsts) > 0x400:
+            raise ValueError(f"special tokens that begin with {len(firsts)} different characters are too many")
+        self._disguise = {ord(first): 0xDC00 + i for i, first in enumerate(firsts)}
+        self._reveal = {half: first for first, half in self._disguise.items()}
+
+    def disguise(self, text: str) -> str:
+        """What a person wrote, such that no part of it and no parts put together spell a special token.
+
+        Raises ValueError where `text` is not valid Unicode.
+        """
+        check_text(text)
+        return text.translate(self._disguise)
+
+    def disguise_names(self, text: str) -> str:
+        """What the model said, such that it holds no special token. Nothing else changes, such as "<think>": templates
+        look for that."""
+        return self._begin.sub(lambda match: match[0].translate(self._disguise), text)
+
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        """The ids of what a template made of disguised texts; `start=False` when it continues other text.
+
+        What follows a special token starts anew, as in Meta's code, which encodes turn by turn.
+        """
+        ids = []
+        for i, part in enumerate(self._split.split(text)):
+            if i % 2:
+                ids.append(self._tokenizer.special[part])
+            elif part:
+                ids += self._tokenizer.encode(part.translate(self._reveal), start=start or i > 0)
+        return ids
+
+    def tail(self, text: str) -> str:
+        """What follows the last special token."""
+        return self._split.split(text)[-1].translate(self._reveal)
+
+
+def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template inside a GGUF file, else the one beside it."""
+    with os_errors(path):
+        if path.is_file() and (file := MappedFile(path)).bytes(0, len(GGUF)) == GGUF:
+            from model.tokenizers.gguf import read_template
+
+            if found := read_template(file):
+                return _checked(path, *found, tokenizer)
+    return _in_directory(path.parent, tokenizer)
+
+
+def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    with os_errors(folder):
+        config = read_object(config_path) if config_path.exists() else {}
+        source = _read(path) if path.exists() else None
+    if source is None:
+        path, source = config_path, _default(config.get("chat_template"), config_path)
+    if source is None:
+        return None
+    return _checked(path, source, _stated_tokens(config, config_path), tokenizer)
+
+
+def _checked(path: Path, source: str, tokens: Mapping[str, str], tokenizer: Tokenizer) -> ChatTemplate:
+    if len(source.encode(errors="surrogatepass")) > LARGEST:
+        raise refused(path, f"its chat template has more than {LARGEST} bytes")
+    return ChatTemplate(str(path), source, _named_tokens(tokenizer) | dict(tokens))
+
+
+def _built_in(name: str, tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(f"built-in {name}", (BUILT_IN / name).read_text("utf-8"), _named_tokens(tokenizer))
+
+
+def _read(path: Path) -> str:
+    file = MappedFile(path)
+    if file.size > LARGEST:
+        raise refused(path, f"its chat template has more than {LARGEST} bytes")
+    try:
+        return file.bytes(0, file.size).decode()
+    except UnicodeDecodeError as error:
+        raise refused(path, f"is not a template: byte {error.start} is not UTF-8") from None
+
+
+def _default(stated: object, path: Path) -> str | None:
+    """The template of a tokenizer_config.json, which may have several by name."""
+    if isinstance(stated, list):
+        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        if "default" not in named:
+            raise refused(path, "none of its chat templates is the default")
+        stated = named["default"]
+    if stated is not None and not isinstance(stated, str):
+        raise refused(path, f"chat_template is {short(stated)}, not a text")
+    return stated
+
+
+def _stated_tokens(config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """What a tokenizer_config.json says; "" for a token that it says there is not."""
+    tokens = {}
+    for key in ("bos_token", "eos_token"):
+        if key in config:
+            token = config[key]
+            token = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(token, str | None):
+                raise refused(path, f"{key} is {short(token)}, not a text")
+            tokens[key] = token or ""
+    return tokens
+
+
+def _named_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    tokens = {} if tokenizer.bos is None else {"bos_token": tokenizer.piece(tokenizer.bos)}
+    end = next((name for name in END_OF_TURN if name in tokenizer.special), None)
+    return tokens if end is None else tokens | {"eos_token": end}
+
+
+def _run_worker(request: bytes) -> tuple[bytes, int]:
+    """The worker's answer, whole or cut short, and its exit status. It is gone when this returns."""
+    specs = [find_spec(name) for name in ("jinja2", "markupsafe")]
+    packages = {str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin}
+    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", START, WORKER, *packages],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # a person's Ctrl-C is for us
+    ) as worker:
+        assert worker.stdin and worker.stdout
+        try:
+            _within(SECONDS_TO_START, worker, worker.stdout.readline)
+            return _within(SECONDS, worker, lambda: _exchange(worker, request))
+        finally:
+            worker.kill()
+
+
+def _within[T](seconds: float, worker: subprocess.Popen, action: Callable[[], T]) -> T:
+    """The result of an `action` that reads from the worker, which dies if it takes too long: then the stream ends."""
+    timer = Timer(seconds, worker.kill)
+    timer.start()
+    try:
+        return action()
+    finally:
+        timer.cancel()
+
+
+def _exchange(worker: subprocess.Popen, request: bytes) -> tuple[bytes, int]:
+    assert worker.stdin and worker.stdout
+    with suppress(BrokenPipeError):  # it has ended; its status says how
+        worker.stdin.write(request)
+    with suppress(BrokenPipeError):
+        worker.stdin.close()
+    return worker.stdout.read(LONGEST_ANSWER), worker.wait()

@@ -1,0 +1,120 @@
+"""Renders a chat template: the program that `model.chat.template` runs in a process of its own, by path.
+
+A template comes with a model, from a stranger, and is a program. So here it meets a sandbox that keeps it from Python,
+limits that end the process if it computes or holds too much, and nothing worth having: no model, no environment, no
+files that it could write. The process lives for one rendering. JSON comes in on stdin; a newline, once it is ready, and
+JSON go out on stdout: `{"text": ...}` or `{"error": ...}`.
+
+What a template may use is what Hugging Face transformers gives it.
+"""
+
+import json
+import resource
+import sys
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.exceptions
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CPU_SECONDS = 2
+MEMORY = 512 << 20  # bytes of address space, of which Python takes a tenth
+LONGEST = 4_000_000  # characters of a rendered conversation: about a million tokens
+
+
+class Refusal(jinja2.TemplateError):
+    """What a template raises about the conversation it was given."""
+
+
+class TooLong(Exception):
+    """More came out than any model could read."""
+
+
+class Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what a model said, for training; here it is what it holds.
+
+    It has a scope of its own, as in transformers.
+    """
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    def _said(self, caller) -> str:
+        return caller()
+
+
+def render(source: str, variables: dict[str, Any]) -> str:
+    """The text that a template makes of `variables`. Raises whatever a template can."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    parts, length = [], 0
+    for part in environment.from_string(source).generate(**variables):
+        length += len(part)
+        if length > LONGEST:
+            raise TooLong
+        parts.append(part)
+    return "".join(parts)
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """Without the HTML escapes of Jinja's own."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message) -> NoReturn:
+    raise Refusal(str(message))
+
+
+def strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def answer(request: bytes) -> dict[str, str]:
+    """What to say to a request: the text, or what is wrong with the template."""
+    try:
+        return {"text": render(**json.loads(request))}
+    except Refusal as error:
+        return {"error": f"refuses this conversation: {error}"}
+    except jinja2.TemplateSyntaxError as error:
+        return {"error": f"is not a template: line {error.lineno}: {error.message}"}
+    except jinja2.exceptions.SecurityError as error:
+        return {"error": f"does what no template may: {error}"}
+    except MemoryError:
+        return {"error": f"takes more than {MEMORY >> 20} MB of memory"}
+    except RecursionError:
+        return {"error": "is nested or calls itself too deeply"}
+    except TooLong:
+        return {"error": f"makes more than {LONGEST:,} characters of this conversation"}
+    except Exception as error:  # a template's mistakes can raise anything
+        return {"error": f"fails: {type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    for limit, value in {
+        resource.RLIMIT_CPU: CPU_SECONDS,
+        resource.RLIMIT_AS: MEMORY,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+    }.items():
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(json.dumps(answer(sys.stdin.buffer.read())).encode())
+
+
+if __name__ == "__main__":
+    main()

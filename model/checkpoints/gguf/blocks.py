@@ -1,0 +1,112 @@
+"""Quantized tensors of a GGUF file: as float32, or as the codes that they are."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float16, Float32, Integer, UInt8
+
+from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from model.checkpoints.codes import WITH_MINIMA
+from model.checkpoints.gguf.file import Entry
+from model.checkpoints.mapped import MappedFile
+from reference.quantizers import ggml
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.ggml_blocks import Signed
+from reference.quantizers.ggml_superblocks import Superblocks
+from reference.rope import interleaved_to_halves
+
+AT_ONCE = 1 << 20  # weights decoded at a time, in float64
+
+
+class Kind(NamedTuple):
+    """What the blocks of a type are to `model.checkpoints.checkpoint.Codes`."""
+
+    form: Form
+    group: int
+
+
+KINDS = {
+    "Q8_0": Kind("int8", 32),
+    "Q5_0": Kind("int8", 32),
+    "Q5_1": Kind("int8_min", 32),
+    "Q4_0": Kind("int4", 32),
+    "Q4_1": Kind("int4_min", 32),
+    "Q6_K": Kind("int8", 16),
+    "Q5_K": Kind("int8_min", 32),
+    "Q4_K": Kind("int4_min", 32),
+    "Q3_K": Kind("int4", 16),
+    "Q2_K": Kind("int4_min", 16),
+    "IQ4_NL": Kind("iq4_nl", 32),
+    "MXFP4": Kind("mxfp4", 32),
+    "TQ1_0": Kind("int4", 256),
+    "TQ2_0": Kind("int4", 256),
+}
+
+
+def dequantized(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
+    """The exact weights rounded once to float32, as ggml has them; what is not finite stays so."""
+    array = np.empty(entry.shape, np.float32)
+    rows, packed = array.reshape(-1, entry.shape[-1]), _packed(file, entry)
+    step = max(1, AT_ONCE // rows.shape[1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        for begin in range(0, len(rows), step):
+            rows[begin : begin + step] = ggml.decode(packed[begin : begin + step], entry.type)
+    return array
+
+
+def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
+    """The codes of a matrix whose rows are so many heads of interleaved pairs, in halves; 0: none, as they are.
+
+    None for a matrix of floats.
+    """
+    if entry.type not in KINDS:
+        return None
+    rows, cols = entry.shape
+    head_dim = rows // heads if heads else 1
+    step = max(1, AT_ONCE // cols // head_dim) * head_dim  # whole heads
+
+    def parts() -> Iterator[Part]:
+        packed = _packed(file, entry)
+        for begin in range(0, rows, step):
+            part = _unpacked(packed[begin : begin + step], entry.type)
+            if heads:
+                count = len(part.codes) // head_dim
+                part = type(part)(*(interleaved_to_halves(array, heads=count) for array in part))
+            yield part
+
+    form, group = KINDS[entry.type]
+    return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts)
+
+
+def _packed(file: MappedFile, entry: Entry) -> UInt8[np.ndarray, "rows bytes"]:
+    rows = int(np.prod(entry.shape[:-1], dtype=np.int64))
+    return file.array(np.dtype("u1"), (rows, entry.bytes // rows), entry.offset)
+
+
+def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | Shifted:
+    """Codes, and what they are multiplied by and added to; exactly: no product of scales has more than 18 bits."""
+    kind = ggml.TYPES[name]
+    blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array.reshape(len(packed), -1)
+
+    codes, scales = rows(blocks.codes), blocks.scales
+    if isinstance(kind, Signed):
+        codes = codes.astype(np.int8) - np.int8(kind.zero)
+    minima = getattr(blocks, "minima", None)
+    if isinstance(blocks, Superblocks):
+        scales, minima = _product(blocks.d, scales), -_product(blocks.e, blocks.minima)
+    if name != "MXFP4":  # whose scales are exponents
+        scales = scales.astype(np.float32)
+    if minima is None or KINDS[name].form not in WITH_MINIMA:
+        return Quantized(codes, rows(scales))
+    return Shifted(codes, rows(scales), rows(minima.astype(np.float32)))
+
+
+def _product(
+    unit: Float16[np.ndarray, "*batch"], multiples: Integer[np.ndarray, "*batch groups"]
+) -> Float32[np.ndarray, "*batch groups"]:
+    with np.errstate(invalid="ignore"):  # 0 times infinity: what is not finite stays so
+        return unit.astype(np.float32)[..., None] * multiples.astype(np.float32)

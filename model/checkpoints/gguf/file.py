@@ -1,0 +1,259 @@
+"""The header of a GGUF file: its keys and its table of tensors (see `gguf_layout`).
+
+Read by hand, since a length that a stranger wrote must be held against the file before anything is made of it: the
+package gguf loops for minutes over a list of 2^40 numbers in a file of 60 bytes.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import CheckpointError, quoted, refused
+from model.checkpoints.gguf import layout
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.recognize import GGUF
+
+# A vocabulary of 200,000 tokens, with its merges, is 640,000 strings of 14 MB in all. A string may take four times its
+# bytes in memory, so that these bounds keep what a hostile file costs to a second and 200 MB.
+LARGEST = 32 << 20  # bytes of keys and table
+MOST_STRINGS = 1_000_000
+MOST_KEYS = 10_000
+MOST_TENSORS = 50_000
+LARGEST_ALIGNMENT = 1 << 16
+
+Value = int | float | bool | str | list[str] | np.ndarray
+
+
+class Metadata:
+    """Values by key, fetched by type; a `CheckpointError` names the key of a wrong one."""
+
+    def __init__(self, values: Mapping[str, Value], path: str):
+        self.values, self.path = values, path
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self._typed(key, default, "an integer", int)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self._typed(key, default, "a number", float, int))
+
+    def boolean(self, key: str, default: bool) -> bool:
+        return self._typed(key, default, "true or false", bool)
+
+    def string(self, key: str, default: str | None = None) -> str:
+        return self._typed(key, default, "a text", str)
+
+    def strings(self, key: str) -> list[str]:
+        return self._typed(key, None, "a list of texts", list)
+
+    def numbers(self, key: str) -> np.ndarray:
+        return self._typed(key, None, "a list of numbers", np.ndarray)
+
+    def refused(self, what: str) -> CheckpointError:
+        return refused(self.path, what)
+
+    def _typed(self, key: str, default: Any, kind: str, *types: type) -> Any:
+        value = self.values.get(key, default)
+        if value is None:
+            raise self.refused(f"lacks {key}")
+        if type(value) not in types:
+            raise self.refused(f"{key} is {short(value)}, not {kind}")
+        return value
+
+
+class Entry(NamedTuple):
+    """Where a tensor lies in its file."""
+
+    shape: tuple[int, ...]
+    type: str  # one of `gguf_layout.BLOCKS`
+    offset: int  # from the start of the file
+
+    @property
+    def bytes(self) -> int:
+        weights, size = layout.BLOCKS[self.type]
+        return math.prod(self.shape) // weights * size
+
+
+class Header(NamedTuple):
+    """What a file says about itself."""
+
+    version: int
+    metadata: Metadata
+    tensors: dict[str, Entry]
+
+
+def read_header(file: MappedFile) -> Header:
+    """Raises `CheckpointError` unless keys and tensors fill the file without hole or overlap."""
+    cursor = _Cursor(file)
+    version, tensors, keys = _read_counts(cursor)
+    metadata = Metadata(_read_metadata(cursor, keys), file.path)
+    alignment = metadata.integer("general.alignment", layout.ALIGNMENT)
+    if not 0 < alignment <= LARGEST_ALIGNMENT or alignment & (alignment - 1):
+        raise cursor.refused(f"general.alignment is {alignment}, not a power of two up to {LARGEST_ALIGNMENT}")
+    return Header(version, metadata, _read_table(cursor, tensors, alignment, file.size))
+
+
+def short(value: object) -> str:
+    """`value` for an error's line.
+
+    >>> short("x" * 100), short(["a"]), short(True)
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", 'a list', 'true')
+    """
+    if isinstance(value, list | np.ndarray):
+        return "a list"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+class _Cursor:
+    """Reads on from where it is, never beyond the end."""
+
+    def __init__(self, file: MappedFile):
+        self.path, self.at, self._size = file.path, 0, file.size
+        self._bytes = file.array(np.dtype("u1"), (min(file.size, LARGEST),), 0).data
+        self._strings = MOST_STRINGS
+
+    def refused(self, what: str) -> CheckpointError:
+        return refused(self.path, what)
+
+    def take(self, count: int, what: str) -> memoryview:
+        """The next `count` bytes; `what` they are, for an error."""
+        begin, end = self.at, self.at + count
+        if end > len(self._bytes):
+            if end > self._size:
+                raise self.refused(f"truncated: {self._size} bytes, where {what} ends at byte {end}")
+            raise self.refused(f"keys and tensors take more than {LARGEST} bytes, up to {what}")
+        self.at = end
+        return self._bytes[begin:end]
+
+    def unsigned(self, count: int, what: str) -> int:
+        return int.from_bytes(self.take(count, what), "little")
+
+    def string(self, what: str) -> str:
+        text = self.take(self.unsigned(8, f"the length of {what}"), what)
+        try:
+            return str(text, "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.refused(f"{what} is not UTF-8, at its byte {error.start}") from error
+
+    def value(self, key: str) -> Value:
+        title = f"key {quoted(key)}"
+        kind = self.unsigned(4, f"the type of {title}")
+        if kind == layout.STRING:
+            return self.string(f"the value of {title}")
+        if kind == layout.ARRAY:
+            return self._array(title)
+        value = self._numbers(kind, 1, title)[0].item()
+        return bool(value) if kind == layout.BOOL else value
+
+    def _array(self, title: str) -> list[str] | np.ndarray:
+        kind, length = self.unsigned(4, f"the type of {title}"), self.unsigned(8, f"the length of {title}")
+        if kind == layout.ARRAY:
+            raise self.refused(f"{title} is a list of lists")
+        if kind != layout.STRING:
+            return self._numbers(kind, length, title)
+        self._strings -= length
+        if self._strings < 0:
+            raise self.refused(f"more than {MOST_STRINGS} texts, up to the {length} of {title}")
+        return self._texts(length, title)
+
+    def _texts(self, length: int, title: str) -> list[str]:
+        """`string` for each, in a loop that takes half a second for a million."""
+        texts, data, at = [], self._bytes, self.at
+        for i in range(length):
+            begin = at + layout.LENGTH.size
+            end = begin + int.from_bytes(data[at:begin], "little")
+            if end > len(data):
+                self.at = at
+                self.take(end - at, f"text {i} of {title}")  # says what is wrong
+            try:
+                texts.append(str(data[begin:end], "utf-8"))
+            except UnicodeDecodeError as error:
+                raise self.refused(f"text {i} of {title} is not UTF-8, at its byte {error.start}") from error
+            at = end
+        self.at = at
+        return texts
+
+    def _numbers(self, kind: int, length: int, title: str) -> np.ndarray:
+        if kind not in layout.NUMBERS:
+            raise self.refused(f"{title} has a value of type {kind}, which GGUF does not have")
+        dtype = np.dtype(layout.NUMBERS[kind])
+        numbers = np.frombuffer(bytes(self.take(length * dtype.itemsize, title)), dtype)
+        if kind == layout.BOOL and np.any(numbers > 1):
+            raise self.refused(f"{title} is neither true nor false but {numbers.max()}")
+        return numbers
+
+
+def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
+    """The version, the number of tensors and that of keys."""
+    cursor.take(len(GGUF), "the header")
+    version = cursor.unsigned(4, "the header")
+    if version & 0xFFFF == 0 and version:
+        raise cursor.refused("is a big-endian GGUF file, which is not read")
+    if version not in (2, 3):
+        raise cursor.refused(f"GGUF version {version} is not read (only 2 and 3)")
+    tensors, keys = cursor.unsigned(8, "the header"), cursor.unsigned(8, "the header")
+    if tensors > MOST_TENSORS:
+        raise cursor.refused(f"{tensors} tensors, more than {MOST_TENSORS}")
+    if keys > MOST_KEYS:
+        raise cursor.refused(f"{keys} keys, more than {MOST_KEYS}")
+    return version, tensors, keys
+
+
+def _read_metadata(cursor: _Cursor, keys: int) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for i in range(keys):
+        key = cursor.string(f"the name of key {i}")
+        if not key or len(key) > 1000:
+            raise cursor.refused(f"the name of key {i} has {len(key)} characters")
+        if key in values:
+            raise cursor.refused(f"key {quoted(key)} is there twice")
+        values[key] = cursor.value(key)
+    return values
+
+
+def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    end = 0  # of the tensors so far, from the start of the data
+    for i in range(tensors):
+        name = cursor.string(f"the name of tensor {i}")
+        title = f"tensor {quoted(name)}"
+        if not 0 < len(name.encode()) <= layout.LONGEST_NAME:
+            raise cursor.refused(
+                f"{title} has a name of {len(name.encode())} bytes, outside 1 to {layout.LONGEST_NAME}"
+            )
+        if name in entries:
+            raise cursor.refused(f"{title} is there twice")
+        entries[name], end = _read_entry(cursor, title, end, alignment)
+    start = -(-cursor.at // alignment) * alignment
+    last = max((entry.offset + entry.bytes for entry in entries.values()), default=0)
+    if entries and start + last > size:
+        raise cursor.refused(f"truncated: {size} bytes of the {start + last} that its header says")
+    if size > start + end:
+        raise cursor.refused(f"{size - start - end} bytes after the last tensor")
+    return {name: entry._replace(offset=start + entry.offset) for name, entry in entries.items()}
+
+
+def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[Entry, int]:
+    """A tensor that begins at `end`, its offset still from the start of the data; and where the next is to begin."""
+    axes = cursor.unsigned(4, title)
+    if not 1 <= axes <= layout.MOST_AXES:
+        raise cursor.refused(f"{title} has {axes} axes, outside 1 to {layout.MOST_AXES}")
+    shape = tuple(cursor.unsigned(8, title) for _ in range(axes))[::-1]
+    if not 1 <= math.prod(shape) < 2**63:
+        raise cursor.refused(f"{title} has the shape {list(shape)}, which no tensor has")
+    code, offset = cursor.unsigned(4, title), cursor.unsigned(8, title)
+    name = layout.TYPE_NAMES.get(code, str(code))
+    if name not in layout.BLOCKS:
+        raise cursor.refused(f"{title} has type {name}, which is not read (only {', '.join(layout.BLOCKS)})")
+    if shape[-1] % layout.BLOCKS[name].weights:
+        raise cursor.refused(f"{title} has rows of {shape[-1]}, which are no whole blocks of {name}")
+    if offset != end:
+        what = "overlaps the tensor before it" if offset < end else "leaves a hole before it"
+        raise cursor.refused(f"{title} {what}: it begins at {offset}, not at {end}")
+    entry = Entry(shape, name, offset)
+    return entry, end + -(-entry.bytes // alignment) * alignment

@@ -1,0 +1,87 @@
+"""Reads GGUF files of Llamas, as llama.cpp has them."""
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Shaped
+
+from model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused, tensor_shapes
+from model.checkpoints.checks import check_model
+from model.checkpoints.codes import EMBEDDING, is_matrix
+from model.checkpoints.gguf import blocks, layout
+from model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
+from model.checkpoints.gguf.file import Entry, Metadata, read_header
+from model.checkpoints.mapped import MappedFile
+from reference.config import Config
+from reference.rope import interleaved_to_halves
+
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+
+Entries = dict[str, Entry]
+
+
+def open_gguf(file: MappedFile) -> Checkpoint:
+    """Open a file of version 2 or 3. Raises `CheckpointError` unless its tensors are exactly those of a Llama."""
+    version, metadata, entries = read_header(file)
+    architecture = architecture_of(metadata)
+    config = _config(file, metadata, architecture, entries)
+    bos, stops = read_tokens(metadata, vocab=config.vocab)
+    check_model(file.path, config, bos=bos, stops=stops)
+    places = _places(file.path, config, architecture, entries)
+    shapes = tensor_shapes(config)
+    tensors = {name: _tensor(file, name, shapes[name], entries[place.name], place) for name, place in places.items()}
+    return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, release=file.release)
+
+
+def _config(file: MappedFile, metadata: Metadata, architecture: str, entries: Entries) -> Config:
+    embedding, factors = entries.get(layout.EMBEDDING), entries.get(layout.ROPE_FACTORS)
+    if embedding is None:
+        raise refused(file.path, f"lacks tensor {layout.EMBEDDING}")
+    if factors is not None and (factors.type != "F32" or len(factors.shape) != 1):
+        raise refused(file.path, f"{layout.ROPE_FACTORS} is not a list of float32")
+    return read_config(
+        metadata,
+        architecture,
+        entries,
+        vocab=embedding.shape[0],
+        factors=file.array(DTYPES["F32"], factors.shape, factors.offset) if factors else None,
+    )
+
+
+def _places(path: str, config: Config, architecture: str, entries: Entries) -> dict[str, layout.Place]:
+    """Where each tensor is. Refuses a file whose tensors are not exactly those of `config`."""
+    if config.layers > len(entries):  # before a name is made for each
+        raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
+    if config.experts and (gates := entries.get("blk.0.ffn_gate_exps.weight")) and gates.shape[0] != config.experts:
+        raise refused(path, f"{config.experts} experts, but blk.0.ffn_gate_exps.weight holds {gates.shape[0]}")
+    places = layout.places(config, architecture)
+    for name, shape in tensor_shapes(config).items():
+        place = places[name]
+        if place.name not in entries:
+            raise refused(path, f"lacks tensor {place.name}")
+        expected = shape if place.expert is None else (config.experts, *shape)
+        if (found := entries[place.name].shape) != expected:
+            raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
+    known = {place.name for place in places.values()} | {layout.ROPE_FACTORS}
+    for name in entries:
+        if name not in known:
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with these keys")
+    return places
+
+
+def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], entry: Entry, place: layout.Place) -> Tensor:
+    if place.expert is not None:
+        part = entry._replace(shape=shape)
+        entry = part._replace(offset=entry.offset + place.expert * part.bytes)
+    read = partial(_read, file, entry, heads=place.heads)
+    codes = blocks.codes_of(file, entry, heads=place.heads) if is_matrix(name) or name == EMBEDDING else None
+    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes, entry.type)
+
+
+def _read(file: MappedFile, entry: Entry, *, heads: int) -> Shaped[np.ndarray, "..."]:
+    if entry.type in DTYPES:
+        array = file.array(DTYPES[entry.type], entry.shape, entry.offset)
+    else:
+        array = blocks.dequantized(file, entry)
+    return interleaved_to_halves(array, heads=heads) if heads else array

@@ -1,0 +1,247 @@
+"""Writes GGUF files as llama.cpp reads them: weights as they are stored, in another float, or as Q8_0, Q4_0 or MXFP4.
+
+What is chosen holds for matrices alone. Vectors and routers are float32, since llama.cpp computes with them so. Of a
+file of four bits a weight the output matrix, or the embedding that serves as one, is Q8_0: llama.cpp spends more on it,
+too (Q6_K), as every logit depends on it. A matrix whose rows are no whole blocks stays as it is.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Shaped, UInt8
+
+from model.checkpoints.checkpoint import Checkpoint, refused
+from model.checkpoints.checks import check_finite
+from model.checkpoints.gguf import layout
+from model.checkpoints.gguf.file import Value
+from model.checkpoints.gguf.rope import to_factors
+from model.checkpoints.recognize import GGUF
+from model.checkpoints.staging import new_file
+from reference.config import Config
+from reference.quantizers import ggml
+from reference.rope import LinearScaling, Llama3Scaling, halves_to_interleaved
+
+FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+SCHEMES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+FOUR_BITS = ("Q4_0", "MXFP4")
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
+QUANTIZATION = 2  # general.quantization_version: of the blocks' layouts
+AT_ONCE = 1 << 20  # weights encoded at a time
+
+
+class Stored(NamedTuple):
+    """A tensor of the file, and which of ours it is made of: several where it holds all experts of a layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    ours: tuple[str, ...]
+    heads: int
+
+    @property
+    def bytes(self) -> int:
+        weights, size = layout.BLOCKS[self.type]
+        return int(np.prod(self.shape, dtype=np.int64)) // weights * size
+
+
+def write_gguf(
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    to: str | None = None,
+    vocabulary: Mapping[str, Value] | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> list[str]:
+    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is told each tensor's name and bytes.
+
+    `to` is one of `FLOATS` or `SCHEMES`; None keeps what is stored. `vocabulary` holds the keys of tokenizer and chat
+    template (see `model.tokenizers.gguf_writer`). Returns the matrices that `to` could not divide into blocks. Raises
+    `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite or
+    beyond what a type holds, or the model has something that llama.cpp does not know.
+    """
+    config, architecture = checkpoint.config, architecture_for(checkpoint)
+    stored = list(_stored(checkpoint, architecture, to))
+    keys = _keys(checkpoint, architecture, _file_type(checkpoint, to)) | dict(vocabulary or {})
+    factors = _factors(config)
+    with new_file(path) as staged, open(staged, "wb") as file:
+        _write_header(file, keys, stored, factors)
+        if factors is not None:
+            _write_padded(file, factors.tobytes())
+        for tensor in stored:
+            written = 0
+            for name in tensor.ours:
+                for part in _encoded(checkpoint, name, tensor):
+                    file.write(part.data)
+                    written += part.nbytes
+                checkpoint.release()
+                if progress:
+                    progress(name, checkpoint.tensors[name].bytes)
+            file.write(bytes(-written % layout.ALIGNMENT))
+    wanted = _type(to)
+    return [t.name for t in stored if wanted in ggml.TYPES and _is_matrix(t.name, t.shape) and t.type in DTYPES]
+
+
+def architecture_for(checkpoint: Checkpoint) -> str:
+    """The architecture of llama.cpp that this model is. Raises `CheckpointError` where there is none."""
+    config = checkpoint.config
+    name = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.o_bias else "llama"
+    reasons = {"sliding windows": config.windows is not None and any(config.windows)}
+    if name != "llama":
+        reasons |= {
+            "experts": config.experts > 0,
+            "biases but those of q, k and v": config.o_bias or config.ffn_bias,
+            "biases beside norms of q and k": config.qk_norm and config.qkv_bias,
+            "Llama 3's rescaling of RoPE": isinstance(config.scaling, Llama3Scaling),
+        }
+    for reason, applies in reasons.items():
+        if applies:
+            raise refused(checkpoint.path, f"llama.cpp's {name} has no {reason}")
+    return name
+
+
+def _type(to: str | None) -> str | None:
+    if to is None:
+        return None
+    if to not in FLOATS | SCHEMES:
+        raise ValueError(f"{to!r} is none of the types {', '.join(FLOATS | SCHEMES)}")
+    return (FLOATS | SCHEMES)[to]
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and not name.endswith("ffn_gate_inp.weight")
+
+
+def _stored(checkpoint: Checkpoint, architecture: str, to: str | None) -> Iterator[Stored]:
+    """What the file holds, in its order."""
+    parts: dict[str, list[str]] = {}
+    places = layout.places(checkpoint.config, architecture)
+    for ours, place in places.items():
+        parts.setdefault(place.name, []).append(ours)
+    head = layout.EMBEDDING if checkpoint.config.tied else layout.HEAD
+    for name, ours in parts.items():
+        first, place = checkpoint.tensors[ours[0]], places[ours[0]]
+        shape = first.shape if place.expert is None else (len(ours), *first.shape)
+        as_stored = FLOATS[first.dtype.name]
+        wanted = _type(to) or as_stored
+        if wanted in FOUR_BITS and name == head:
+            wanted = "Q8_0"
+        if not _is_matrix(name, shape):
+            wanted = "F32"
+        elif shape[-1] % layout.BLOCKS[wanted].weights:
+            wanted = as_stored
+        yield Stored(name, shape, wanted, tuple(ours), place.heads)
+
+
+def _file_type(checkpoint: Checkpoint, to: str | None) -> int:
+    return FILE_TYPES[_type(to) or FLOATS[checkpoint.tensors["model.embed_tokens.weight"].dtype.name]]
+
+
+def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str, Value]:
+    config = checkpoint.config
+    keys: dict[str, Value] = {
+        "general.architecture": architecture,
+        "general.name": Path(checkpoint.path).stem,
+        "general.file_type": file_type,
+        "general.quantization_version": QUANTIZATION,
+    }
+    own: dict[str, Value] = {
+        "vocab_size": config.vocab,
+        "context_length": config.context,
+        "embedding_length": config.dim,
+        "block_count": config.layers,
+        "feed_forward_length": config.ffn,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.eps),
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": float(config.theta),
+    }
+    if config.experts:
+        own |= {"expert_count": config.experts, "expert_used_count": config.experts_per_token}
+    match config.scaling:
+        case LinearScaling(factor):
+            own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
+        case Llama3Scaling(original_context=original):  # the rest is in rope_freqs.weight
+            own |= {"rope.scaling.original_context_length": original}
+    return keys | {f"{architecture}.{key}": value for key, value in own.items()}
+
+
+def _factors(config: Config) -> np.ndarray | None:
+    if not isinstance(config.scaling, Llama3Scaling):
+        return None
+    return to_factors(config.scaling, head_dim=config.head_dim, theta=config.theta).astype("<f4")
+
+
+def _write_header(file: BinaryIO, keys: Mapping[str, Value], stored: list[Stored], factors: np.ndarray | None) -> None:
+    table = [(tensor.name, tensor.shape, tensor.type, tensor.bytes) for tensor in stored]
+    if factors is not None:
+        table.insert(0, (layout.ROPE_FACTORS, factors.shape, "F32", factors.nbytes))
+    parts = [GGUF, struct.pack("<IQQ", 3, len(table), len(keys))]
+    parts += [_text(key) + _value(value) for key, value in keys.items()]
+    offset = 0
+    for name, shape, kind, size in table:
+        sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        parts.append(_text(name) + sizes + struct.pack("<IQ", layout.TYPE_CODES[kind], offset))
+        offset += size + -size % layout.ALIGNMENT
+    _write_padded(file, b"".join(parts))
+
+
+def _write_padded(file: BinaryIO, raw: bytes) -> None:
+    file.write(raw + bytes(-len(raw) % layout.ALIGNMENT))
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return layout.LENGTH.pack(len(raw)) + raw
+
+
+def _value(value: Value) -> bytes:
+    """The type of a value and the value: integers in 32 bits, numbers in float32."""
+    match value:
+        case bool():
+            return struct.pack("<I?", layout.BOOL, value)
+        case int():
+            return struct.pack("<II", layout.UINT32, value)
+        case float():
+            return struct.pack("<If", layout.FLOAT32, value)
+        case str():
+            return struct.pack("<I", layout.STRING) + _text(value)
+        case list():
+            return struct.pack("<IIQ", layout.ARRAY, layout.STRING, len(value)) + b"".join(map(_text, value))
+        case np.ndarray():
+            kind, dtype = (layout.FLOAT32, "<f4") if value.dtype.kind == "f" else (layout.INT32, "<i4")
+            return struct.pack("<IIQ", layout.ARRAY, kind, len(value)) + value.astype(dtype).tobytes()
+
+
+def _encoded(checkpoint: Checkpoint, name: str, stored: Stored) -> Iterator[UInt8[np.ndarray, " bytes"]]:
+    """The bytes of one of our tensors as `stored` has it, some rows at a time."""
+    array = checkpoint.tensors[name].read()
+    check_finite(name, array, path=checkpoint.path)
+    if stored.heads:
+        array = halves_to_interleaved(array, heads=stored.heads)
+    rows = array.reshape(-1, array.shape[-1])
+    step = max(1, AT_ONCE // rows.shape[1])
+    for begin in range(0, len(rows), step):
+        yield np.ascontiguousarray(_as_type(checkpoint, name, rows[begin : begin + step], stored.type)).reshape(-1)
+
+
+def _as_type(
+    checkpoint: Checkpoint, name: str, rows: Shaped[np.ndarray, "rows cols"], kind: str
+) -> UInt8[np.ndarray, "rows bytes"]:
+    if kind in DTYPES:
+        with np.errstate(over="ignore"):
+            converted = np.ascontiguousarray(rows).astype(DTYPES[kind])
+        if not np.isfinite(converted.astype(np.float32)).all():
+            raise refused(checkpoint.path, f"{name} holds {np.max(np.abs(rows))}, which is beyond {kind}")
+        return converted.view(np.uint8)
+    try:
+        return ggml.encode(rows.astype(np.float32), kind)
+    except ValueError as error:
+        raise refused(checkpoint.path, f"{name} cannot be {kind}: {error}") from error

@@ -1,0 +1,122 @@
+"""Matrices as autoawq and AutoGPTQ store them: transposed, with zero points.
+
+qweight, qzeros and scales, and of GPTQ g_idx: see `reference.quantizers.awq` and `reference.quantizers.gptq`.
+"""
+
+import numpy as np
+
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import FLOATS, INT32, ROWS, Arrays, Rule, Stored, group_size, unpack_words
+from model.checkpoints.strict_json import short
+from reference.quantizers import awq, packing
+from reference.quantizers.affine import Affine
+
+
+class AWQ(Rule):
+    """autoawq's "gemm"."""
+
+    form, zeros = "int4", True
+
+    def __init__(self, group: int | None):
+        self.group = group
+
+    def group_of(self, cols: int) -> int:
+        return self.group or cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        groups = -(-cols // self.group_of(cols))
+        return {
+            "qweight": Stored((cols, rows // 8), INT32),
+            "qzeros": Stored((groups, rows // 8), INT32),
+            "scales": Stored((groups, rows), FLOATS),
+        }
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        del arrays
+        _check_words(rows, cols)
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
+        codes, zeros = (
+            unpack_words(np.ascontiguousarray(arrays[name][:, start // 8 : stop // 8]), 4)
+            .reshape(-1, (stop - start) // 8, 8)[..., np.argsort(awq.ORDER)]
+            .reshape(-1, stop - start)
+            .T
+            for name in ("qweight", "qzeros")
+        )
+        return Affine(codes, arrays["scales"][:, start:stop].T.astype(np.float32), zeros)
+
+
+class GPTQ(Rule):
+    """AutoGPTQ's, whose version 1 stores zero points less by one."""
+
+    zeros = True
+
+    def __init__(self, bits: int, group: int | None, version: int):
+        self.bits, self.group, self.version = bits, group, version
+        self.form = "int4" if bits <= 4 else "int8"
+
+    def group_of(self, cols: int) -> int:
+        return self.group or cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        groups = -(-cols // self.group_of(cols))
+        return {
+            "qweight": Stored((cols * self.bits // 32, rows), INT32),
+            "qzeros": Stored((groups, rows * self.bits // 32), INT32),
+            "scales": Stored((groups, rows), FLOATS),
+            "g_idx": Stored((cols,), INT32, optional=True),
+        }
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        _check_words(rows, cols)
+        g_idx, groups = arrays.get("g_idx"), len(arrays["scales"])
+        if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
+            raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
+
+    def in_groups(self, arrays: Arrays, cols: int) -> bool:
+        """Not where columns were quantized in another order (desc_act)."""
+        return "g_idx" not in arrays or np.array_equal(arrays["g_idx"], np.arange(cols) // self.group_of(cols))
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
+        words = slice(start * self.bits // 32, stop * self.bits // 32)
+        codes = self._unpacked(arrays["qweight"][:, start:stop].T)
+        zeros = self._unpacked(arrays["qzeros"][:, words]).T
+        zeros = zeros + np.uint8(self.version == 1) & np.uint8((1 << self.bits) - 1)
+        scales = arrays["scales"][:, start:stop].T.astype(np.float32)
+        if not self.in_groups(arrays, cols):
+            scales, zeros = scales[:, arrays["g_idx"]], zeros[:, arrays["g_idx"]]
+        return Affine(codes, scales, zeros)
+
+    def _unpacked(self, words: np.ndarray) -> np.ndarray:
+        words = np.ascontiguousarray(words)
+        return (
+            unpack_words(words, self.bits)
+            if self.bits in (4, 8)
+            else packing.unpack(words.view(np.uint8), bits=self.bits)
+        )
+
+
+def _check_words(rows: int, cols: int) -> None:
+    if rows % ROWS or cols % ROWS:
+        raise ValueError(f"a matrix of {rows} x {cols} does not fill words of int32")
+
+
+def read_awq(fields: Fields) -> Rule:
+    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    bits = fields.integer("bits", 4) if "bits" in fields.values else fields.integer("w_bit", 4)
+    version, zero_point = fields.values.get("version", "gemm"), fields.boolean("zero_point", True)
+    if bits != 4 or str(version).lower() != "gemm" or not zero_point:
+        what = f"AWQ with {bits} bits, version {short(version)}, zero_point {str(zero_point).lower()}"
+        raise refused(fields.path, f"quantization_config: {what} is not read (only 4, gemm, true)")
+    size = fields.integer_or_none("group_size" if "group_size" in fields.values else "q_group_size", 128)
+    return AWQ(group_size(size))
+
+
+def read_gptq(fields: Fields) -> Rule:
+    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    bits, form = fields.integer("bits"), fields.values.get("checkpoint_format") or "gptq"
+    if bits not in (2, 3, 4, 8) or form not in ("gptq", "gptq_v2"):
+        what = f"GPTQ with {bits} bits as {short(form)} is not read (only 2, 3, 4 and 8, gptq and gptq_v2)"
+        raise refused(fields.path, f"quantization_config: {what}")
+    return GPTQ(bits, group_size(fields.integer_or_none("group_size", 128)), version=2 if form == "gptq_v2" else 1)

@@ -1,0 +1,151 @@
+"""Matrices in NF4 as bitsandbytes stores them (https://github.com/bitsandbytes-foundation/bitsandbytes), 4-bit alone.
+
+    weight                                 codes, two a byte, the first in the high half, row after row: [bytes, 1]
+    weight.absmax                          the scale of each 64 weights
+    weight.quant_map                       the levels
+    weight.quant_state.bitsandbytes__nf4   JSON: how large a block is, the matrix's shape
+
+With scales that are quantized again, `absmax` holds their codes, and weight.nested_absmax and weight.nested_quant_map
+what `reference.quantizers.double_quantization` calls b and levels; o stands in the JSON. Blocks follow each other
+from row to row: only where rows are whole blocks are they those of `reference.quantizers.nf4`.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Part, refused
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import Arrays, Rule, Stored
+from model.checkpoints.strict_json import parse_object, short
+from reference.quantizers import double_quantization, nf4
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.nf4 import NF4
+
+GROUP = 64
+STATE = "weight.quant_state.bitsandbytes__nf4"
+LONGEST_STATE = 1 << 12  # bytes
+
+
+class BitsAndBytes(Rule):
+    """NF4, `double` where scales are quantized again."""
+
+    form, zeros = "nf4", False
+
+    def __init__(self, *, double: bool = False):
+        self.double = double
+
+    def group_of(self, cols: int) -> int:
+        return GROUP
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        groups = -(-rows * cols // GROUP)
+        found = {
+            "weight": Stored((-(-rows * cols // 2), 1), ("uint8",)),
+            "weight.absmax": Stored((groups,), ("uint8" if self.double else "float32",)),
+            "weight.quant_map": Stored(NF4.levels.shape, ("float32",)),
+            STATE: Stored(state(rows, cols).shape, ("uint8",), any_length=True),
+        }
+        if self.double:
+            blocks = -(-groups // double_quantization.BLOCK)
+            found["weight.nested_absmax"] = Stored((blocks,), ("float32",))
+            found["weight.nested_quant_map"] = Stored((256,), ("float32",))
+        return found
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        check_rows(cols)
+        due: dict[str, Any] = {"quant_type": "nf4", "blocksize": GROUP}
+        if self.double:
+            due["nested_blocksize"] = double_quantization.BLOCK
+        given = _parsed(arrays)
+        for key, value in due.items():
+            if given.get(key) != value:
+                raise ValueError(f"{key} is {short(given.get(key))} in quant_state, where {short(value)} is due")
+        if given.get("shape") != [rows, cols]:
+            raise ValueError(f"shape is another than [{rows}, {cols}] in quant_state")
+        if not np.array_equal(arrays["weight.quant_map"], NF4.levels):
+            raise ValueError("quant_map holds other levels than NF4's")
+        if self.double:
+            _offset(given)
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        codes = nf4.unpack(arrays["weight"].reshape(-1, cols // 2)[start:stop])
+        each = slice(start * cols // GROUP, stop * cols // GROUP)
+        scales = arrays["weight.absmax"][each]
+        if self.double:
+            blocks = np.arange(each.start, each.stop) // double_quantization.BLOCK
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused with the weights
+                scales = arrays["weight.nested_quant_map"][scales] * arrays["weight.nested_absmax"][blocks]
+                scales = scales + _offset(_parsed(arrays))
+        return Quantized(codes, scales.reshape(stop - start, -1))
+
+    def pack(self, part: Part) -> dict[str, np.ndarray]:
+        """What `part` reads, of some rows; scales as they are."""
+        return {"weight": nf4.pack(part.codes).reshape(-1, 1), "weight.absmax": part.scales.reshape(-1)}
+
+    def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
+        """What is stored once for a matrix, beside what is packed."""
+        return {"weight.quant_map": NF4.levels, STATE: state(rows, cols)}
+
+
+def check_rows(cols: int) -> None:
+    """Raise ValueError for rows that are no whole blocks.
+
+    >>> check_rows(96)
+    Traceback (most recent call last):
+    ValueError: rows of 96 weights are no whole blocks of 64: those of bitsandbytes would go from row to row
+    """
+    if cols % GROUP:
+        what = f"rows of {cols} weights are no whole blocks of {GROUP}"
+        raise ValueError(f"{what}: those of bitsandbytes would go from row to row")
+
+
+def state(rows: int, cols: int) -> np.ndarray:
+    """The bytes of a matrix's quant_state.
+
+    >>> state(16, 128).tobytes().decode()
+    '{"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 128]}'
+    """
+    what = {"quant_type": "nf4", "blocksize": GROUP, "dtype": "float32", "shape": [rows, cols]}
+    return np.frombuffer(json.dumps(what).encode(), np.uint8)
+
+
+def _parsed(arrays: Arrays) -> dict[str, Any]:
+    if arrays[STATE].size > LONGEST_STATE:
+        raise ValueError(f"quant_state has {arrays[STATE].size} bytes, more than {LONGEST_STATE}")
+    return parse_object(arrays[STATE].tobytes(), "quant_state")
+
+
+def _offset(given: dict[str, Any]) -> np.float32:
+    value = given.get("nested_offset")
+    if not isinstance(value, float) or not abs(value) <= float(np.finfo(np.float32).max):
+        raise ValueError(f"nested_offset is {short(value)} in quant_state, not a number of float32")
+    return np.float32(value)
+
+
+def read_bitsandbytes(fields: Fields) -> Rule:
+    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    four = fields.boolean("load_in_4bit", False) or fields.boolean("_load_in_4bit", False)
+    kind = fields.values.get("bnb_4bit_quant_type", "fp4")
+    storage = fields.values.get("bnb_4bit_quant_storage", "uint8")
+    if not four or kind != "nf4" or storage != "uint8":
+        what = f"{short(kind)} in {short(storage)}" if four else "8 bits"
+        raise refused(fields.path, f'quantization_config: bitsandbytes with {what} is not read (only "nf4" in "uint8")')
+    return BitsAndBytes(double=fields.boolean("bnb_4bit_use_double_quant", False))
+
+
+def format_bitsandbytes(*, plain: list[str]) -> dict[str, Any]:
+    """The quantization_config of a model whose linear modules are all stored so, but for those named."""
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "_load_in_4bit": True,
+        "_load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_compute_dtype": "float32",
+        "llm_int8_skip_modules": plain,
+    }

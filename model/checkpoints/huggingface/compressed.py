@@ -1,0 +1,263 @@
+"""Matrices as compressed-tensors stores them (https://github.com/vllm-project/compressed-tensors).
+
+    format                tensors beside a module's name              codes
+    pack-quantized        weight_packed, weight_scale, weight_shape   integers of 4 or 8 bits
+    int-quantized         weight, weight_scale                        int8
+    float-quantized       weight, weight_scale                        e4m3
+    mxfp4-pack-quantized  weight_packed, weight_scale                 e2m1
+
+naive-quantized is int- or float-quantized under its older name. Integers are packed along a row into words of int32,
+the first lowest, each more by 8 or 128 than it is; so is weight_zero_point, where there is one, but along the rows.
+A scale is for a group of a row, a row ("channel"), a block of rows and columns, or the whole matrix ("tensor").
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from model.checkpoints.checkpoint import Codes, Form, refused
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import (
+    FLOATS,
+    INT32,
+    Arrays,
+    Rule,
+    Stored,
+    group_size,
+    nibbles,
+    pack_nibbles,
+    pack_words,
+    unpack_words,
+)
+from model.checkpoints.strict_json import short
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # of codes that there are formats for
+
+
+class CompressedTensors(Rule):
+    """compressed-tensors, without packing: codes int8 or e4m3."""
+
+    def __init__(self, form: Form, *, bits: int, group: int | None, zeros: bool, rows_alike: int = 1):
+        self.form, self.bits, self.group, self.zeros = form, bits, group, zeros
+        self.rows_alike = rows_alike  # rows that share a scale, too: 0 for all
+
+    @property
+    def format(self) -> str:
+        return "float-quantized" if self.form == "fp8" else "int-quantized"
+
+    def group_of(self, cols: int) -> int:
+        return self.group or cols
+
+    def scales(self, rows: int, cols: int) -> tuple[int, ...]:
+        if not self.rows_alike:
+            return (1,)
+        return (-(-rows // self.rows_alike), -(-cols // self.group_of(cols)))
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        found = {
+            "weight": Stored((rows, cols), ("int8" if self.form == "int8" else E4M3.name,)),
+            "weight_scale": Stored(self.scales(rows, cols), FLOATS),
+        }
+        if self.zeros:
+            found["weight_zero_point"] = Stored(self.scales(rows, cols), ("int8",))
+        return found
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
+        codes = arrays["weight"][start:stop]
+        scales = self._rows(arrays["weight_scale"].astype(np.float32), start, stop)
+        if self.zeros:
+            zeros = self._rows(arrays["weight_zero_point"], start, stop)
+            return Affine(codes.view(np.uint8) ^ np.uint8(128), scales, zeros.view(np.uint8) ^ np.uint8(128))
+        return Quantized(codes if self.form == "int8" else codes.view(np.uint8), scales)
+
+    def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
+        """What `part` reads, of some rows; zero points come by `pack_zeros`."""
+        codes = part.codes.view(E4M3) if self.form == "fp8" else part.codes
+        return {"weight": codes, "weight_scale": part.scales}
+
+    def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
+        """The zero points [rows, groups] of a whole matrix, uint8."""
+        return {"weight_zero_point": zeros.view(np.int8) ^ np.int8(-128)}
+
+    def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
+        """What is stored once for a matrix, beside what is packed."""
+        del rows, cols
+        return {}
+
+    def _rows(self, grid: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """What belongs to some rows, of a grid of scales or zero points."""
+        if not self.rows_alike:
+            return np.broadcast_to(grid.reshape(1, 1), (stop - start, 1)).copy()
+        return grid[np.arange(start, stop) // self.rows_alike]
+
+
+class PackedIntegers(CompressedTensors):
+    """compressed-tensors' pack-quantized."""
+
+    @property
+    def format(self) -> str:
+        return "pack-quantized"
+
+    def _words(self, count: int) -> int:
+        return -(-count * self.bits // 32)
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        grid = self.scales(rows, cols)
+        found = {
+            "weight_packed": Stored((rows, self._words(cols)), INT32),
+            "weight_scale": Stored(grid, FLOATS),
+            "weight_shape": Stored((2,), ("int64", "int32")),
+        }
+        if self.zeros:
+            found["weight_zero_point"] = Stored((self._words(grid[0]), *grid[1:]), INT32)
+        return found
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        if arrays["weight_shape"].tolist() != [rows, cols]:
+            raise ValueError(f"weight_shape is {arrays['weight_shape'].tolist()}")
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
+        codes = unpack_words(arrays["weight_packed"][start:stop], self.bits)[:, :cols]
+        scales = self._rows(arrays["weight_scale"].astype(np.float32), start, stop)
+        if not self.zeros:
+            return Quantized(
+                (codes ^ np.uint8(128)).view(np.int8) if self.bits == 8 else codes.view(np.int8) - 8, scales
+            )
+        words = arrays["weight_zero_point"].T  # [groups, words]
+        zeros = unpack_words(np.ascontiguousarray(words), self.bits).T
+        return Affine(codes, scales, np.ascontiguousarray(zeros[start:stop]))
+
+    def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
+        codes = part.codes
+        if not self.zeros:
+            codes = codes.view(np.uint8) ^ np.uint8(128) if self.bits == 8 else (codes + 8).view(np.uint8)
+        return {"weight_packed": pack_words(codes, self.bits), "weight_scale": part.scales}
+
+    def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
+        return {"weight_zero_point": np.ascontiguousarray(pack_words(np.ascontiguousarray(zeros.T), self.bits).T)}
+
+    def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
+        return {"weight_shape": np.array([rows, cols], np.int64)}
+
+
+class PackedMX(CompressedTensors):
+    """compressed-tensors' mxfp4-pack-quantized: of two columns in a byte the first is the low half."""
+
+    @property
+    def format(self) -> str:
+        return "mxfp4-pack-quantized"
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        return {
+            "weight_packed": Stored((rows, -(-cols // 2)), ("uint8",)),
+            "weight_scale": Stored(self.scales(rows, cols), ("uint8",)),
+        }
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        return Quantized(nibbles(arrays["weight_packed"][start:stop])[:, :cols], arrays["weight_scale"][start:stop])
+
+    def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
+        return {"weight_packed": pack_nibbles(part.codes), "weight_scale": part.scales}
+
+
+def read_compressed_tensors(fields: Fields) -> Rule:
+    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+
+    def refuse(what: str):
+        return refused(fields.path, f"quantization_config: {what}")
+
+    for key in ("sparsity_config", "transform_config"):
+        if any(fields.object(key).get(part) not in (None, "dense", {}, []) for part in ("format", "config_groups")):
+            raise refuse(f"a {key} is not read")
+    groups = [
+        Fields(group, fields.path) for group in fields.object("config_groups").values() if isinstance(group, dict)
+    ]
+    each = [group.object("weights") for group in groups]
+    if not each or any(weights != each[0] for weights in each):
+        raise refuse(f"{len(each)} config_groups of different weights: one is read")
+    weights = Fields(each[0], fields.path)
+    bits, kind, strategy = (
+        weights.integer("num_bits", 8),
+        weights.values.get("type", "int"),
+        weights.values.get("strategy"),
+    )
+    group = group_size(weights.integer_or_none("group_size"))
+    if strategy is None:
+        strategy = "group" if group else "channel"
+    shared: dict[str, Any] = {"bits": bits, "zeros": not weights.boolean("symmetric", True)}
+    match strategy:
+        case "group" if group:
+            shared["group"] = group
+        case "channel":
+            shared["group"] = None
+        case "tensor":
+            shared |= {"group": None, "rows_alike": 0}
+        case "block":
+            shared["rows_alike"], shared["group"] = _block(weights)
+        case _:
+            raise refuse(f"strategy {short(strategy)} is not read")
+    name = groups[0].values.get("format") or fields.values.get("format")
+    match name, kind, bits:
+        case "pack-quantized", "int", 4 | 8 if strategy in ("group", "channel"):
+            return PackedIntegers("int4" if bits == 4 else "int8", **shared)
+        case "int-quantized" | "naive-quantized", "int", 8:
+            return CompressedTensors("int8", **shared)
+        case "float-quantized" | "naive-quantized", "float", 8 if not shared["zeros"]:
+            return CompressedTensors("fp8", **shared)
+        case "mxfp4-pack-quantized", "float", 4 if not shared["zeros"] and shared["group"] == 32:
+            return PackedMX("mxfp4", **shared)
+    raise refuse(f"format {short(name)} with {short(kind)} weights of {bits} bits by {strategy} is not read")
+
+
+def _block(weights: Fields) -> tuple[int, int]:
+    match weights.values.get("block_structure"):
+        case [int(rows), int(cols)] if rows > 0 and cols > 0:
+            return rows, cols
+        case other:
+            raise refused(weights.path, f"quantization_config: block_structure {short(other)} is not a pair of sizes")
+
+
+def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
+    """How to write matrices of such codes, a scale a row or a group. Raises ValueError where it cannot be done.
+
+    Readers take int-quantized for matrices that meet activations of int8, and pack-quantized for all others of int8.
+    """
+    if codes.form not in FORMS:
+        raise ValueError(f"compressed-tensors has no format for {codes.form}")
+    kinds: dict[Form, type[CompressedTensors]] = {
+        "int8": CompressedTensors if int8_activations else PackedIntegers,
+        "int4": PackedIntegers,
+        "fp8": CompressedTensors,
+        "mxfp4": PackedMX,
+    }
+    bits = 4 if codes.form in ("int4", "mxfp4") else 8
+    return kinds[codes.form](codes.form, bits=bits, group=codes.group if rows_grouped else None, zeros=codes.zeros)
+
+
+# A scale for each token, found when it is there.
+INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
+    """The quantization_config of a model whose linear modules are all stored so, but for those named."""
+    weights = {
+        "num_bits": rule.bits,
+        "type": "int" if rule.form in ("int4", "int8") else "float",
+        "symmetric": not rule.zeros,
+        "strategy": "group" if rule.group else "channel",
+        "group_size": rule.group,
+        "dynamic": False,
+    }
+    inputs = INT8_ACTIVATIONS if rule.format == "int-quantized" else None
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": rule.format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": plain,
+    }

@@ -1,0 +1,114 @@
+"""Reads the quantized matrices of Hugging Face's checkpoints, as config.json's quantization_config describes them.
+
+A module that has a plain weight is not quantized. That activations were to be quantized, too, changes nothing: here
+they are not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Codes, Tensor, refused
+from model.checkpoints.codes import PART, dequantized, is_matrix
+from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq
+from model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
+from model.checkpoints.huggingface.compressed import read_compressed_tensors
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.safetensors_header import Entry
+from model.checkpoints.strict_json import short
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
+
+Located = dict[str, tuple[MappedFile, Entry]]
+
+
+def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
+    """What config.json, parsed, says of quantization; None where nothing is quantized. Raises `CheckpointError`."""
+    fields = Fields(Fields(values, path).object("quantization_config"), path)
+    if not fields.values:
+        return None
+    methods: dict[str, Callable[[Fields], Rule]] = {
+        "compressed-tensors": read_compressed_tensors,
+        "awq": read_awq,
+        "gptq": read_gptq,
+        "bitsandbytes": read_bitsandbytes,
+    }
+    method = fields.values.get("quant_method")
+    if not isinstance(method, str) or method not in methods:
+        known = ", ".join(methods)
+        raise refused(path, f"quantization_config: quant_method {short(method)} is not read (only {known})")
+    return methods[method](fields)
+
+
+def take_quantized(rule: Rule, shapes: Mapping[str, tuple[int, ...]], located: Located, path: str) -> dict[str, Tensor]:
+    """The quantized matrices among the tensors of `shapes`; what they are made of is removed from `located`.
+
+    Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or dtype.
+    """
+    taken = {}
+    for name, shape in shapes.items():
+        if is_matrix(name) and len(shape) == 2:
+            stored = rule.stored(*shape)
+            module, first = name.removesuffix(".weight"), next(iter(stored))
+            entry = located.get(f"{module}.{first}")
+            if entry and entry[1].dtype.name in stored[first].dtypes:
+                taken[name] = _take(rule, module, stored, (shape[0], shape[1]), located, path)
+                _drop_extras(module, located, wanted=f"{module}.bias" in shapes, path=path)
+    if not taken:
+        raise refused(path, "no tensor is quantized, but config.json has a quantization_config")
+    return taken
+
+
+def _take(
+    rule: Rule, module: str, stored: dict[str, Stored], shape: tuple[int, int], located: Located, path: str
+) -> Tensor:
+    rows, cols = shape
+    arrays: dict[str, np.ndarray] = {}
+    size = 0
+    for part, expected in stored.items():
+        name = f"{module}.{part}"
+        if name not in located:
+            if expected.optional:
+                continue
+            raise refused(path, f"lacks tensor {name}")
+        file, entry = located.pop(name)
+        fits = entry.shape == expected.shape or (expected.shape == (1,) and entry.shape == ())
+        fits = fits or (expected.any_length and len(entry.shape) == 1)
+        if not fits or entry.dtype.name not in expected.dtypes:
+            given, due = (
+                f"{entry.dtype} {list(entry.shape)}",
+                f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}",
+            )
+            raise refused(path, f"{name} is {given}, but config.json makes it {due}")
+        arrays[part] = file.array(entry.dtype, entry.shape, entry.offset)
+        size += entry.bytes
+    try:
+        rule.check(arrays, rows, cols)
+    except ValueError as error:
+        raise refused(path, f"{module}: {error}") from error
+    group = rule.group_of(cols) if rule.in_groups(arrays, cols) else 1
+    codes = Codes(rule.form, group, rule.zeros, size, partial(_parts, rule, arrays, shape))
+    return Tensor(shape, np.dtype(np.float32), partial(dequantized, codes, shape), codes)
+
+
+def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Quantized | Affine]:
+    rows, cols = shape
+    step = max(1, PART // max(1, cols) // ROWS) * ROWS
+    for start in range(0, rows, step):
+        yield rule.part(arrays, start, min(rows, start + step), cols)
+
+
+def _drop_extras(module: str, located: Located, *, wanted: bool, path: str) -> None:
+    """What quantizers write beside the weights, and what has no part in the numbers: scales of inputs, biases of 0."""
+    for part in ("input_scale", "input_zero_point", "output_scale"):
+        located.pop(f"{module}.{part}", None)
+    bias = f"{module}.bias"
+    if not wanted and bias in located:
+        file, entry = located[bias]
+        if entry.dtype.name in FLOATS and not np.any(file.array(entry.dtype, entry.shape, entry.offset)):
+            del located[bias]

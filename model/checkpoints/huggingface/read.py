@@ -1,0 +1,150 @@
+"""Reads Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
+
+A symbolic link may stand for any file that the user names, and for config.json. A shard is named by an index that came
+from elsewhere, so it must lie in the directory; or, in a hub cache's snapshots/<revision>, link into its blobs.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused, tensor_shapes
+from model.checkpoints.huggingface.config import read_config, read_tokens
+from model.checkpoints.huggingface.quantized import Located, read_rule, take_quantized
+from model.checkpoints.huggingface.rule import FLOATS
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.recognize import weights_file
+from model.checkpoints.safetensors_header import Entry, read_header
+from model.checkpoints.strict_json import read_object, short
+from reference.config import Config
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+COMPARED = 4 << 20  # bytes of two tensors compared at a time
+
+
+def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
+    """Open a directory, or its file `weights` where one is named. Raises `CheckpointError`."""
+    config_path, generation_path = directory / "config.json", directory / "generation_config.json"
+    with os_errors(directory):
+        if not config_path.exists():
+            raise refused(weights.path if weights else directory, "no config.json is there")
+        has_generation = generation_path.exists()
+    values = read_object(config_path)
+    config = read_config(values, config_path)
+    generation: dict[str, Any] = read_object(generation_path) if has_generation else {}
+    bos, stops = read_tokens(values, config_path, generation, generation_path, vocab=config.vocab)
+    rule = read_rule(values, config_path)
+
+    located = _locate(weights) if weights else _locate_all(directory)
+    files = {file.path: file for file, _ in located.values()}
+    path = weights.path if weights else str(directory)
+    _check_number(path, config, located)
+    shapes = tensor_shapes(config)
+    quantized = take_quantized(rule, shapes, located, path) if rule else {}
+    plain = {name: shape for name, shape in shapes.items() if name not in quantized}
+    _check_tensors(path, config, plain, located)
+    tensors = {
+        name: quantized[name] if name in quantized else _tensor(located[name], shape) for name, shape in shapes.items()
+    }
+    release = partial(_release, list(files.values()))
+    return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, release=release)
+
+
+def _tensor(place: tuple[MappedFile, Entry], shape: tuple[int, ...]) -> Tensor:
+    file, entry = place
+    return Tensor(shape, entry.dtype, partial(file.array, entry.dtype, shape, entry.offset))
+
+
+def _release(files: list[MappedFile]) -> None:
+    for file in files:
+        file.release()
+
+
+def _locate(file: MappedFile) -> Located:
+    return {name: (file, entry) for name, entry in read_header(file).items()}
+
+
+def _locate_all(directory: Path) -> Located:
+    """Every tensor of a directory, from model.safetensors if it is there, else from the shards that the index names."""
+    single, index_path = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    with os_errors(directory):
+        if single.is_symlink() or single.exists():
+            return _locate(weights_file(single))
+        if not index_path.exists():
+            others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
+            hint = "; .bin and .pth files are not read: convert them to safetensors" if others else ""
+            raise refused(directory, f"no model.safetensors and no model.safetensors.index.json{hint}")
+
+    weight_map = read_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise refused(index_path, "lacks a weight_map")
+    located: Located = {}
+    for shard in dict.fromkeys(_shard_name(index_path, name) for name in weight_map.values()):
+        for name, place in _locate(weights_file(_shard_path(directory, index_path, shard))).items():
+            if weight_map.get(name) != shard:  # so none is in two shards
+                raise refused(index_path, f"puts tensor {quoted(name)} in {short(weight_map.get(name))}, not {shard}")
+            located[name] = place
+    for name, shard in weight_map.items():
+        if name not in located:
+            raise refused(index_path, f"tensor {quoted(name)} is not in {shard}, where the index has it")
+    return located
+
+
+def _shard_name(index_path: Path, name: object) -> str:
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise refused(index_path, f"names a shard {short(name)}, which is not a file of this directory")
+    return name
+
+
+def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
+    with os_errors(index_path):
+        try:
+            home, target = directory.resolve(), (directory / name).resolve()
+        except (RuntimeError, UnicodeError) as error:  # a loop of links; half a character
+            raise refused(index_path, f"names a shard {short(name)}, which is not a file of this directory") from error
+        cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+        if target.parent != home and not cached:
+            raise refused(index_path, f"names a shard {short(name)}, a link out of this directory")
+        if not target.exists():
+            raise refused(index_path, f"names a shard {short(name)}, which is missing")
+    return directory / name
+
+
+def _check_number(path: str, config: Config, located: Located) -> None:
+    if config.layers * max(1, config.experts) > len(located):  # before a name is made for each
+        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({config.experts} experts)")
+
+
+def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...]], located: Located) -> None:
+    """Refuse a checkpoint whose tensors are not exactly those `expected`, beside the quantized ones."""
+    for name, shape in expected.items():
+        if name not in located:
+            raise refused(path, f"lacks tensor {name}")
+        if located[name][1].shape != shape:
+            raise refused(
+                path, f"{name} has shape {list(located[name][1].shape)}, but config.json makes it {list(shape)}"
+            )
+        if (dtype := located[name][1].dtype.name) not in FLOATS:
+            raise refused(path, f"{name} holds {dtype}, which config.json has no quantization_config for")
+    for name in located:
+        # Llama 2's first conversions carry each layer's RoPE frequencies, which everyone computes anew.
+        if name not in expected and name != HEAD and not name.endswith(".rotary_emb.inv_freq"):
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with this config.json")
+    if config.tied and HEAD in located and not _equal(located[HEAD], located[EMBEDDING]):
+        # transformers 4 would take the embedding, transformers 5 the head.
+        raise refused(path, f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}")
+
+
+def _equal(a: tuple[MappedFile, Entry], b: tuple[MappedFile, Entry]) -> bool:
+    if a[1].dtype != b[1].dtype or a[1].shape != b[1].shape:
+        return False
+    for begin in range(0, a[1].bytes, COMPARED):
+        size = min(COMPARED, a[1].bytes - begin)
+        left, right = (file.array(np.dtype("u1"), (size,), entry.offset + begin) for file, entry in (a, b))
+        if not np.array_equal(left, right):
+            return False
+        a[0].release()
+        b[0].release()
+    return True

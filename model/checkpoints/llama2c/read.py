@@ -1,0 +1,157 @@
+"""Reads llama2.c's checkpoints: versions 0 and 1 in float32, version 2 in int8; and KuiperLLama's int8."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float32
+
+from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
+from model.checkpoints.checks import check_model
+from model.checkpoints.codes import EMBEDDING, is_matrix
+from model.checkpoints.llama2c import layout
+from model.checkpoints.mapped import MappedFile
+from reference.config import Config
+from reference.quantizers.blocks import Quantized
+from reference.rope import interleaved_to_halves
+
+FLOAT32 = np.dtype("<f4")
+AT_ONCE = 4 << 20  # codes handed over at a time
+
+
+def open_llama2c(file: MappedFile) -> Checkpoint:
+    """Open a file of any version. Raises `CheckpointError` unless its header explains its size exactly."""
+    version, config, group = _read_header(file)
+    check_model(file.path, config, bos=layout.BOS, stops=layout.STOPS)
+    if version == 2 and (shape := _undivided(config, version, group)):
+        what = f"groups of {group} values"
+        raise refused(file.path, what if group < 1 else f"{what} do not divide a tensor of shape {list(shape)}")
+    size = layout.file_bytes(config, version=version, group=group)
+    if version == 0 and size != file.size and (kuipers := _kuiper_group(file, config)):
+        version, group, size = layout.KUIPER, kuipers, file.size
+    if size != file.size:
+        problem = "truncated" if file.size < size else "too long"
+        raise refused(
+            file.path, f"{problem}: {file.size} bytes, but the header says {size} (llama2.c version {version})"
+        )
+
+    tensors = {}
+    offset = layout.HEADER_BYTES[version]
+    for tensor in layout.stored_tensors(config, version=version, group=group):
+        if tensor.name != layout.ROPE_TABLES:
+            heads = _interleaved_heads(tensor.name, config)
+            read = partial(_read, file, tensor.shape, offset, group=tensor.group, heads=heads)
+            codes = (
+                _codes(file, tensor, offset, heads=heads)
+                if is_matrix(tensor.name) or tensor.name == EMBEDDING
+                else None
+            )
+            tensors[tensor.name] = Tensor(tensor.shape, FLOAT32, read, codes)
+        offset += tensor.bytes
+    name = "kuiper-int8" if version == layout.KUIPER else f"llama2c-v{version}"
+    return Checkpoint(file.path, name, config, tensors, bos=layout.BOS, stops=layout.STOPS, release=file.release)
+
+
+def _read_header(file: MappedFile) -> tuple[int, Config, int]:
+    """The version, the hyperparameters and the group size (0 where nothing is quantized)."""
+    version, group, start = 0, 0, file.bytes(0, 256)
+    if not start.startswith(layout.MAGIC):
+        if len(start) < layout.LEGACY_HEADER.size:
+            raise refused(file.path, f"{file.size} bytes, too short for any checkpoint")
+        dim, ffn, layers, heads, kv_heads, vocab, context = layout.LEGACY_HEADER.unpack_from(start)
+        tied, vocab = vocab > 0, abs(vocab)
+    else:
+        if len(start) < layout.HEADER_BYTES[1]:
+            raise refused(file.path, f"truncated: {file.size} bytes, fewer than llama2.c's header")
+        _, version, dim, ffn, layers, heads, kv_heads, vocab, context, tied = layout.HEADER.unpack_from(start)
+        if version not in (1, 2):
+            raise refused(file.path, f"llama2.c version {version} is not read (only 0, 1 and 2)")
+        if tied > 1:
+            raise refused(file.path, f"the flag for a shared classifier is {tied}, neither 0 nor 1")
+        if version == 2:
+            group = int.from_bytes(start[layout.HEADER.size :][:4], "little", signed=True)
+    if heads < 1 or dim % heads:
+        raise refused(file.path, f"not a checkpoint: dim {dim} and {heads} heads, if it were one of llama2.c's")
+    config = Config(
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim // heads,
+        ffn=ffn,
+        vocab=vocab,
+        context=context,
+        eps=layout.EPS,
+        theta=layout.THETA,
+        tied=bool(tied),
+    )
+    return version, config, group
+
+
+def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
+    """The shape of a tensor that groups of so many values do not divide."""
+    for tensor in layout.stored_tensors(replace(config, layers=1), version=version, group=group):
+        if tensor.group and (group < 1 or math.prod(tensor.shape) % group):
+            return tensor.shape
+    return (group,) if group < 1 else None
+
+
+def _kuiper_group(file: MappedFile, config: Config) -> int | None:
+    """The group size, if this is a file of KuiperLLama's."""
+    group = int.from_bytes(
+        file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
+    )
+    if _undivided(config, layout.KUIPER, group):
+        return None
+    return group if layout.file_bytes(config, version=layout.KUIPER, group=group) == file.size else None
+
+
+def _interleaved_heads(name: str, config: Config) -> int:
+    """How many heads of interleaved pairs the rows of a tensor are; 0: none."""
+    if name.endswith("self_attn.q_proj.weight"):
+        return config.heads
+    return config.kv_heads if name.endswith("self_attn.k_proj.weight") else 0
+
+
+def _read(
+    file: MappedFile, shape: tuple[int, ...], offset: int, *, group: int, heads: int
+) -> Float32[np.ndarray, "..."]:
+    if group:
+        array = _dequantized(file, shape, offset, group=group)
+    else:
+        array = file.array(FLOAT32, shape, offset)
+    return interleaved_to_halves(array, heads=heads) if heads else array
+
+
+def _dequantized(
+    file: MappedFile, shape: tuple[int, ...], offset: int, *, group: int
+) -> Float32[np.ndarray, "rows cols"]:
+    """Code times scale, rounded once to float32, as runq.c has it; a group may span rows."""
+    groups = math.prod(shape) // group
+    codes = file.array(np.dtype("i1"), (groups, group), offset)
+    scales = file.array(FLOAT32, (groups, 1), offset + groups * group)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, for the reader to refuse
+        return np.multiply(codes, scales, dtype=np.float32).reshape(shape)
+
+
+def _codes(file: MappedFile, stored: layout.Stored, offset: int, *, heads: int) -> Codes | None:
+    """The int8 codes of a matrix, pairs in halves; None where there are none, or groups span rows."""
+    rows, cols = stored.shape
+    if not stored.group or cols % stored.group:
+        return None
+    head_dim = rows // heads if heads else 1
+    step = max(1, AT_ONCE // cols // head_dim) * head_dim  # whole heads
+
+    def parts() -> Iterator[Quantized]:
+        codes = file.array(np.dtype("i1"), (rows, cols), offset)
+        scales = file.array(FLOAT32, (rows, cols // stored.group), offset + rows * cols)
+        for begin in range(0, rows, step):
+            part = Quantized(codes[begin : begin + step], scales[begin : begin + step])
+            if heads:
+                count = len(part.codes) // head_dim
+                part = Quantized(*(interleaved_to_halves(array, heads=count) for array in part))
+            yield part
+
+    return Codes("int8", stored.group, zeros=False, bytes=stored.bytes, parts=parts)

@@ -1,0 +1,122 @@
+"""What decoding a token and reading a prompt cost at least: bytes and floating-point operations.
+
+Of a mixture of experts the bytes of several tokens are not the least: they are those expected where each token is as
+likely to choose any of the experts (`experts_read`). Tokens that choose alike read fewer, down to what one reads.
+
+Weights may be arrays, or only their shapes (`model.weights.params.abstract_params`).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from model.cache import position_bytes
+from model.insight.describe import cached_numbers, matrix_weights
+from model.weights.params import Experts, FeedForward, Params
+from reference.config import Config
+
+
+class Cost(NamedTuple):
+    bytes: float
+    flops: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte: what is below a machine's own ratio waits for its memory."""
+        return self.flops / self.bytes
+
+    def seconds(self, *, bandwidth: float, rate: float, cache: int = 0) -> float:
+        """What it takes at least: bytes to read a second, operations a second.
+
+        What fits in a cache of `cache` bytes may be there since the last time, and then nothing waits for memory. What
+        is larger, and read from its first byte to its last each time, has left the cache before it is wanted again.
+
+        >>> [Cost(bytes=20.0, flops=100.0).seconds(bandwidth=10.0, rate=100.0, cache=cache) for cache in (0, 32)]
+        [2.0, 1.0]
+        """
+        reading = 0.0 if self.bytes <= cache else self.bytes / bandwidth
+        return max(reading, self.flops / rate)
+
+
+def decode_cost(
+    params: Params, config: Config, *, position: int | float, batch: int, cache_dtype: np.dtype | None = None
+) -> Cost:
+    """One step of `batch` sequences, each with `position` tokens before it.
+
+    Every weight is read once, of an embedding that is not the head as well only a row for each token, of experts those
+    that `experts_read` expects; each weight of a matrix is two operations a token that it is for. Keys and values are
+    read once, and each is two operations a query head. The cache is of the embedding's dtype, unless `cache_dtype` says
+    otherwise.
+    """
+    weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
+    row = 0 if config.tied else _bytes(params.embedding) / config.vocab
+    cached = position_bytes(config, dtype=cache_dtype or params.embedding.dtype) * (position + 1)
+    attention = 2 * cached_numbers(config) * (position + 1) * config.heads / config.kv_heads
+    flops = 2 * matrix_weights(config, head=True) + attention
+    return Cost(bytes=weights + batch * (row + cached), flops=batch * flops)
+
+
+def decode_bytes(params: Params, config: Config, *, position: int | float, batch: int) -> dict[str, float]:
+    """Split the bytes of `decode_cost` by part of the model, as `model.insight.profile` names the parts.
+
+    Norms and embedding rows are left out.
+    """
+    layers = params.layers
+    products = {
+        "norm_qkv": [layer.qkv for layer in layers],
+        "project_add": [layer.o for layer in layers],
+        "norm_gate_up": [layer.ffn.gate_up for layer in layers if isinstance(layer.ffn, FeedForward)],
+        "down_add": [layer.ffn.down for layer in layers if isinstance(layer.ffn, FeedForward)],
+        "moe_add": [layer.ffn.router for layer in layers if isinstance(layer.ffn, Experts)],
+        "norm_logits": params.head,
+    }
+    read = {f"{op} product": float(_bytes(tree)) for op, tree in products.items()}
+    read["moe_add product"] += _expert_bytes(params, config, tokens=batch)
+    cached = position_bytes(config, dtype=params.embedding.dtype) * (position + 1)
+    return {part: count for part, count in {**read, "attend": float(batch * cached)}.items() if count}
+
+
+def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
+    """`batch` prompts of so many tokens into empty caches, up to where decoding begins: the head has no part in it.
+
+    Every weight of a layer is read once, of experts those that `experts_read` expects.
+    """
+    pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
+    attention = 4 * config.layers * config.heads * config.head_dim * pairs
+    flops = batch * (2 * tokens * matrix_weights(config, head=False) + attention)
+    return Cost(bytes=_layer_bytes(params, config, tokens=batch * tokens), flops=flops)
+
+
+def experts_read(config: Config, *, tokens: int) -> float:
+    """Experts of a layer that so many tokens are expected to choose, each of them any with the same chance.
+
+    At most that is tokens x experts_per_token, or all; at least, where all choose alike, experts_per_token.
+
+    >>> mixtral = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=8, experts_per_token=2)
+    >>> [experts_read(mixtral, tokens=tokens) for tokens in (1, 2, 3)]
+    [2.0, 3.5, 4.625]
+    """
+    passed_over = 1 - config.experts_per_token / config.experts  # by a token
+    return config.experts * (1 - passed_over**tokens)
+
+
+def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
+    """Of all layers, what so many tokens read together."""
+    whole = _bytes(params.layers) - _bytes(_experts(params))
+    return whole + _expert_bytes(params, config, tokens=tokens)
+
+
+def _expert_bytes(params: Params, config: Config, *, tokens: int) -> float:
+    experts = _bytes(_experts(params))
+    return experts * experts_read(config, tokens=tokens) / config.experts if experts else 0.0
+
+
+def _experts(params: Params) -> list[Sequence[FeedForward]]:
+    return [layer.ffn.experts for layer in params.layers if isinstance(layer.ffn, Experts)]
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,266 @@
+r"""How well a model predicts a text, and how far its predictions are from another model's.
+
+    loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats a token
+    perplexity     exp(loss)
+    bits per byte  n loss / ln 2 / bytes of the n tokens                          does not depend on the tokenizer
+    divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
+
+A text longer than the context is read in windows of that length, each `stride` tokens after the one before, and a
+token is scored in the first window that holds it: so every token but the text's first is counted once, and all but
+those of the first window are predicted from at least context - stride tokens. This is Hugging Face's definition
+(https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of the
+context, is its example's. llama.cpp's windows do not overlap, it scores the second half of each, and puts BOS in
+front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity); the divergence is its
+`--kl-divergence`. Its perplexity is higher by what it predicts from fewer tokens.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from model.text import read_text
+from model.tokenizers.of_model import tokenizer_of
+from model.tokenizers.tokenizer import encode_text
+from model.weights.params import Progress, no_progress
+
+IN_MEMORY = 64 << 20  # bytes of logits that are kept there; more go into a file
+
+Rows = Float[np.ndarray, "rows vocab"]  # logits
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A model that runs, on either backend."""
+
+    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]: ...
+    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor": ...
+
+
+class Text(NamedTuple):
+    """A text as a model reads it."""
+
+    ids: list[int]
+    bytes: int  # of all tokens but the first, which nothing predicts
+
+    @property
+    def tokens(self) -> int:
+        """How many are predicted."""
+        return len(self.ids) - 1
+
+
+class Window(NamedTuple):
+    """Of the tokens from `begin` to `end`, those from `scored` on are counted."""
+
+    begin: int
+    scored: int
+    end: int
+
+
+class Evaluation(NamedTuple):
+    """What a model makes of a text."""
+
+    tokens: int
+    bytes: int
+    loss: float  # nats a token
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.tokens * self.loss / math.log(2) / self.bytes
+
+
+class Divergence(NamedTuple):
+    """Of a model's predictions from a base's: KL over the positions of a text, in nats, and agreement on the top."""
+
+    mean: float
+    median: float
+    p99: float
+    most: float
+    same_top: float  # share of positions where both find the same token the likeliest
+
+
+class Comparison(NamedTuple):
+    """A model and its base on the same text."""
+
+    model: Evaluation
+    base: Evaluation
+    divergence: Divergence
+
+
+def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> Text:
+    """The text in a file, as all of `models` read it.
+
+    `tokenizer` is a path, for all of them; None is each model's own. Raises CheckpointError for a file of fewer than
+    two tokens, and ValueError where the models have different vocabularies.
+    """
+    text, first = read_text(path), models[0]
+    spelt = [tokenizer_of(model, tokenizer) for model in models]
+    each = [encode_text(vocabulary, text) for vocabulary in spelt]
+    for model, ids in zip(models, each, strict=True):
+        if model.config.vocab != first.config.vocab or ids != each[0]:
+            raise ValueError(
+                f"{first.path} and {model.path} have different vocabularies: what they predict cannot be compared"
+            )
+    ids, start = each[0], spelt[0].bytes_of(each[0][0]) if each[0] else b""
+    if spelt[0].dummy_prefix:
+        start = start.removeprefix(b" ")
+    if len(ids) < 2:
+        raise refused(path, "is a single token, and there is nothing to predict")
+    return Text(ids, len(text.encode()) - len(start))
+
+
+def choose_stride(stride: int | None, context: int) -> int:
+    """How far a window is from the one before: for None, half of its length. Raises ValueError.
+
+    >>> choose_stride(None, 1024)
+    512
+    """
+    if context < 2:
+        raise ValueError(f"the context must be at least 2 to predict anything, got {context}")
+    if stride is not None and not 1 <= stride < context:
+        raise ValueError(f"stride must be between 1 and {context - 1}, one less than the context, got {stride}")
+    return stride or context // 2
+
+
+def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
+    """Windows in which all tokens but the first are scored once.
+
+    >>> [tuple(window) for window in windows(9, context=4, stride=2)]
+    [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
+    """
+    scored, begin = 1, 0
+    while scored < tokens:
+        end = min(begin + context, tokens)
+        yield Window(begin, scored, end)
+        scored, begin = end, begin + stride
+
+
+def scored_logits(
+    model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
+) -> Iterator[Rows]:
+    """Logits for every token of a text but the first, in order, some at a time.
+
+    `context` is at most the model's capacity. Raises ValueError out of range.
+    """
+    done = 0
+    for window in windows(len(text.ids), context=context, stride=choose_stride(stride, context)):
+        ids, after = text.ids[window.begin : window.end - 1], window.scored - 1 - window.begin
+        for rows in model.logits_in_parts(ids, after=after):
+            yield rows
+            done += len(rows)
+            progress("evaluating", done / text.tokens)
+
+
+class Recorded:
+    """Logits in parts that can be gone through more than once."""
+
+    def __init__(self, parts: Iterable[Rows], file: IO[bytes]):
+        self._file = file
+        self._parts: list[tuple[tuple[int, ...], np.dtype]] = []
+        for rows in parts:
+            file.write(rows.tobytes())
+            self._parts.append((rows.shape, rows.dtype))
+
+    def __iter__(self) -> Iterator[Rows]:
+        at = 0
+        for shape, dtype in self._parts:
+            self._file.seek(at)  # each time, as somebody else may be going through it too
+            raw = self._file.read(math.prod(shape) * dtype.itemsize)
+            at += len(raw)
+            yield np.frombuffer(raw, dtype).reshape(shape)
+
+
+@contextmanager
+def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
+    """`scored_logits` of a base that several models are compared with, kept while that lasts.
+
+    In memory or, where they are many, in a file without a name. Raises CheckpointError on a full disk.
+    """
+    with os_errors(tempfile.gettempdir()), tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        yield Recorded(parts, file)
+
+
+def evaluate(
+    model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
+) -> Evaluation:
+    """Perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError out of range."""
+    losses, wanted = [], iter(text.ids[1:])
+    for rows in scored_logits(model, text, context=context, stride=stride, progress=progress):
+        losses.append(_losses(_log_softmax(rows), wanted))
+    return _evaluation(losses, bytes=text.bytes)
+
+
+def compare(
+    model: Predictor,
+    base: Predictor | Recorded,
+    text: Text,
+    *,
+    context: int,
+    stride: int | None = None,
+    progress: Progress = no_progress,
+) -> Comparison:
+    """`evaluate` for both, and what the model's predictions lose of the base's.
+
+    Of the base, its `scored_logits` for the same text will do.
+    """
+    ours = scored_logits(model, text, context=context, stride=stride, progress=progress)
+    theirs = base if isinstance(base, Recorded) else scored_logits(base, text, context=context, stride=stride)
+    return comparison(ours, theirs, text.ids[1:], bytes=text.bytes)
+
+
+def comparison(ours: Iterable[Rows], theirs: Iterable[Rows], wanted: Sequence[int], *, bytes: int) -> Comparison:
+    """Of a model and its base, by the logits of both for the tokens `wanted`, in parts that are as long."""
+    losses, base_losses, kl, same = [], [], [], []
+    ids, base_ids = iter(wanted), iter(wanted)
+    for rows, base_rows in zip(ours, theirs, strict=True):
+        log_q, log_p = _log_softmax(rows), _log_softmax(base_rows)
+        losses.append(_losses(log_q, ids))
+        base_losses.append(_losses(log_p, base_ids))
+        kl.append(_divergences(log_p, log_q))
+        same.append(log_p.argmax(axis=-1) == log_q.argmax(axis=-1))
+    model, base = _evaluation(losses, bytes=bytes), _evaluation(base_losses, bytes=bytes)
+    return Comparison(model, base, _divergence(kl, same))
+
+
+def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
+    if not np.isfinite(logits).all():
+        raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Iterator[int]) -> Float64[np.ndarray, " rows"]:
+    """Of the next of `wanted`, as many as there are rows."""
+    ids = np.array(list(islice(wanted, len(log_p))))
+    return -np.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0]
+
+
+def _divergences(
+    log_p: Float64[np.ndarray, "rows vocab"], log_q: Float64[np.ndarray, "rows vocab"]
+) -> Float64[np.ndarray, " rows"]:
+    """Never below 0, which roundings could make of equal predictions."""
+    return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
+
+
+def _evaluation(losses: Sequence[np.ndarray], *, bytes: int) -> Evaluation:
+    each = np.concatenate(losses)
+    return Evaluation(len(each), bytes, float(each.mean()))
+
+
+def _divergence(kl: Sequence[np.ndarray], same: Sequence[np.ndarray]) -> Divergence:
+    each = np.concatenate(kl)
+    median, p99 = np.quantile(each, [0.5, 0.99])
+    return Divergence(
+        float(each.mean()), float(median), float(p99), float(each.max()), float(np.concatenate(same).mean())
+    )

@@ -1,0 +1,86 @@
+"""What each quantized tensor costs alone: the base with this one in the place of its own, beside the base.
+
+The divergence is the cost at the end, in what is predicted, and one tensor at a time says where it arises. A tensor's
+own error, or that of the op that it is in, does not say how much the layers after it amplify or forgive.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.insight.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
+from model.weights.params import Progress, no_progress
+
+
+class Cost(NamedTuple):
+    """Of one tensor."""
+
+    name: str
+    relative_error: float  # of its weights: the root of the mean square of the differences over that of the weights
+    divergence: Divergence
+
+
+def decoded(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` whose quantized matrices run as the float32 that they stand for, as `with_weights` needs them."""
+    return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
+
+
+def relative_error(base: np.ndarray, other: np.ndarray) -> float:
+    """Root mean square of the difference, over that of `base`.
+
+    >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    0.1
+    """
+    exact = base.astype(np.float64)
+    size = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(other - exact)) / size if size else float(np.linalg.norm(other))
+
+
+def compare_by_tensor(
+    running: Predictor,
+    beside: Predictor,
+    model: Checkpoint,
+    base: Checkpoint,
+    text: Text,
+    *,
+    context: int,
+    stride: int | None = None,
+    progress: Progress = no_progress,
+) -> tuple[Comparison, list[Cost]]:
+    """`compare` for the whole `model`, and for each of its tensors whose weights differ, in the order of use.
+
+    `running` is `model`, and `beside` is `decoded(base)`, which is computed once for all; of its weights one tensor at
+    a time is exchanged, and no other read again. Raises ValueError where the two have tensors of different shapes.
+    """
+    check_alike(base, model)
+    base, window = decoded(base), {"context": context, "stride": stride}
+    with recorded(scored_logits(beside, text, progress=progress, **window)) as kept:
+        whole = compare(running, kept, text, progress=progress, **window)
+        costs = []
+        for i, (name, tensor) in enumerate(model.tensors.items()):
+            weights = tensor.read()
+            if error := relative_error(base.tensors[name].read(), weights):
+                changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
+                other = replace(base, tensors={**base.tensors, name: changed})
+                one = beside.with_weights(other, read_from=base)
+
+                def told(stage: str, part: float, name: str = name, i: int = i) -> None:
+                    progress(name, (i + part) / len(model.tensors))
+
+                compared = compare(one, kept, text, progress=told, **window)
+                costs.append(Cost(name, error, compared.divergence))
+    return whole, costs
+
+
+def check_alike(base: Checkpoint, model: Checkpoint) -> None:
+    """Raise ValueError unless the two hold tensors of the same names and shapes."""
+    for name in {**base.tensors, **model.tensors}:
+        if name not in base.tensors or name not in model.tensors:
+            raise ValueError(f"{base.path} and {model.path} are different models: only one of them has {name}")
+        shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (base, model)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{base.path} and {model.path} are different models: {name} is {shapes[0]} and {shapes[1]}"
+            )

@@ -1,0 +1,244 @@
+"""The machine that something is timed on: what it is, and how fast it reads, copies and multiplies."""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from model.insight.cost import Cost
+from model.insight.plan import Device
+from model.insight.timing import Effort, measure
+from model.ops import block as ops
+from model.running.memory import device_bytes
+from model.weights.codes import LANES
+from model.weights.params import aligned_zeros
+
+COPIES = 16  # of what is drawn, which fill the memory to move: on a CPU to draw all takes longer than to measure
+PAGE = 4096  # bytes, of which arrays are a multiple: `COPIES` times whole rows
+ROW = 1024  # numbers that a CPU reads to write the few that are their sums, as many as `LANES`
+VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
+KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
+DRIVER = Path("/proc/driver/nvidia/version")
+CACHES = "/sys/devices/system/cpu/cpu{}/cache"
+
+
+class Sizes(NamedTuple):
+    """What is moved and multiplied: more than caches hold, and enough to fill the device."""
+
+    bytes: int
+    side: int  # of the square matrices
+    effort: Effort
+
+
+SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
+BEYOND_CACHE = 4  # times the last cache: of an array as large as a cache much comes from there
+
+
+class Ceilings(NamedTuple):
+    """Measured on random numbers, as zeros are faster."""
+
+    copy: float  # bytes a second, those read and those written
+    read: float
+    flops: dict[str, float]  # a second, of a product of two matrices, by dtype
+
+    def floor(self, *, bytes: int | float, flops: int | float, dtype: str) -> float:
+        """Seconds below which a computation cannot be that reads so much and computes so much in `dtype`.
+
+        >>> Ceilings(8.0, 10.0, {"float32": 100.0}).floor(bytes=20.0, flops=100.0, dtype="float32")
+        2.0
+        """
+        return Cost(bytes, flops).seconds(bandwidth=self.read, rate=self.flops[dtype])
+
+
+def about() -> dict[str, Any]:
+    """Device, driver and versions: what belongs beside every figure."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform} {device.device_kind}",
+        "processor": f"{os.cpu_count()} x {_processor()}",
+        "driver": _driver(),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "versions": {name: found for name in VERSIONS if (found := _version(name))},
+    }
+
+
+def this_machine(dtype: str) -> Device:
+    """The default device as `model.insight.plan` takes it: measured, for products in `dtype`."""
+    told, free = about(), device_bytes()
+    found = measure_ceilings([dtype])
+    name = told["processor"] if jax.default_backend() == "cpu" else told["device"]
+    return Device(name, jax.default_backend(), free, found.read, found.flops, last_level_cache() or 0)
+
+
+def last_level_cache() -> int | None:
+    """Bytes of the caches next to memory, of all CPUs that this process may run on; None where that is not known.
+
+    It is not known of GPUs, and where Linux does not say.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    sizes: dict[str, int] = {}  # by the CPUs that share one
+    for cpu in os.sched_getaffinity(0):
+        try:
+            caches = Path(CACHES.format(cpu)).glob("index*")
+            last = max(caches, key=lambda cache: int((cache / "level").read_text()))
+            sharing, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+            sizes[sharing] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):  # hidden, or a file that says something else
+            return None
+    return sum(sizes.values())
+
+
+def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, cache: int | None) -> bool:
+    """Whether bytes that are read again and again come from a cache: they fit in it, or if it is not known, they come
+    faster than memory, of which `read` bytes a second were measured, can give them.
+
+    >>> from_cache(bytes=6e6, seconds=1.0, read=1e9, cache=32 << 20)
+    True
+    >>> [from_cache(bytes=6e9, seconds=seconds, read=1e9, cache=None) for seconds in (1.0, 6.5)]
+    [True, False]
+    """
+    return bytes <= cache if cache else bytes / seconds > read
+
+
+def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
+    """Write down what was measured, for programs that have no time to."""
+    named = {name: about()[name] for name in IDENTITY}
+    (folder / KEPT).write_text(json.dumps({**named, "read": ceilings["read"]}))
+
+
+def kept_read_rate(folder: Path) -> float | None:
+    """What `keep_read_rate` wrote down; None where it has not, or on another machine."""
+    try:
+        kept = json.loads((folder / KEPT).read_text())
+    except (OSError, ValueError):
+        return None
+    told = about()
+    return kept.get("read") if all(kept.get(name) == told[name] for name in IDENTITY) else None
+
+
+def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
+    """What was read a second, of `bytes` that are read again and again, each time in `seconds`.
+
+    With its share of what `keep_read_rate` wrote down in `folder`, unless a cache holds them.
+    """
+    read = kept_read_rate(folder) if folder else None
+    rate = bytes / seconds
+    words = f"{rate / 1e9:.1f} GB/s"
+    if from_cache(bytes=bytes, seconds=seconds, read=read or math.inf, cache=last_level_cache()):
+        return f"{words}, from a cache"
+    return f"{words}, {100 * rate / read:.0f} % of what bench measured" if read else words
+
+
+def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
+    """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
+    sizes = sizes or _sizes()
+    buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
+    # From one buffer to the other: memory that is new each time would have to be mapped first.
+    negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
+
+    def copy() -> jax.Array:
+        buffers.reverse()
+        buffers[1] = negate(*buffers)
+        return buffers[1]
+
+    copying, moved = measure(copy, sizes.effort).median, buffers[0].nbytes
+    buffers.clear()
+    flops = {dtype: _matrix_rate(dtype, sizes) for dtype in dtypes}
+    return Ceilings(2 * moved / copying, Reader(sizes)(), flops)
+
+
+class Reader:
+    """Measures the bytes a second that the default device reads, each time it is called; holds so many `bytes`.
+
+    These are sums that are kept elementwise, which run on all cores of a CPU; few are written. A CPU reads one array
+    from start to end, in huge pages, as weights lie; a GPU reads all copies side by side.
+    """
+
+    def __init__(self, sizes: Sizes | None = None):
+        sizes = sizes or _sizes()
+        drawn = _drawn(sizes)
+        if jax.default_backend() == "cpu":
+            array = aligned_zeros((COPIES * drawn.size // ROW, ROW), np.dtype(np.float32))
+            array.reshape(COPIES, -1)[:] = drawn
+            self._copies = jax.device_put(array, may_alias=True)
+            parts = [np.s_[:, i : i + LANES] for i in range(0, ROW, LANES)]
+        else:
+            self._copies = jnp.tile(drawn, (COPIES, 1))
+            parts = list(range(COPIES))
+        # Into the same place each time: memory that is new would have to be mapped first.
+        summed = jax.jit(lambda a, into: sum(a[part] for part in parts), donate_argnums=1, keep_unused=True)
+        self._sums = jnp.zeros_like(self._copies[parts[0]])
+        self._summed, self._effort = summed, sizes.effort
+        self.bytes = self._copies.nbytes + self._sums.nbytes
+
+    def __call__(self) -> float:
+        return self.bytes / measure(self._sum, self._effort).median
+
+    def _sum(self) -> jax.Array:
+        self._sums = self._summed(self._copies, self._sums)
+        return self._sums
+
+
+def _sizes() -> Sizes:
+    """Of the default device. Large servers have caches of hundreds of megabytes, and what runs on them may have little
+    memory, of which two arrays take a quarter at most."""
+    sizes = SIZES[jax.default_backend()]
+    most = device_bytes() // 8 // PAGE * PAGE
+    return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
+
+
+def _drawn(sizes: Sizes) -> jax.Array:
+    return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+
+
+def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
+    """Normal numbers, drawn on the device."""
+    return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
+
+
+def _matrix_rate(dtype: str, sizes: Sizes) -> float:
+    a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
+    product = jax.jit(ops.dot)
+    return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _driver() -> str | None:
+    """Of an NVIDIA GPU, as the kernel module names itself."""
+    try:
+        words = DRIVER.read_text().splitlines()[0].split()
+    except (OSError, IndexError):
+        return None
+    return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,166 @@
+"""What running a model takes, said before anything of it is loaded: memory, work, and the speed that these allow.
+
+Memory is what a first run is expected to take at most; speeds are ceilings, which `llamaspec bench` says the share of
+that is reached.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.insight.cost import Cost, decode_cost, prefill_cost
+from model.running.jax_backend import prompt_chunk
+from model.running.memory import Memory, gigabytes, memory_of
+from model.weights.params import Params
+from reference.config import Config
+
+
+class Device(NamedTuple):
+    """What a plan is for."""
+
+    name: str
+    platform: str  # "cpu" or "gpu"
+    memory: float  # bytes, of this machine those that are free
+    bandwidth: float  # bytes a second that are read
+    flops: Mapping[str, float]  # a second, of products of matrices, by dtype
+    cache: int = 0  # bytes that stay in it from one step to the next; of the GPUs here it is left out
+
+    def seconds(self, cost: Cost, dtype: str) -> float:
+        """What `cost` takes at least.
+
+        >>> Device("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
+        2.0
+        """
+        return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype], cache=self.cache)
+
+    def waits_for(self, cost: Cost, dtype: str) -> str:
+        """Which of the two it is: `memory` or `arithmetic`."""
+        return "memory" if self.seconds(cost, dtype) > cost.flops / self.flops[dtype] else "arithmetic"
+
+
+# From the makers' data sheets: dense products, bfloat16 on matrix units, float32 outside of them.
+DEVICES = {
+    "h200": Device("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
+    "h100": Device("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
+    "a100": Device("NVIDIA A100 SXM 80 GB", "gpu", 80e9, 2.039e12, {"bfloat16": 312e12, "float32": 19.5e12}),
+    "l4": Device("NVIDIA L4", "gpu", 24e9, 300e9, {"bfloat16": 121e12, "float32": 30.3e12}),
+    "rtx-4090": Device("NVIDIA GeForce RTX 4090", "gpu", 24e9, 1.008e12, {"bfloat16": 165.2e12, "float32": 82.6e12}),
+    "rtx-3090": Device("NVIDIA GeForce RTX 3090", "gpu", 24e9, 936e9, {"bfloat16": 71e12, "float32": 35.6e12}),
+}
+
+
+class Work(NamedTuple):
+    """A prompt, or a step of decoding: for all sequences what it costs, and how fast it can be."""
+
+    what: str
+    after: int  # tokens before it, in each sequence
+    tokens: int  # of all sequences
+    cost: Cost
+    seconds: float  # at least
+    waits_for: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "after": self.after,
+            "flops_per_token": self.cost.flops / self.tokens,
+            "bytes_per_token": self.cost.bytes / self.tokens,
+            "flops_per_byte": self.cost.intensity,
+            "tokens_per_second": self.tokens / self.seconds,
+            "waits_for": self.waits_for,
+        }
+
+
+class Plan(NamedTuple):
+    name: str
+    dtype: str
+    quantize: str | None
+    cache: str  # dtype
+    context: int
+    batch: int
+    experts: int  # of a layer, that tokens choose from; 0 where there are none
+    device: Device
+    memory: Memory
+    work: list[Work]
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits(self.device.memory)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
+            **{"context": self.context, "batch": self.batch, "experts": self.experts},
+            "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
+            "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
+            "work": [work.as_json() for work in self.work],
+        }
+
+
+def make_plan(
+    name: str, params: Params, config: Config, device: Device, *,
+    context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None,
+) -> Plan:  # fmt: skip
+    """Plan for `batch` sequences of up to `context` tokens. `params` are shapes, those of `abstract_params`.
+
+    The cache is of the embedding's dtype, unless `cache_dtype` says otherwise. Raises ValueError for a dtype that the
+    device has no rate for.
+    """
+    dtype = params.embedding.dtype.name
+    cache = cache_dtype or params.embedding.dtype
+    if dtype not in device.flops:
+        raise ValueError(f"how fast {device.name} multiplies {dtype} is not known")
+
+    def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
+        return Work(what, after, tokens * batch, cost, device.seconds(cost, dtype), device.waits_for(cost, dtype))
+
+    platform = device.platform
+    chunk = prompt_chunk(config, platform)
+    return Plan(
+        *(name, dtype, quantize, cache.name, context, batch, config.experts, device),
+        memory=memory_of(
+            params, config, batch=batch, context=context, chunk=chunk, platform=platform, cache_dtype=cache
+        ),
+        work=[
+            work("prefill", 0, context, prefill_cost(params, config, tokens=context, batch=batch)),
+            *(
+                work("decode", at, 1, decode_cost(params, config, position=at, batch=batch, cache_dtype=cache))
+                for at in sorted({0, context // 2, context - 1})
+            ),
+        ],
+    )
+
+
+def as_text(plan: Plan) -> str:
+    """For a person."""
+    device = plan.device
+    scheme = f", matrices in {plan.quantize}" if plan.quantize else ""
+    scheme += f", a cache of {plan.cache}" if plan.cache != plan.dtype else ""
+    lines = [
+        f"{plan.name}, {plan.dtype}{scheme}: {plan.batch} x {plan.context:,} tokens",
+        f"{device.name}: {gigabytes(int(device.memory))} of memory, {device.bandwidth / 1e9:,.0f} GB/s, "
+        f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}"
+        + (f", a cache of {device.cache / 1e6:,.1f} MB" if device.cache else ""),
+        "",
+    ]
+    memory = plan.memory._asdict()
+    compiling = memory.pop("compiling")
+    lines += [f"{name:12}{count / 1e6:12,.1f} MB" for name, count in memory.items() if count]
+    lines += [
+        f"{'in all':12}{sum(memory.values()) / 1e6:12,.1f} MB",
+        *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the others are there"] if compiling else []),
+        f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN THERE IS'}",
+        "",
+        f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>12}  at most, waiting for",
+    ]
+    for work in plan.work:
+        row = work.as_json()
+        lines.append(
+            f"{work.what:10}{work.after:8,}{row['flops_per_token'] / 1e6:14,.2f}{row['bytes_per_token'] / 1e6:14,.3f}"
+            f"{row['flops_per_byte']:12,.1f}{row['tokens_per_second']:12,.1f}  {work.waits_for}"
+        )
+    lines.append("FLOP and bytes are those of a token.")
+    if plan.experts:
+        lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,170 @@
+"""Where the time of a program goes: a trace by XLA's profiler, read by part of the model.
+
+An instruction of a compiled program belongs to the part in whose name scope it was traced; XLA keeps these names in
+all its passes. What has none, as copies that XLA adds, belongs to the part that it is inside of.
+"""
+
+import gzip
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from model.ops.block import Ops
+
+PRODUCT = "product"  # the scope of a matrix product inside of an op
+SAMPLE = "sample"  # that of drawing a token, in `model.sampling`
+REST = "rest"
+CONTROL_FLOW = ("while", "conditional", "call")  # whose instructions are traced themselves
+
+CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")  # computations
+
+Trace = dict[str, Any]  # in the format of Chrome's trace viewer, which Perfetto opens
+
+
+class Event(NamedTuple):
+    """An instruction that ran; microseconds."""
+
+    thread: int
+    start: float
+    end: float
+    instruction: str
+
+
+def named(ops: Ops) -> Ops:
+    """The same ops, traced in scopes of their names, and their products in a scope inside."""
+
+    def scoped(op: Callable[..., Any], name: str) -> Callable[..., Any]:
+        if isinstance(op, partial) and PRODUCT in op.keywords:
+            op = partial(op, product=jax.named_scope(PRODUCT)(op.keywords[PRODUCT]))
+        return jax.named_scope(name)(op)
+
+    return Ops(*map(scoped, ops, Ops._fields))
+
+
+def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
+    """Trace each call until its arrays are there, one after the other, each in a span of its name."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls would be most of the trace
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            for name, call in calls.items():
+                with jax.profiler.TraceAnnotation(name):
+                    jax.block_until_ready(call())
+        (file,) = Path(folder).rglob("*.trace.json.gz")
+        return json.loads(gzip.decompress(file.read_bytes()))
+
+
+def save(trace: Trace, file: Path, *, packed: bool) -> None:
+    """Write a trace for Perfetto, which opens it `packed` by gzip, too."""
+    text = json.dumps(trace).encode()
+    file.write_bytes(gzip.compress(text) if packed else text)
+
+
+def parts_of(hlo: str) -> dict[str, str]:
+    """The part that each instruction of an optimized program belongs to; those of control flow are left out.
+
+    >>> parts_of('''%body {
+    ...   %a = f32[8] fusion(%x), calls=%f, metadata={op_name="jit(decode)/while/body/project_add/product/add"}
+    ...   %c = f32[8] conditional(%i, %a), branch_computations={%b}, metadata={op_name="jit(decode)/attend/cond"}
+    ... }
+    ... %b {
+    ...   ROOT %d = f32[8] dot(%y, %z)
+    ... }''')
+    {'a': 'project_add product', 'd': 'attend'}
+    """
+    own: dict[str, str] = {}  # by instruction
+    inside: dict[str, str] = {}  # computation of each instruction
+    called: dict[str, str] = {}  # computation to the instruction that calls it
+    held: dict[str, str] = {}  # computation to the part that something in it names
+    kinds: dict[str, str] = {}
+    computation = ""
+    for line in hlo.splitlines():
+        if not line.startswith(" "):
+            computation = header[1] if (header := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)) else computation
+        elif found := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([\w\-]+)\(", line):
+            name, kinds[name] = found[1], found[2]
+            inside[name] = computation
+            for listed in CALLS.findall(line):
+                called.update((other.strip("%"), name) for other in listed.split(", "))
+            scopes = re.search(r'op_name="([^"]*)"', line)
+            if scopes and (told := _part(scopes[1].split("/"))):
+                own[name] = held[computation] = told
+
+    fused = {caller: held[other] for other, caller in called.items() if other in held}
+
+    def part(name: str | None) -> str:
+        if name is None:
+            return REST
+        if kinds[name] not in CONTROL_FLOW and name not in own and name in fused:
+            return fused[name]
+        return own.get(name) or part(called.get(inside[name]))
+
+    return {name: part(name) for name, kind in kinds.items() if kind not in CONTROL_FLOW and kind != "parameter"}
+
+
+def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
+    """The instructions that ran in the first span of this name, and when that began and ended.
+
+    Raises ValueError where a trace has none: of what was not recorded by `record`.
+    """
+    complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
+    if began is None:
+        raise ValueError(f"the trace has no span {span}")
+    start, end = map(float, began)
+    ran = [
+        Event(event["tid"], float(event["ts"]), float(event["ts"] + event["dur"]), event["args"]["hlo_op"])
+        for event in complete
+        if "hlo_op" in event.get("args", {}) and start <= event["ts"] <= end
+    ]
+    return sorted(ran, key=lambda event: event.start), start, end
+
+
+def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, end: float) -> dict[str | None, float]:
+    """The seconds of a span by kind of instruction; None is when nothing ran. Together they are the span.
+
+    An instant in which several run is theirs in equal parts. Where the next instruction runs in another thread, it
+    was waited for the last part of the one before, which that thread had: XLA traces only the part of the first.
+
+    >>> ran = [Event(1, 0.0, 4e6, "a"), Event(1, 5e6, 6e6, "b"), Event(2, 8e6, 9e6, "a")]
+    >>> seconds_by(ran, {"a": "A", "b": "B"}, start=0.0, end=10e6)
+    {None: 2.0, 'A': 5.0, 'B': 3.0}
+    """
+    known = [event for event in ran if event.instruction in kinds]
+    edges = [(start, 0, ""), (end, 0, "")]
+    latest = None
+    for event, after in zip_longest(known, known[1:]):
+        latest = event if latest is None or event.end > latest.end else latest
+        stop = event.end
+        if after and latest is event and after.start > stop and after.thread != event.thread:
+            stop = after.start
+        kind = kinds[event.instruction]
+        edges += [(event.start, 1, kind), (min(stop, end), -1, kind)]
+    spent: dict[str | None, float] = defaultdict(float)
+    active: dict[str, int] = defaultdict(int)
+    edges.sort()
+    for (at, change, kind), (then, _, _) in pairwise(edges):
+        active[kind] += change
+        running = {kind: count for kind, count in active.items() if count > 0 and kind}
+        for kind, count in running.items():
+            spent[kind] += (then - at) * count / sum(running.values()) / 1e6
+        if not running:
+            spent[None] += (then - at) / 1e6
+    return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
+
+
+def _part(scopes: list[str]) -> str | None:
+    """
+    >>> _part(["jit(decode)", "while", "body", "jit(_block)", "norm_qkv", "product", "add"])
+    'norm_qkv product'
+    """
+    op = next((scope for scope in scopes if scope in (*Ops._fields, SAMPLE)), None)
+    return f"{op} {PRODUCT}" if op and PRODUCT in scopes else op

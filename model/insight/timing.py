@@ -1,0 +1,106 @@
+"""How long a call takes: the median of several measurements, with the others beside it."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+from typing import Any, NamedTuple
+
+import jax
+
+MOST_TURNS = 1 << 24  # of which each would take less than a clock can tell
+
+
+class Seconds(NamedTuple):
+    """Of one call: the median, the fastest and the slowest measurement."""
+
+    median: float
+    least: float
+    most: float
+
+    def over(self, count: int | float) -> "Seconds":
+        """Of one of the `count` equal parts of a call.
+
+        >>> Seconds(4.0, 2.0, 8.0).over(2)
+        Seconds(median=2.0, least=1.0, most=4.0)
+        """
+        return Seconds(*(value / count for value in self))
+
+    def rates(self, amount: int | float) -> tuple[float, float, float]:
+        """`amount` a second: in the median, at least, at most.
+
+        >>> Seconds(4.0, 2.0, 8.0).rates(8)
+        (2.0, 1.0, 4.0)
+        """
+        return amount / self.median, amount / self.most, amount / self.least
+
+
+class Effort(NamedTuple):
+    """How often something is called to time it."""
+
+    repeats: int  # measurements
+    warm: int = 2  # calls before the first: one to compile, one to warm
+    in_flight: int = 1  # calls in a measurement
+
+
+def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
+    """The median, the least and the most.
+
+    >>> spread([3.0, 9.0, 4.0])
+    (4.0, 3.0, 9.0)
+    """
+    return statistics.median(values), min(values), max(values)
+
+
+def in_turn(call: Callable[[], Any], other: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
+    """Seconds of `call`, each beside what `other` gives: the mean of that before and that after.
+
+    What a machine does that is shared may change within seconds; what is to be divided is measured side by side.
+    """
+    for _ in range(effort.warm):
+        jax.block_until_ready(call())
+    found, before = [], other()
+    for _ in range(effort.repeats):
+        seconds = measure(call, effort._replace(repeats=1, warm=0)).median
+        found.append((seconds, (before + (after := other())) / 2))
+        before = after
+    return found
+
+
+def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
+    """Time `call`, which returns arrays.
+
+    With several in flight the next is handed over before one has ended, so that a GPU, which takes them in turn,
+    never waits for the host.
+    """
+    for _ in range(effort.warm):
+        jax.block_until_ready(call())
+    taken = []
+    for _ in range(effort.repeats):
+        began, last = time.perf_counter(), None
+        for _ in range(effort.in_flight):
+            last = call()
+        jax.block_until_ready(last)
+        taken.append((time.perf_counter() - began) / effort.in_flight)
+    return Seconds(*spread(taken))
+
+
+def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort) -> Seconds:
+    """Time one of the turns that `call(turns)` makes before it returns arrays, in measurements of about `span` seconds.
+
+    A GPU takes some milliseconds until it is as fast as it gets. And a program of hundreds of arguments takes up to a
+    millisecond to hand over: that is measured without a turn, and taken off.
+
+    Raises RuntimeError where turns take no time.
+    """
+    jax.block_until_ready(call(1))
+    handed_over = measure(partial(call, 0), effort).least
+    turns = 1
+    # By the least of several, as a host may rest in any of them.
+    while (taken := measure(partial(call, turns), effort).least - handed_over) < span / 2:
+        turns *= max(2, int(span / 2 / max(taken, handed_over)))
+        if turns >= MOST_TURNS:
+            raise RuntimeError(f"{turns:,} turns would not take {span} s")
+    turns = max(turns, ceil(turns * span / taken))
+    return Seconds(*(seconds - handed_over for seconds in measure(partial(call, turns), effort))).over(turns)

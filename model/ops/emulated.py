@@ -1,0 +1,221 @@
+"""Activations as others round them before a product, on both backends.
+
+So does llama.cpp (`reference.quantizers.ggml_activations`), and so does whoever multiplies int8 by int8, as SmoothQuant
+is meant to be (`reference.quantizers.smoothquant.activations`).
+
+A matrix carries what it rounds its vectors to, so that the model's text never forks: in JAX as a pytree around the
+matrix, which `emulating` tells a product of; in NumPy as an array that rounds what is multiplied by it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from model.cache import from_int8, to_int8
+from model.checkpoints.checkpoint import Checkpoint
+from model.ops.block import CPU, XLA, Ops, Product, cpu_product, dot, plain
+from model.weights.params import Experts, Layer, Linear, Params
+
+BLOCK = 32
+SUPERBLOCK = 256
+
+
+def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
+    """What the activations of each matrix are rounded to, by the tensor's name: one of `ROUNDINGS`.
+
+    `emulate` is q8_0, for all that is quantized; int8, a scale a token, for what is in int8; or ggml, for what
+    llama.cpp takes for the type of each tensor of a GGUF file. Raises ValueError for another name, for a model that has
+    nothing to emulate, and for matrices that are multiplied together here and rounded apart there.
+    """
+    from reference.quantizers.ggml_activations import ROUNDING_OF  # here, since other runs need not wait for it
+
+    matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+    named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}
+    if emulate == "ggml":
+        found = named
+    elif emulate == "q8_0":
+        blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_1", "q8_k")}
+        found = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
+    elif emulate == "int8":
+        found = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form == "int8"}
+    else:
+        raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
+    if not found:
+        raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
+    for name in checkpoint.tensors:
+        for first, second in (("q_proj", "k_proj"), ("q_proj", "v_proj"), ("gate_proj", "up_proj"), (".w1.", ".w3.")):
+            if first in name and found.get(name) != found.get(other := name.replace(first, second)):
+                raise ValueError(f"{checkpoint.path}: {name} and {other} are of types whose activations differ")
+    return found
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rounding:
+    """A matrix, and what the vectors that it is multiplied by are rounded to."""
+
+    weight: Any  # a `model.weights.params.Matrix`
+    to: str = field(metadata={"static": True})
+
+
+def emulating(product: Product) -> Callable[[Array, Any], Array]:
+    """`product`, for matrices that round and for those that do not."""
+
+    def rounded(x: Float[Array, "*batch cols"], weight: Any) -> Float[Array, "*batch rows"]:
+        if not isinstance(weight, Rounding):
+            return product(x, weight)
+        cols = x.shape[-1]
+        numbers = ROUNDINGS[weight.to](x.astype(jnp.float32))
+        y = product(numbers[..., :cols], weight.weight)
+        if weight.to == "q8_1":
+            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of columns that are appended are 0
+            y += jnp.matmul(numbers[..., cols:], minima.T, precision=lax.Precision.HIGHEST)
+        return y
+
+    return rounded
+
+
+EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
+
+
+def emulated_ops(ops: Ops) -> Ops:
+    """The table with `emulating` products. Raises ValueError for one of kernels."""
+    if ops not in EMULATED:
+        raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
+    return EMULATED[ops]
+
+
+def with_roundings(params: Params, found: dict[str, str]) -> Params:
+    """`params`, or their shapes, whose matrices round what they are multiplied by as `roundings` says."""
+
+    def matrix(weight: Any, name: str) -> Any:
+        return Rounding(weight, found[name]) if name in found else weight
+
+    def linear(given: Linear, name: str) -> Linear:
+        return given._replace(weight=matrix(given.weight, f"{name}.weight"))
+
+    def layer(given: Layer, prefix: str) -> Layer:
+        ffn = given.ffn
+        if isinstance(ffn, Experts):
+            moe = f"{prefix}.block_sparse_moe"
+            experts = [
+                each._replace(
+                    gate_up=linear(each.gate_up, f"{moe}.experts.{e}.w1"),
+                    down=linear(each.down, f"{moe}.experts.{e}.w2"),
+                )
+                for e, each in enumerate(ffn.experts)
+            ]
+            ffn = Experts(matrix(ffn.router, f"{moe}.gate.weight"), experts)
+        else:
+            ffn = ffn._replace(
+                gate_up=linear(ffn.gate_up, f"{prefix}.mlp.gate_proj"), down=linear(ffn.down, f"{prefix}.mlp.down_proj")
+            )
+        attention = f"{prefix}.self_attn"
+        return given._replace(
+            qkv=linear(given.qkv, f"{attention}.q_proj"), o=linear(given.o, f"{attention}.o_proj"), ffn=ffn
+        )
+
+    return params._replace(
+        layers=[layer(given, f"model.layers.{i}") for i, given in enumerate(params.layers)],
+        head=matrix(params.head, "model.embed_tokens.weight" if params.tied else "lm_head.weight"),
+    )
+
+
+class RoundingArray(np.ndarray):
+    """A matrix of NumPy that rounds the vectors which it is multiplied by; `x @ matrix.T` is all it is made for.
+
+    Of some, `matrix[i]` may be taken. `minima` are those of its blocks, for q8_1.
+    """
+
+    rounding: Callable[[np.ndarray], np.ndarray] | None
+    minima: np.ndarray | None
+
+    @classmethod
+    def of(cls, matrix: np.ndarray, to: str, minima: np.ndarray | None = None) -> "RoundingArray":
+        from reference.quantizers.ggml_activations import ROUNDINGS
+        from reference.quantizers.smoothquant import activations
+
+        array = matrix.view(cls)
+        array.rounding = activations if to == "int8" else ROUNDINGS[to]
+        array.minima = minima
+        return array
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.rounding = getattr(source, "rounding", None)
+        self.minima = getattr(source, "minima", None)
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        if self.minima is not None and isinstance(part, RoundingArray):
+            part.minima = self.minima[index]
+        return part
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(each) for each in inputs]
+        if not (ufunc is np.matmul and inputs[1] is self and self.rounding):
+            return getattr(ufunc, method)(*arrays, **options)
+        numbers, cols = self.rounding(arrays[0]), arrays[0].shape[-1]
+        y = numbers[..., :cols] @ arrays[1]
+        return y if self.minima is None else y + numbers[..., cols:] @ self.minima.T
+
+
+def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
+    """`ggml_activations.q8_0` in float32, which holds its results exactly."""
+    cols = x.shape[-1]
+    blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]).reshape(*x.shape[:-1], -1, BLOCK)
+    most = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    # Behind a barrier, or XLA multiplies by 1 / 127, which rounds otherwise.
+    d = (most / lax.optimization_barrier(jnp.float32(127))).astype(jnp.float16).astype(jnp.float32)
+    factor = jnp.where(d == 0, 0, 127 / most)
+    return (jnp.round(blocks * factor) * d).reshape(*x.shape[:-1], -1)[..., :cols]
+
+
+def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks"]:
+    """`ggml_activations.q8_1` in float32, which holds its results exactly."""
+    rounded = q8_0(x)
+    more = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)]
+    blocks, sums = (jnp.pad(a, more).reshape(*x.shape[:-1], -1, BLOCK) for a in (x, rounded))
+    d = jnp.max(jnp.abs(blocks), axis=-1) / lax.optimization_barrier(jnp.float32(127))
+    stored = d.astype(jnp.float16).astype(jnp.float32)
+    codes = jnp.sum(jnp.round(sums / jnp.where(stored == 0, 1, stored)[..., None]), axis=-1)
+    # Behind a barrier, or XLA takes the product and the difference for one operation with one rounding.
+    kept = lax.optimization_barrier(d * codes).astype(jnp.float16).astype(jnp.float32)
+    return jnp.concatenate([rounded, kept - lax.optimization_barrier(stored * codes)], axis=-1)
+
+
+def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
+    """`ggml_activations.q8_k`, each number rounded once to float32."""
+    blocks = x.reshape(*x.shape[:-1], -1, SUPERBLOCK)
+    first = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
+    most = jnp.take_along_axis(blocks, first, axis=-1)
+    factor = -127 / most
+    usable = jnp.isfinite(factor)
+    factor = jnp.where(usable, factor, 0)
+    d = jnp.where(usable, 1 / factor, 0)
+    return (jnp.minimum(jnp.round(blocks * factor), 127) * d).reshape(x.shape)
+
+
+def int8(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
+    """`smoothquant.activations` in float32, as the cache has it."""
+    codes, scales = from_int8(to_int8(x))
+    return codes * scales[..., None]
+
+
+def _cast(dtype: Any) -> Callable[[Array], Array]:
+    return lambda x: x.astype(dtype).astype(jnp.float32)
+
+
+ROUNDINGS: dict[str, Callable[[Array], Array]] = {
+    "q8_0": q8_0,
+    "q8_1": q8_1,
+    "q8_k": q8_k,
+    "int8": int8,
+    "bfloat16": _cast(jnp.bfloat16),
+    "float16": _cast(jnp.float16),
+}

@@ -1,0 +1,141 @@
+"""What AWQ, GPTQ and SmoothQuant make of a matrix and the inputs that it meets.
+
+Their mathematics is `reference.quantizers.awq`, `gptq` and `smoothquant`, for inputs X [tokens, cols] that are at hand.
+Here only sums over X are kept: of a matrix Q in the place of W the error of the outputs is
+
+    || (Q - W) X^T ||^2  =  tr (Q - W) G (Q - W)^T        G = X^T X
+
+so that G and the means of |X| are all that AWQ's search needs, and G alone is what GPTQ begins with.
+
+The grid of both is that of the scheme q4, even around zero: readers and kernels everywhere take it, which they do not
+take zero points.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float64
+
+from model.checkpoints.checkpoint import Form
+from reference.quantizers import affine, awq, gptq, smoothquant, symmetric
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.schemes import SCHEMES
+
+Q4 = SCHEMES["q4"]
+GROUP = 64  # columns that share a scale of it
+COLUMNS = 128  # that GPTQ rounds before the others hear of it
+ALPHA = 0.5  # of SmoothQuant: largest inputs and largest weights meet in the middle
+
+
+class Inputs(NamedTuple):
+    """Sums over all tokens of the inputs X [tokens, cols] of a matrix."""
+
+    gram: Float64[np.ndarray, "cols cols"] | None  # X^T X, where a method asks for it
+    means: Float64[np.ndarray, " cols"]  # of |X|
+    tops: Float64[np.ndarray, " cols"]  # the largest |X|
+
+
+class Method(NamedTuple):
+    """How matrices with the same inputs are quantized."""
+
+    form: Form
+    bits: int
+    group: int | None  # columns that share a scale; None: all
+    gram: bool  # whether `Inputs` are to have it
+    # What the columns of all these matrices, one below the other, are multiplied by before they are rounded, and the
+    # inputs divided by; None: nothing.
+    factors: Callable[[np.ndarray, Inputs], np.ndarray] | None
+    quantize: Callable[[np.ndarray, Inputs], Quantized]
+    into_matrices: bool = False  # whether that division may be left to a matrix before, or to norms alone
+
+
+@partial(jax.jit, static_argnames="gram")
+def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, Array, Array]:
+    rows = x.reshape(-1, x.shape[-1])
+    magnitudes = jnp.abs(rows)
+    product = jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST) if gram else None
+    return product, jnp.sum(magnitudes, axis=0), jnp.max(magnitudes, axis=0)
+
+
+def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
+    """Sums over parts of X, each in float32, and then in float64."""
+    total, tokens = None, 0
+    for x in parts:
+        seen = _sums(x, gram=gram)
+        magnitudes, tops = (np.asarray(a, np.float64) for a in seen[1:])
+        product = None if seen[0] is None else np.asarray(seen[0], np.float64)
+        tokens += x.size // x.shape[-1]
+        if total is None:
+            total = Inputs(product, magnitudes, tops)
+        else:
+            both = None if product is None or total.gram is None else total.gram + product
+            total = Inputs(both, total.means + magnitudes, np.maximum(total.tops, tops))
+    assert total
+    return total._replace(means=total.means / tokens)
+
+
+def errors(
+    w: Float64[np.ndarray, "rows cols"], q: Float64[np.ndarray, "rows cols"], gram: Float64[np.ndarray, "cols cols"]
+) -> Float64[np.ndarray, " rows"]:
+    """|| (q - w) X^T ||^2 of each row.
+
+    >>> errors(np.array([[1.0, 1.0]]), np.array([[1.5, 0.0]]), np.array([[4.0, 1.0], [1.0, 1.0]]))
+    array([1.])
+    """
+    moved = q - w
+    return np.sum(moved @ gram * moved, axis=1)
+
+
+def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[np.ndarray, " cols"]:
+    """`reference.quantizers.awq.search`, from sums over the inputs."""
+    assert inputs.gram is not None
+    least, best = np.inf, np.ones(w.shape[1])
+    for alpha in awq.ALPHAS:
+        s = awq.scales(inputs.means, alpha=alpha)
+        loss = np.sum(errors(w, Q4.dequantize(Q4.quantize(w * s)) / s, inputs.gram))
+        if loss < least:
+            least, best = loss, s
+    return best
+
+
+def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
+    """`reference.quantizers.gptq.quantize`, whose corrections reach the columns far away a block of columns at a time.
+
+    Of each row that, or the nearest codes: what has the smaller error. The paper does not promise that it is the first.
+    """
+    assert inputs.gram is not None
+    nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)
+    scales = np.repeat(nearest.scales.astype(np.float64), GROUP, axis=1)
+    left = np.where(np.diag(inputs.gram) == 0, 0, w)
+    u = gptq.factor(inputs.gram, damp=gptq.DAMP)
+    levels = np.empty_like(w)
+    for start in range(0, w.shape[1], COLUMNS):
+        block = slice(start, start + COLUMNS)
+        missed = np.empty_like(left[:, block])
+        for column in range(missed.shape[1]):
+            i = start + column
+            levels[:, i] = affine.encode(left[:, i], scales[:, i], np.zeros(1), lowest=-largest, highest=largest)
+            missed[:, column] = (left[:, i] - scales[:, i] * levels[:, i]) / u[i, i]
+            left[:, i : block.stop] -= missed[:, [column]] * u[i, i : block.stop]
+        left[:, block.stop :] -= missed @ u[block, block.stop :]
+    found = nearest._replace(codes=levels.astype(np.int8))
+    ours, theirs = (errors(w, Q4.dequantize(q), inputs.gram) for q in (found, nearest))
+    return nearest._replace(codes=np.where((ours <= theirs)[:, None], found.codes, nearest.codes))
+
+
+METHODS = {
+    "awq": Method("int4", 4, GROUP, True, awq_factors, lambda w, inputs: Q4.quantize(w), into_matrices=True),
+    "gptq": Method("int4", 4, GROUP, True, None, gptq_codes),
+    "smoothquant": Method(
+        form="int8",
+        bits=8,
+        group=None,
+        gram=False,
+        factors=lambda w, inputs: smoothquant.factors(inputs.tops, w, alpha=ALPHA),
+        quantize=lambda w, inputs: SCHEMES["q8_row"].quantize(w),
+    ),
+}

@@ -1,0 +1,329 @@
+"""Quantized matrices as pytrees: codes that are decoded where they are multiplied, so that a product reads few bytes.
+
+A kind of codes is a class: how they lie in memory, and which float32 level each stands for. `model.ops` multiplies
+by any of them, as by a plain array. Which weights they come from is said in `reference.quantizers.schemes`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt8
+
+from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from reference.quantizers.affine import Affine
+from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from reference.quantizers.nf4 import NF4
+
+LANES = 16  # float32 numbers in an AVX-512 register; of two codes in a byte, the second belongs so many columns later
+PAIR = 2 * LANES  # columns in 16 bytes of packed codes: groups are of so many, or multiples, or of half as many
+LARGEST_GROUP = 128  # larger ones become several with the same scale, unless they are whole rows
+ROW = 64  # rows of one group end at a multiple of so many columns
+
+
+class _Arrays(NamedTuple):
+    codes: Array  # [rows, bytes]
+    scales: Array  # [rows, groups]
+    zeros: Array | None  # int8 [rows, groups]: what is subtracted from a level, where integers have zero points
+    minima: Array | None = None  # [rows, groups]: what is added to a level times its scale, where the form has minima
+
+
+class QuantizedMatrix(_Arrays):
+    """A matrix [rows, cols] of levels times scales, plus minima; zeros are appended to its columns up to whole groups.
+
+    What is appended may stand for any finite weight.
+    """
+
+    __slots__ = ()
+    form: ClassVar[Form]
+    packed: ClassVar[bool] = True  # two codes of 4 bits in a byte, else one
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # of the bytes
+    scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+    unit: ClassVar[float] = 1.0  # what all levels that `decode` gives are still to be multiplied by, a power of 2
+    middle: ClassVar[int] = 0  # the zero point of what is stored of integers
+    shifted: ClassVar[bool] = False  # whether there are minima
+
+    @property
+    def cols(self) -> int:
+        return self.codes.shape[1] * (1 + self.packed)
+
+    @property
+    def group(self) -> int:
+        return self.cols // self.scales.shape[1]
+
+    @property
+    def slices(self) -> int:
+        """How many of `pieces` to multiply in one loop, at most, unless a group has more: beyond 64, loops are slow."""
+        return 64
+
+    @staticmethod
+    def real_scales(scales: Array) -> Float[Array, "*shape"]:
+        """What scales stand for as they are stored."""
+        return scales
+
+    @staticmethod
+    def decode(codes: Array) -> Float[Array, "*shape"]:
+        """The levels of codes as they are stored, those of 4 bits alone in their bytes; without `unit`."""
+        raise NotImplementedError
+
+    @classmethod
+    def decode_pairs(cls, codes: Array) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+        """Of bytes that hold two codes, the levels of the low and of the high halves."""
+        return cls.decode(codes & 15), cls.decode(codes >> 4)
+
+    def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
+        """The levels in columns from `start` to `stop` of each block of so many columns, 16 at a time; without `unit`.
+
+        Each begins with its first column. All numbers are multiples of 16.
+        """
+        codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
+        step = LANES * (1 + self.packed)
+        for column in range(start // step * step, stop, step):
+            at = column // (1 + self.packed)
+            piece = codes[:, :, at : at + LANES]
+            levels = self.decode_pairs(piece) if self.packed else (self.decode(piece),)
+            for first, part in zip(range(column, column + step, LANES), levels, strict=True):
+                if start <= first < stop:
+                    yield first, part
+
+    def weights(self) -> Float[Array, "rows cols"]:
+        """The whole matrix in float32, each weight rounded once, its appended columns included."""
+        rows, groups = self.scales.shape
+        halves = 2 if self.packed and self.group == LANES else 1  # groups that 16 bytes hold
+
+        def spread(a: Array) -> Array:
+            return a.reshape(rows, groups // halves, 1, halves, 1)
+
+        if self.packed:  # decoded apart and then joined: with a shift for each, XLA on a CPU takes half as long again
+            codes = self.codes.reshape(rows, groups // halves, -1, LANES)
+            levels = jnp.stack(self.decode_pairs(codes), axis=3)
+        else:
+            levels = self.decode(self.codes).reshape(rows, groups, 1, 1, -1)
+        if self.zeros is not None:
+            levels = levels - spread(self.zeros).astype(jnp.float32)
+        levels = levels * self.unit * spread(self.real_scales(self.scales))  # [rows, groups, pairs, 2, lanes]
+        if self.minima is not None:
+            levels = levels + spread(self.minima)
+        return levels.reshape(rows, -1)
+
+    @classmethod
+    def shapes(cls, rows: int, cols: int, codes: Codes) -> "QuantizedMatrix":
+        """The arrays for a matrix of that shape."""
+        group, _ = _group(codes, cols)
+        whole = max(group, PAIR) if group else ROW
+        padded = -(-cols // whole) * whole
+        grid = (rows, padded // group if group else 1)
+        stored: list[Any] = [
+            jax.ShapeDtypeStruct((rows, padded // (1 + cls.packed)), cls.dtype),
+            jax.ShapeDtypeStruct(grid, cls.scale_dtype),
+            jax.ShapeDtypeStruct(grid, np.int8) if codes.zeros else None,
+            jax.ShapeDtypeStruct(grid, np.float32) if cls.shifted else None,
+        ]
+        return cls(*stored)
+
+    @classmethod
+    def stored(cls, part: Part, codes: Codes) -> "QuantizedMatrix":
+        """A part of `codes`, as NumPy arrays of `shapes`."""
+        rows, cols = part.codes.shape
+        shapes, (_, copies) = cls.shapes(rows, cols, codes), _group(codes, cols)
+        padded, groups = shapes.cols, shapes.scales.shape[1]
+        zeros = None
+
+        def spread(a: np.ndarray) -> np.ndarray:
+            spread = np.repeat(a, copies, axis=1)[:, :groups]
+            return np.pad(spread, [(0, 0), (0, groups - spread.shape[1])])
+
+        bits = part.codes
+        if isinstance(part, Affine):
+            zeros = (spread(part.zeros).astype(np.int16) - cls.middle).astype(np.int8)
+        elif cls.middle and cls.packed:
+            bits = bits + np.int8(cls.middle)
+        minima = spread(part.minima) if isinstance(part, Shifted) else None
+        if isinstance(part, Affine) and not cls.packed:
+            bits = bits ^ np.uint8(cls.middle)  # less by 128, in two's complement
+        bits = np.pad(bits.view(np.uint8), [(0, 0), (0, padded - cols)])
+        if cls.packed:
+            pairs = bits.reshape(rows, -1, 2, LANES)
+            bits = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
+        arrays: Any = (bits.view(cls.dtype), spread(part.scales).astype(cls.scale_dtype), zeros, minima)
+        return cls(*arrays)
+
+
+class Int8(QuantizedMatrix):
+    """Integers from -128 to 127."""
+
+    __slots__ = ()
+    form = "int8"
+    packed = False
+    dtype = np.dtype(np.int8)
+    middle = 128
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        return codes.astype(jnp.float32)
+
+
+def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
+    """codes / steps - less, exactly, for a power of two.
+
+    Put into the mantissa of 2^23 / steps, whose last bit counts 1 / steps, a code is a float without being converted;
+    that of a high half without being shifted.
+    """
+    start = np.float32(2**23 / steps)
+    return lax.bitcast_convert_type(codes.astype(jnp.uint32) | start.view(np.uint32), jnp.float32) - (start + less)
+
+
+class _Integers4(QuantizedMatrix):
+    """Integers of 4 bits, stored more by `middle`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def decode_pairs(cls, codes: Array) -> tuple[Array, Array]:
+        return _counted(codes & 15, 1, less=cls.middle), _counted(codes & 240, 16, less=cls.middle)
+
+
+class Int4(_Integers4):
+    """Integers from -8 to 7."""
+
+    __slots__ = ()
+    form = "int4"
+    middle = 8
+
+
+class Int8Min(QuantizedMatrix):
+    """Integers from -128 to 127, with minima."""
+
+    __slots__ = ()
+    form = "int8_min"
+    packed = False
+    dtype = np.dtype(np.int8)
+    shifted = True
+    decode = staticmethod(Int8.decode)
+
+
+class Int4Min(_Integers4):
+    """Integers from 0 to 15, with minima."""
+
+    __slots__ = ()
+    form = "int4_min"
+    shifted = True
+
+
+class NF4Codes(QuantizedMatrix):
+    """The 16 levels of NF4, chosen by bits: 15 selections are faster than to look them up in memory."""
+
+    __slots__ = ()
+    form = "nf4"
+
+    @property
+    def slices(self) -> int:
+        """Of 64 slices, XLA takes a minute and 5 GB to compile 24 layers, and the loop is slower by half.
+
+        The fewer, the more partial sums, which should stay in a cache: with 4, a byte for each weight. Of 28,672 x
+        4,096, 16 slices take 18 ms where 4 take 47, 8 32 and 64 22; a small model decodes a tenth faster with 4 than 8.
+        """
+        weights = 2 * self.codes.size
+        return 4 if weights <= 1 << 22 else 8 if weights <= 1 << 25 else 16
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        def choose(levels: np.ndarray) -> Any:
+            if len(levels) == 1:
+                return levels[0]
+            lower, upper = np.split(levels, 2)
+            return jnp.where((codes & len(lower)) != 0, choose(upper), choose(lower))
+
+        return choose(NF4.levels)
+
+
+class IQ4NL(QuantizedMatrix):
+    """The 16 levels of ggml's IQ4_NL, a byte each in four words: two bits of a code choose the word, two the byte."""
+
+    __slots__ = ()
+    form = "iq4_nl"
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        words = IQ4_NL_LEVELS.astype(np.int8).view("<i4").astype(np.int32)
+        codes = codes.astype(jnp.int32)
+        lower, upper = (jnp.where((codes & 4) != 0, words[i + 1], words[i]) for i in (0, 2))
+        word = jnp.where((codes & 8) != 0, upper, lower)
+        above = 24 - 8 * (codes & 3)  # bits: the byte is moved to the top, and down again with its sign
+        return (word << above >> 24).astype(jnp.float32)
+
+
+class FP8(QuantizedMatrix):
+    """e4m3. Its exponent and mantissa are those of a float16 that is 2^8 times smaller, subnormals included."""
+
+    __slots__ = ()
+    form = "fp8"
+    packed = False
+    dtype = np.dtype(np.int8)
+    unit = 2.0**8
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        # A signed byte brings its sign along, twice: to bit 15, where it belongs, and to bit 14.
+        bits = codes.astype(jnp.int16) << 7 & ~(1 << 14)
+        return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
+
+
+class MXFP4(QuantizedMatrix):
+    """e2m1, which is a float16 that is 2^14 times smaller; of the scales, powers of two, the exponent."""
+
+    __slots__ = ()
+    form = "mxfp4"
+    scale_dtype = np.dtype(np.uint8)
+    unit = 2.0**14
+
+    @staticmethod
+    def real_scales(scales: Array) -> Array:
+        """An exponent of 0 gives 0, as it would anyway where subnormal numbers count as 0."""
+        return lax.bitcast_convert_type(scales.astype(jnp.int32) << 23, jnp.float32)
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        bits = codes.astype(jnp.uint16)
+        return lax.bitcast_convert_type((bits & 8) << 12 | (bits & 7) << 9, jnp.float16).astype(jnp.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Embedding:
+    """A matrix [vocab, dim] of codes whose rows are looked up: those of the tokens are decoded, and no others."""
+
+    matrix: QuantizedMatrix
+    dim: int = field(metadata={"static": True})
+    dtype: np.dtype = field(metadata={"static": True})  # of the rows
+
+    def __getitem__(self, tokens: Int[Array | np.ndarray, "*batch"]) -> Float[Array, "*batch dim"]:
+        tokens = jnp.asarray(tokens)
+        rows = jax.tree.map(lambda array: array[tokens.reshape(-1)], self.matrix)
+        return rows.weights()[:, : self.dim].reshape(*tokens.shape, self.dim).astype(self.dtype)
+
+
+KINDS: dict[Form, type[QuantizedMatrix]] = {
+    kind.form: kind for kind in (Int8, Int4, Int8Min, Int4Min, NF4Codes, IQ4NL, FP8, MXFP4)
+}
+
+
+def runs(codes: Codes, cols: int) -> bool:
+    """Whether a matrix with so many columns can run from these codes: groups are of 16 columns, 32, or multiples."""
+    return codes.group >= cols or _fits(codes.group)
+
+
+def _fits(group: int) -> bool:
+    return group == LANES or group % PAIR == 0
+
+
+def _group(codes: Codes, cols: int) -> tuple[int, int]:
+    """How many columns share a scale as arrays hold them, 0 where all of a row do; and how often each is repeated."""
+    if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
+        return 0, 1
+    whole = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group
+    return whole, codes.group // whole

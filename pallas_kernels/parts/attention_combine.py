@@ -1,0 +1,60 @@
+r"""Joins what thread blocks made of separate parts of the keys: the second half of decoding's attention.
+
+    m = max_s m_s        o = sum_s o_s 2^(m_s - m) / sum_s t_s 2^(m_s - m)
+
+o_s is a part's sum of values, each weighted by 2 to the power of its score minus m_s, and t_s the sum of the weights.
+A part without keys has t_s = 0, and so counts nothing; where no part has any, o = 0, as in `reference.attention`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.parts.compat import LANES, WARPS, Target, store_in_pieces, tiled_layout
+from pallas_kernels.parts.staging import own_meetings
+
+
+def attention_combine(
+    parts: Float[Array, "batch kv_heads splits columns head_dim"],
+    stats: Float[Array, "batch kv_heads splits 2 columns"],
+    *,
+    group: int,
+    out: np.dtype,
+    target: Target,
+) -> Float[Array, "batch width"]:
+    """Parts of o, with m and t in `stats`, to o, rounded once to `out`. `splits` is a multiple of 4; of the columns the
+    first `group` are queries.
+
+    Part of the jitted kernels that make the parts. Reads each part once and writes o: one thread block a head, one
+    part after the other a warp.
+    """
+    batch, kv_heads, _, _, head_dim = parts.shape
+    vector = head_dim // LANES
+    layout = tiled_layout(((WARPS, head_dim), (1, vector)), warps=-4, lanes=-3)
+
+    def attention_combine(parts_ref, stats_ref, o_ref):
+        row, head, query = (lax.axis_index(name) for name in ("batch", "kv_heads", "group"))
+
+        def load(ref, layout):
+            return plgpu.load(ref, layout=layout, optimized=False)
+
+        target.let_next_start()
+        target.wait_for_previous()
+        o = load(parts_ref.at[row, head, :, query], layout)  # [splits, head_dim]
+        m, total = (load(stats_ref.at[row, head, :, i, query], layout.reduce(1)) for i in range(2))  # [splits]
+        weight = jnp.exp2(m - jnp.max(m))
+        total = jnp.sum(weight * total)
+        o = jnp.sum(o * lax.broadcast_in_dim(weight, o.shape, (0,)), axis=0)
+        store_in_pieces(o_ref.at[row, head, query], (o * jnp.where(total == 0, 0.0, 1 / total)).astype(out))
+
+    kernel = target.kernel(
+        attention_combine,
+        out_type=jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), out),
+        grid=(group, kv_heads, batch),
+        grid_names=("group", "kv_heads", "batch"),
+        compiler_params=own_meetings(approx_math=True, reduction_scratch_bytes=4096),
+    )
+    return kernel(parts, stats).reshape(batch, -1)

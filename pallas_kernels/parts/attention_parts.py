@@ -1,0 +1,162 @@
+"""Attention while decoding, over all sequences and heads: one thread block for each part of each key head's keys."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array
+
+from pallas_kernels.parts.attention_combine import attention_combine
+from pallas_kernels.parts.attention_split import SplitAttention
+from pallas_kernels.parts.attention_split_float32 import SplitAttentionFloat32
+from pallas_kernels.parts.compat import PROCESSORS, Target
+from pallas_kernels.parts.inline import read_past_first_cache
+from pallas_kernels.parts.key_ring import TILE, KeyRing, OpenRing, visible_keys
+from pallas_kernels.parts.staging import own_meetings
+
+RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
+AT_ONCE = 2048  # the most keys that the blocks of a head have together, with one tile each
+
+# Where the keys are: an array of keys or values, a sequence, a key head, a tile and the tables; the tile's pieces.
+Locate = Callable[..., Sequence[Any]]
+
+
+def attend_in_parts(
+    name: str,
+    locate: Locate,
+    q: Array,
+    k: Array,
+    v: Array,
+    lengths: Array,
+    *tables: Array,
+    capacity: int,
+    tile: int,
+    pieces: int,
+    window: int | None,
+    splits: int,
+    target: Target,
+) -> Array:
+    """Attention of q [batch, heads, head_dim] to the keys that `locate` finds: [batch, heads * head_dim]."""
+    batch, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    ring = KeyRing(head_dim, np.dtype(k.dtype), splits, tile, ring_stages(tile, head_dim, k.dtype), pieces)
+    part = SplitAttention(group, ring) if q.dtype == np.dtype("bfloat16") else SplitAttentionFloat32(group, ring)
+
+    def body(q_ref, k_ref, v_ref, lengths_ref, *refs, staged):
+        split, head, row = (lax.axis_index(axis) for axis in ("splits", "kv_heads", "batch"))
+        table_refs, out_refs = refs[: len(tables)], refs[len(tables) :]
+
+        def ring_for(length):
+            return OpenRing(
+                ring,
+                {"k": k_ref, "v": v_ref},
+                lambda ref, tile: locate(ref, row, head, tile, *table_refs),
+                split,
+                *visible_keys(length, capacity, window),
+                staged["ring"],
+                target,
+            )
+
+        target.let_next_start()
+        if target.overlaps and not tables:
+            # The length may be the one before, and keys still be written: nothing is read, but most are nearer then. Of
+            # pages the table itself would be read.
+            ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
+        target.wait_for_previous()
+        opened = ring_for(lengths_ref[row])
+        if splits == 1:
+            part.run(q_ref.at[row, head], opened, out_refs[0].at[row, head], None, staged)
+        else:
+            o_ref, stats_ref = (ref.at[row, head, split] for ref in out_refs)
+            part.run(q_ref.at[row, head], opened, o_ref, stats_ref, staged)
+
+    body.__name__ = name
+    whole = jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), q.dtype)
+    parts = (
+        jax.ShapeDtypeStruct((batch, kv_heads, splits, part.columns, head_dim), np.float32),
+        jax.ShapeDtypeStruct((batch, kv_heads, splits, 2, part.columns), np.float32),
+    )
+    kernel = target.kernel(
+        body,
+        out_type=whole if splits == 1 else parts,
+        grid=(splits, kv_heads, batch),
+        grid_names=("splits", "kv_heads", "batch"),
+        scratch_types={"staged": part.scratch()},
+        compiler_params=own_meetings(approx_math=True, reduction_scratch_bytes=4096),
+    )
+    outputs = kernel(q.reshape(batch, kv_heads, group, head_dim), k, v, lengths, *tables)
+    if splits == 1:
+        return outputs.reshape(batch, -1)
+    return attention_combine(*outputs, group=group, out=np.dtype(q.dtype), target=target)
+
+
+def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
+    """64; or, of few small heads in bfloat16 of which a query may see so many keys that a block would have several such
+    tiles, 128: half as many blocks then read as many keys at once, and leave the next kernels more room.
+
+    `heads` are the key heads in all sequences, `group` the query heads of each, for more than 8 of which a thread has
+    too few registers. A block that has a single tile takes longer for 128 keys (benchmarks/LOG.md).
+
+    >>> import jax.numpy as jnp
+    >>> [keys_of_a_tile(heads, 8, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
+    [128, 64, 64]
+    """
+    small = group <= 8 and head_dim == 64 and dtype == np.dtype("bfloat16")
+    few = heads * AT_ONCE // TILE <= 2 * PROCESSORS
+    return 2 * TILE if small and few and seen > AT_ONCE else TILE
+
+
+def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
+    """Tiles of keys, and of values, that a block has on their way at once."""
+    return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
+
+
+def choose_splits(heads: int, capacity: int, tile: int) -> int:
+    """Blocks that share the keys of a head, 1 or a multiple of 4: one for each tile of keys, where they do not fill a
+    GPU, with so many key heads in all sequences; else a power of 2.
+
+    Of 64 tiles each of 20 blocks would have up to 4, as each of 16 has, which are faster (benchmarks/LOG.md).
+
+    >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
+    [32, 16, 16, 4]
+    >>> [choose_splits(heads, capacity, 64) for heads, capacity in ((12, 1280), (4, 1800), (4, 256))]
+    [20, 32, 4]
+    """
+    tiles = -(-capacity // tile)
+    if heads >= PROCESSORS or tiles == 1:
+        return 1
+    fill = min(2 * PROCESSORS // heads, AT_ONCE // tile)
+    return max(4, 1 << (fill.bit_length() - 1) if tiles > fill else -(-tiles // 4) * 4)
+
+
+def check_attention(
+    op: str, q: Array, k: Array, v: Array, lengths: Array, *, window: int | None, splits: int | None
+) -> None:
+    """Raise ValueError, in the caller's words, for what `attend_in_parts` cannot do."""
+    if q.ndim != 3 or k.ndim != 4 or k.shape != v.shape or k.shape[3] != q.shape[2] or 0 in q.shape or 0 in k.shape:
+        raise ValueError(
+            f"{op} takes q [batch, heads, head_dim] and k and v of one shape that end in [rows, head_dim], got "
+            f"{q.shape}, {k.shape} and {v.shape}"
+        )
+    batch, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if q.dtype not in (np.dtype("float32"), np.dtype("bfloat16")) or not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"{op} takes q, k and v in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
+    if head_dim not in (64, 128):
+        raise ValueError(f"{op} takes heads of 64 or 128, got {head_dim}")
+    if heads % kv_heads:
+        raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
+    group = heads // kv_heads
+    if group > 8 and (group > 64 or group % 8 or q.dtype == np.dtype("float32")):
+        more = "" if q.dtype == np.dtype("float32") else ", or 16, 24, ... 64"
+        raise ValueError(f"{op} takes 1 to 8 query heads a key head{more} in {q.dtype}, got {group}")
+    if lengths.shape != (batch,) or lengths.dtype != np.dtype("int32"):
+        raise ValueError(f"{op} takes lengths [{batch}] in int32, got {list(lengths.shape)} in {lengths.dtype}")
+    if window is not None and window < 1:
+        raise ValueError(f"{op} takes a window of 1 or more, got {window}")
+    if splits is not None and splits != 1 and (splits < 1 or splits % 4):
+        raise ValueError(f"{op} takes 1 split or a multiple of 4, got {splits}")

@@ -1,0 +1,108 @@
+r"""What one thread block does of attention while decoding, in float32: as `attention_split`, but without tensor cores.
+
+They would round to TF32. So each warp takes rows of a tile as they come, and every row it has room for keeps an online
+softmax of its own, for each query of the group:
+
+    s = <k, q> log2(e) / sqrt(d)        m' = max(m, s)        p = 2^(s - m')
+    total <- total 2^(m - m') + p        o <- o 2^(m - m') + p v
+
+Only the sum over d is across threads. At the end the rows are joined as parts of the keys are.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.parts.compat import LANES, WARPS, store_in_pieces, tiled_layout
+from pallas_kernels.parts.key_ring import KeyRing, OpenRing
+
+ROWS = 8  # of a tile at a time: what swizzled shared memory can be cut into
+VECTOR = 4  # numbers that a thread loads at once: 16 bytes
+LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
+
+
+@dataclass(frozen=True)
+class SplitAttentionFloat32:
+    """`attention_split.SplitAttention` for float32."""
+
+    group: int
+    ring: KeyRing
+
+    @property
+    def columns(self) -> int:
+        return 8
+
+    @property
+    def layout(self) -> Any:
+        """[ROWS, head_dim] in registers: rows over the warps, head_dim over as many lanes as it needs."""
+        head_dim = self.ring.head_dim
+        rows = LANES * VECTOR // head_dim  # of a warp at once
+        return tiled_layout(((WARPS * rows, head_dim), (rows, head_dim), (1, VECTOR)), warps=-6, lanes=(-4, -3))
+
+    def scratch(self) -> dict[str, Any]:
+        return {"ring": self.ring.scratch()}
+
+    def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
+        """From q [group, head_dim] to as many rows of o, and stats [2, columns], which is None for one split."""
+        ring.fill()
+        for query, (o, m, total) in enumerate(self._attend(q_ref, ring)):
+            largest = jnp.max(m)
+            weight = jnp.exp2(m - largest)
+            total = jnp.sum(total * weight)
+            o = jnp.sum(o * self._across(weight), axis=0)
+            if stats_ref is None:
+                o = o * jnp.where(total == 0, 0.0, 1 / total)
+            else:
+                stats_ref[0, query] = largest
+                stats_ref[1, query] = total
+            store_in_pieces(o_ref.at[query], o)
+
+    def _attend(self, q_ref, ring: OpenRing) -> Any:
+        """For each query: o [ROWS, head_dim], m and the total [ROWS]."""
+        scale = math.log2(math.e) / math.sqrt(self.ring.head_dim)
+        shape = (ROWS, self.ring.head_dim)
+        queries = [
+            plgpu.load(q_ref.at[query], layout=self.layout.reduce(0), optimized=False) * scale
+            for query in range(self.group)
+        ]
+
+        def rows_step(j, running, k_smem, v_smem, first_key):
+            rows = pl.ds(pl.multiple_of(j * ROWS, ROWS), ROWS)
+            k, v = (plgpu.load(ref.at[rows], layout=self.layout, optimized=False) for ref in (k_smem, v_smem))
+            key = first_key + j * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=self.layout)
+            v = jnp.where((key >= ring.start) & (key < ring.stop), v, 0.0)
+            key = first_key + j * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=self.layout.reduce(1))
+            seen = (key >= ring.start) & (key < ring.stop)
+            after = []
+            for q, (o, m, total) in zip(queries, running, strict=True):
+                score = jnp.where(seen, jnp.sum(k * lax.broadcast_in_dim(q, shape, (1,)), axis=1), -jnp.inf)
+                larger = jnp.maximum(m, score)
+                rescale = jnp.exp2(m - larger)
+                p = jnp.exp2(score - larger)
+                after.append((o * self._across(rescale) + v * self._across(p), larger, total * rescale + p))
+            return after
+
+        def step(i, running):
+            k_smem, v_smem, first_key = ring.wait("k", i), ring.wait("v", i), ring.first_key(i)
+            running = lax.fori_loop(
+                0, self.ring.tile // ROWS, lambda j, running: rows_step(j, running, k_smem, v_smem, first_key), running
+            )
+            ring.release("k", i)
+            ring.release("v", i)
+            return running
+
+        def full(value: float, *shape: int, layout):
+            return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+        rows = self.layout.reduce(1)
+        zero = full(0, *shape, layout=self.layout), full(LOWEST, ROWS, layout=rows), full(0, ROWS, layout=rows)
+        return lax.fori_loop(0, ring.steps, step, [zero] * self.group)
+
+    def _across(self, x):
+        return lax.broadcast_in_dim(x, (ROWS, self.ring.head_dim), (0,))

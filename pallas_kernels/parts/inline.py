@@ -1,0 +1,136 @@
+"""What Pallas has no operation for, in terms of words that a thread has in its registers.
+
+`plgpu.inline_mgpu` calls a function with arrays as each thread has them: *registers*, vectors of some elements, as many
+as the array's layout says. Words have 32 bits, and are int32 or float32.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic.gpu import fragmented_array, utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxtyping import Array, Float32
+
+from pallas_kernels.parts.compat import THREADS, Target
+
+ONE_EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # a number for each thread
+
+
+def int32() -> Any:
+    return ir.IntegerType.get_signless(32)
+
+
+def float32() -> Any:
+    return ir.F32Type.get()
+
+
+def word(value: int) -> Any:
+    """A constant, of which 32 bits count."""
+    return utils.c(np.array(value & 0xFFFFFFFF, np.uint32).view(np.int32).item(), int32())
+
+
+def times(value: Any, factor: int) -> Any:
+    return arith.muli(value, word(factor))
+
+
+def total(first: Any, *others: Any) -> Any:
+    for other in others:
+        first = arith.addi(first, other)
+    return first
+
+
+def words(register: Any, kind: Any) -> list[Any]:
+    """Those of a register, as `kind`."""
+    size = utils.bitwidth(register.type) // 32
+    register = vector.bitcast(ir.VectorType.get((size,), kind), register)
+    return [vector.extract(register, dynamic_position=[], static_position=[place]) for place in range(size)]
+
+
+def all_words(x: Any, kind: Any) -> list[Any]:
+    """Those that a thread has of an array, as `kind`."""
+    return [one for register in x.registers.flat for one in words(register, kind)]
+
+
+def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
+    """The array of which a thread has these registers, of so many words each."""
+    layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
+    found = np.empty(layout.registers_shape(shape), dtype=object)
+    for place, some in zip(np.ndindex(found.shape), registers, strict=True):
+        register = vector.from_elements(ir.VectorType.get((len(some),), some[0].type), some)
+        elements = len(some) * 32 // utils.bitwidth(element)
+        found[place] = vector.bitcast(ir.VectorType.get((elements,), element), register)
+    signed = None if element == float32() else True
+    return fragmented_array.FragmentedArray(_registers=found, _layout=layout, _is_signed=signed)
+
+
+def widened(x: Array, layout: Any, target: Target) -> Array:
+    """x as float32: two bfloat16 of a word with an instruction each, where the compiler takes three for both.
+
+    x is float32, or laid out so that a thread has an even number of neighbors.
+    """
+    if x.dtype == jnp.float32 or target.interpret:
+        return x.astype(jnp.float32)
+
+    def both(register: Any) -> Iterator[Any]:
+        for pair in words(register, int32()):
+            yield arith.bitcast(float32(), arith.shli(pair, word(16)))
+            yield arith.bitcast(float32(), arith.andi(pair, word(0xFFFF0000)))
+
+    def run(_, narrow):
+        return array([list(both(some)) for some in narrow.registers.flat], x.shape, np.dtype("float32"), layout)
+
+    wide = plgpu.ShapeDtypeStruct(x.shape, np.dtype("float32"), layout=layout)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=wide)
+    return inlined(run)(x)
+
+
+def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:
+    """What each thread's numbers of x come to, which lie in turns of `vector` of them."""
+    if target.interpret:
+        return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
+
+    def run(_, x):
+        return array([[reduce(arith.addf, all_words(x, float32()))]], (THREADS,), np.dtype("float32"), ONE_EACH)
+
+    sums = plgpu.ShapeDtypeStruct((THREADS,), np.dtype("float32"), layout=ONE_EACH)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=sums)
+    return inlined(run)(x)
+
+
+def read_past_first_cache(ref: Any) -> Any:
+    """The int32 in memory that `ref` of one is, as of now, and not kept where what reads it again would find it."""
+
+    def run(_, ref):
+        address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))
+        read = "ld.relaxed.gpu.global.s32 $0, [$1];"
+        value = llvm.inline_asm(int32(), [address], read, "=r,l", has_side_effects=True)
+        return fragmented_array.FragmentedArray.splat(value, (), is_signed=True)
+
+    number = plgpu.ShapeDtypeStruct((), np.dtype("int32"), layout=plgpu.Layout.WG_SPLAT)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=number)
+    return inlined(run)(ref)
+
+
+def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
+    """So many words from shared memory, `at` so many bytes from where a ref begins: 16 bytes at a time, or the rest."""
+    found = []
+    for start in range(0, count, 4):
+        some = min(4, count - start)
+        byte = utils.getelementptr(utils.memref_ptr(ref), [total(at, word(4 * start))], ir.IntegerType.get_signless(8))
+        found += words(llvm.load(ir.VectorType.get((some,), kind), byte, alignment=4 * some), kind)
+    return found
+
+
+def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
+    """The results, int32, in $0 and on, of an instruction that only computes; its operands come after them."""
+    constraints = ",".join(["=r"] * results + ["r"] * len(operands))
+    if results == 1:
+        return [llvm.inline_asm(int32(), list(operands), instruction, constraints, has_side_effects=False)]
+    several = llvm.StructType.get_literal([int32()] * results)
+    out = llvm.inline_asm(several, list(operands), instruction, constraints, has_side_effects=False)
+    return [llvm.extractvalue(int32(), out, [place]) for place in range(results)]

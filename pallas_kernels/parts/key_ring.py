@@ -1,0 +1,112 @@
+"""The keys and values that one thread block reads while decoding, and the ring that they come through.
+
+A sequence's keys are cut into tiles. Blocks that share a key head take every `splits`-th tile each, so that a single
+sequence keeps the whole GPU busy whatever its length, which is known only at run time. The copy engine fills a ring in
+shared memory with them, some tiles ahead; K and V have a ring each, as a tile of K is done with earlier.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.parts.compat import Target
+from pallas_kernels.parts.staging import finish_reads
+from pallas_kernels.parts.wgmma import matrices
+
+TILE = 64  # keys, at least
+
+# From an array of keys or of values and the number of a tile to the pieces of the array that make the tile.
+Pieces = Callable[[Any, Any], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    head_dim: int
+    dtype: np.dtype
+    splits: int  # thread blocks that share the keys
+    tile: int  # keys
+    stages: int  # tiles of K, and of V, on their way at once
+    pieces: int  # copies that make a tile
+
+    def scratch(self) -> dict[str, Any]:
+        """Shared memory and barriers that an `OpenRing` works in."""
+        tiles = matrices(self.stages, self.tile, self.head_dim, dtype=self.dtype)
+        filled = plgpu.Barrier(num_arrivals=self.pieces, num_barriers=self.stages)
+        return {"k": tiles, "k_filled": filled, "v": tiles, "v_filled": filled}
+
+
+@dataclass(frozen=True)
+class OpenRing:
+    """The ring while it runs: for each of `steps` tiles in turn, `wait` for K, `release` it, then V."""
+
+    ring: KeyRing
+    refs: dict[str, Any]  # "k" and "v": arrays of keys and values
+    pieces: Pieces
+    split: Any  # which of the `splits` blocks this is
+    start: Any  # first key that the query sees
+    stop: Any  # last key that it sees, + 1
+    staged: dict[str, Any]
+    target: Target
+
+    @property
+    def steps(self) -> Any:
+        tiles = pl.cdiv(self.stop, self.ring.tile) - self.start // self.ring.tile
+        return jnp.maximum(tiles - self.split + self.ring.splits - 1, 0) // self.ring.splits
+
+    def first_key(self, step) -> Any:
+        return self._tile(step) * self.ring.tile
+
+    def ask_ahead(self) -> None:
+        """Have what `fill` copies brought to the L2 cache."""
+        for step in range(self.ring.stages):
+
+            @pl.when(step < self.steps)
+            def _(step=step):
+                for ref in self.refs.values():
+                    for piece in self.pieces(ref, self._tile(step)):
+                        plgpu.async_prefetch(piece)
+
+    def fill(self) -> None:
+        """Set the first copies going."""
+        for step in range(self.ring.stages):
+
+            @pl.when(step < self.steps)
+            def _(step=step):
+                self._fetch("k", step)
+                self._fetch("v", step)
+
+    def wait(self, name: str, step) -> Any:
+        """The tile of K or V of this step, in shared memory."""
+        slot = lax.rem(step, self.ring.stages)
+        plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
+        return self.staged[name].at[slot]
+
+    def release(self, name: str, step) -> None:
+        """The tile of this step has been read; its place is for the one that comes `stages` later."""
+
+        @pl.when(step + self.ring.stages < self.steps)
+        def _():
+            finish_reads(self.target)
+            self._fetch(name, step + self.ring.stages)
+
+    def _tile(self, step) -> Any:
+        return self.start // self.ring.tile + self.split + step * self.ring.splits
+
+    def _fetch(self, name: str, step) -> None:
+        slot = lax.rem(step, self.ring.stages)
+        rows = self.ring.tile // self.ring.pieces
+        for i, piece in enumerate(self.pieces(self.refs[name], self._tile(step))):
+            into = self.staged[name].at[slot, pl.ds(i * rows, rows)]
+            plgpu.copy_gmem_to_smem(piece, into, self.staged[f"{name}_filled"].at[slot])
+
+
+def visible_keys(length, capacity: int, window: int | None) -> tuple[Any, Any]:
+    """First key, and last + 1, that the newest of `length` positions sees in a cache of this capacity."""
+    stop = jnp.clip(length, 0, capacity)
+    return (jnp.int32(0) if window is None else jnp.maximum(stop - window, 0)), stop

@@ -1,0 +1,144 @@
+"""The matrices that vectors are multiplied by, floats or codes with scales, and which loop multiplies by each."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+from pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
+from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
+from pallas_kernels.parts.row_product import RowProduct
+from pallas_kernels.parts.row_tiles import MOST_STAGES, blocks_for, even_share
+from pallas_kernels.parts.tile import Tile, tile_for
+
+MAX_BATCH = 8
+AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for as many of 14,336 numbers
+DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
+BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
+
+
+class Codes(NamedTuple):
+    """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row."""
+
+    codes: Int[Array, "rows packed"]  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
+    scales: Float32[Array, " rows"] | Float32[Array, "rows groups"]  # groups of 32, 64 or 128 columns; a row's: int8
+
+    @property
+    def four_bits(self) -> bool:
+        return self.codes.dtype == jnp.int32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[rows, cols] of what the codes stand for."""
+        rows, packed = self.codes.shape
+        return rows, packed * (8 if self.four_bits else 1)
+
+    @property
+    def group(self) -> int | None:
+        """Columns that share a scale; None: all of a row do."""
+        return None if self.scales.ndim == 1 else self.shape[1] // max(self.scales.shape[1], 1)
+
+
+Matrix = Float[Array, "rows cols"] | Codes
+
+
+def shares(w: Matrix, batch: int) -> list[slice]:
+    """Which vectors a kernel is launched for, and then another: codes are read again for more than `AT_ONCE`."""
+    launches = -(-batch // AT_ONCE) if isinstance(w, Codes) and 0 < batch <= MAX_BATCH else 1
+    size = -(-batch // launches)
+    return [slice(i * size, (i + 1) * size) for i in range(launches)]
+
+
+def product_of(
+    op: str,
+    w: Matrix,
+    x: Array,
+    *,
+    normed: bool,
+    tile: Tile | None = None,
+    runs: int = 1,
+    rows: int | None = None,
+) -> RowProduct | QuantizedProduct:
+    """The loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
+
+    They are the tile's, shared out among the runs, unless given. Raises ValueError, in the caller's words, where there
+    is no such loop.
+    """
+    if isinstance(w, Codes):
+        _check_codes(op, w, x)
+    else:
+        _check_floats(op, w, x)
+    if not 1 <= len(x) <= MAX_BATCH:
+        raise ValueError(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
+    all_rows, cols = w.shape
+    tile = tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
+    rows = rows or tile.rows // runs
+    if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
+        raise ValueError(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
+    _check_columns(op, w, x.dtype, tile)
+    tiles = all_rows // (rows * runs)
+    shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
+    shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
+    if isinstance(w, Codes):
+        product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
+    else:
+        product = RowProduct(**shape, chunks=tile.chunks or 1)
+    shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
+    product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
+    room = even_share(product.blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
+    stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
+    product = replace(product, stages=tile.stages or stages)
+    if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
+        raise ValueError(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
+    return product
+
+
+def key_of(op: str, w: Matrix) -> str:
+    """What `tile_for` calls an op on such a matrix: with the codes, and the columns that share a scale."""
+    if not isinstance(w, Codes):
+        return op
+    return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
+
+
+def check_operand(op: str, name: str, array: Array | None, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise ValueError, in the caller's words, for an array of another shape or dtype; None is no array."""
+    if array is not None and (array.shape != shape or array.dtype != dtype):
+        raise ValueError(
+            f"{op} takes {name} {list(shape)} in {np.dtype(dtype)}, got {list(array.shape)} in {array.dtype}"
+        )
+
+
+def _check_floats(op: str, w: Array, x: Array) -> None:
+    if w.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
+        raise ValueError(f"{op} takes W [rows, cols] and x [batch, cols], got {w.shape} and {x.shape}")
+    if w.dtype not in DTYPES or x.dtype != w.dtype:
+        raise ValueError(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
+
+
+def _check_codes(op: str, w: Codes, x: Array) -> None:
+    if w.codes.ndim != 2 or w.codes.dtype not in (jnp.int8, jnp.int32):
+        raise ValueError(f"{op} takes codes int8 [rows, cols] or packed int32, got {w.codes.dtype} {w.codes.shape}")
+    rows, cols = w.shape
+    if x.ndim != 2 or x.shape[1] != cols or x.dtype not in DTYPES:
+        raise ValueError(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
+    if w.group not in GROUPS and (w.four_bits or w.group is not None):
+        each = f"{', '.join(map(str, GROUPS))} columns{'' if w.four_bits else ' or each row'}"
+        raise ValueError(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
+    check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
+
+
+def _check_columns(op: str, w: Matrix, dtype: Any, tile: Tile) -> None:
+    cols = w.shape[1]
+    if not isinstance(w, Codes):
+        step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)
+        if cols % step or not cols:
+            raise ValueError(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
+        return
+    if tile.chunks:
+        raise ValueError(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
+    # A copy wants whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
+    multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
+    if cols < CHUNK or cols % multiple:
+        raise ValueError(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")

@@ -1,0 +1,299 @@
+r"""The loop of `row_product.py` for weights that are integer codes, with a scale a row, or a scale a group of columns.
+
+    y = sum_g s_g sum_(k in g) q_k x_k
+
+Codes are multiplied as the integers that they are, by the tensor cores (`integer_mma.py`): with a third or less of the
+instructions that they take as floats, decoded in registers and multiplied one by one, and sums are exact. So the
+vectors are staged in shared memory in fixed point (`fixed_point.py`), times the norm where there is one, with an
+exponent for each group of columns that has a scale; 128 columns where a row has one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import batched
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels.parts import int4, integer_mma
+from pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
+from pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
+from pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step
+from pallas_kernels.parts.row_tiles import RowTiles
+from pallas_kernels.parts.staging import Store, store_all
+
+GROUPS = (32, 64, 128)  # columns that may share a scale
+PASSES = 4  # over a vector, whose reads are under way at once, and those of its norm, each into 4 or 8 registers
+PASSES_ALONE = 8  # the same, without a norm
+FEW_STEPS = 4  # that are waited for at once: a loop takes longer to come round than to multiply
+
+
+@dataclass(frozen=True)
+class QuantizedProduct(ABC):
+    """Some runs of rows of W at once times all vectors, in one thread block. `Int8Product` and `Int4Product` say how W
+    lies."""
+
+    tiles: int  # in W
+    blocks: int  # that share them
+    rows: int  # of W in a run
+    runs: int  # in a tile
+    cols: int
+    batch: int
+    stages: int
+    dtype: np.dtype  # of the vectors
+    group: int | None  # columns that share a scale; None: all of a row do
+
+    fewest_stages: ClassVar[int] = 2
+    at_once: ClassVar[int] = 3  # blocks of many tiles on a processor; each stages the vectors for itself
+    bits: ClassVar[int]
+
+    @property
+    def steps(self) -> int:
+        """The last may be a part of one: copies fill up with zeros."""
+        return -(-self.cols // CHUNK)
+
+    @property
+    def ring_stages(self) -> int:
+        """Of one tile no more than it has steps."""
+        return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
+
+    @property
+    def columns(self) -> int:
+        """That share an exponent, in a vector."""
+        return self.group or max(GROUPS)
+
+    @property
+    def step_scales(self) -> int:
+        """Scales of a row that are copied with a step."""
+        return CHUNK // self.group if self.group else 0
+
+    @property
+    def step_bytes(self) -> int:
+        """Shared memory that a step is copied to."""
+        return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.step_scales)
+
+    def scratch_bytes(self, *, normed: bool) -> int:
+        """Shared memory that `scratch` takes."""
+        del normed  # x is staged times the norm
+        vectors = self.batch * self.steps * (DIGITS * CHUNK + 4 * CHUNK // self.columns)
+        return self.ring_stages * self.step_bytes + vectors
+
+    def scratch(self, *, normed: bool) -> dict[str, Any]:
+        """Shared memory and barriers that `run` works in, with a norm or without."""
+        del normed
+        copies = self.runs * (2 if self.group else 1)
+        shape = self._in_groups(self.steps * CHUNK)
+        staged = {
+            "ring": integer_mma.ring(self.ring_stages, self.runs, self.rows, self.bits),
+            "filled": plgpu.Barrier(num_arrivals=copies, num_barriers=self.ring_stages),
+            "digits": plgpu.SMEM((self.batch, *shape[:2], DIGITS, VECTOR), jnp.int8),
+            "units": plgpu.SMEM((self.batch, shape[0]), jnp.float32),
+        }
+        if self.group:
+            staged["scales"] = plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.step_scales), jnp.float32)
+        return staged
+
+    def operands(self, w: Any) -> list[Array]:
+        """What the kernel is called with for W: codes and scales."""
+        return list(w)
+
+    def view(self, x: Array) -> Array:
+        """Vectors [..., cols], or the norm's one, as `run` takes them. Nothing is moved."""
+        return x.reshape(*x.shape[:-1], *self._in_groups(self.cols))
+
+    def run(
+        self,
+        block: Any,
+        weight: Sequence[Any],
+        starts: Callable[[Any], Sequence[Any]],
+        x_ref,
+        norm_ref,
+        staged: dict[str, Any],
+        target: Target,
+        *,
+        eps: float,
+        ahead: Callable[[Any], Any],
+        finish: Callable[[Any, list[list[Array]], Any], None],
+    ) -> None:
+        """All tiles of a thread block: `finish(tile, dots, read)` has for each vector, for each run, the float32
+        products [rows] of the rows from `starts(tile)` on, and what `ahead(tile)` read before they were computed.
+
+        `weight` are the refs of `operands`, x_ref and norm_ref those of a `view`. Waits for the kernel before this one
+        where x is first read, and not earlier.
+        """
+        codes_ref, scales_ref = weight
+        squares: list[Any] = []
+
+        def fetch(tile, step, slot):
+            filled = staged["filled"].at[slot]
+            for run, start in enumerate(starts(tile)):
+                rows = pl.ds(start, self.rows)
+                step = step + start * 0  # what is beyond the end is refused where it is known to be
+                plgpu.copy_gmem_to_smem(self._codes(codes_ref, rows, step), staged["ring"].at[slot, run], filled)
+                if self.group:
+                    # Not `step * self.step_scales`: where inference sees a multiple it makes tiles, which need not
+                    # divide a row.
+                    scales = scales_ref.at[rows, pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)]
+                    plgpu.copy_gmem_to_smem(scales, staged["scales"].at[slot, run], filled)
+
+        def prepare():
+            norms = self._first_norms(norm_ref)  # from memory, so before the wait
+            target.wait_for_previous()
+            squares.extend(self._stage(x_ref, b, norm_ref, norms, staged, target) for b in range(self.batch))
+
+        def begin():
+            return integer_mma.zeros(self.batch, self.runs * self.rows)
+
+        def wait(slot):
+            plgpu.barrier_wait(staged["filled"].at[slot])
+
+        def step(i, slot, sums):
+            groups = pl.ds(i * (CHUNK // self.columns), CHUNK // self.columns)
+            held = Step(
+                self.bits,
+                self.columns,
+                self.steps * CHUNK,
+                staged["ring"].at[slot],
+                staged["scales"].at[slot] if self.group else None,
+                staged["digits"].at[:, groups],
+                staged["units"].at[:, groups],
+            )
+            return integer_mma.add(sums, held, target)
+
+        def read_ahead(tile):
+            rows = [] if self.group else [pl.ds(start, self.rows) for start in starts(tile)]
+            return [self.load_rows(scales_ref.at[some]) for some in rows], ahead(tile)
+
+        def end(tile, sums, read):
+            scales, read = read
+            dots = integer_mma.finished(sums, self.runs, self.bits, target)
+            if scales:
+                dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
+            if norm_ref is not None:
+                norms = [lax.rsqrt(square * (1.0 / self.cols) + eps) for square in squares]
+                dots = [[y * norm for y in ys] for ys, norm in zip(dots, norms, strict=True)]
+            finish(tile, dots, read)
+
+        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages, FEW_STEPS)
+        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "wait": wait, "step": step}
+        tiles.walk(block, **turns, ahead=read_ahead, finish=end, target=target)
+
+    @abstractmethod
+    def _codes(self, codes_ref, rows, step) -> Any:
+        """What is copied of W for a step."""
+
+    def load_rows(self, ref) -> Array:
+        """One float32 number for each row of a run, laid out as the products are."""
+        return plgpu.load(ref, layout=DOTS, optimized=False).astype(jnp.float32)
+
+    def _in_groups(self, cols: int) -> tuple[int, int, int]:
+        """The shape of a vector in which groups, and a thread's part of one, are dimensions."""
+        return cols // self.columns, self.columns // VECTOR, VECTOR
+
+    @property
+    def _staging_layout(self) -> Any:
+        """Of a pass over a vector: some columns of it for each thread."""
+        groups, lanes, vector = self._in_groups(THREADS * VECTOR)
+        return tiled_layout(
+            ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)
+        )
+
+    @property
+    def _digits_layout(self) -> Any:
+        """Of its digits: those of the same columns for each thread."""
+        groups, lanes, vector = self._in_groups(THREADS * VECTOR)
+        tiles = (
+            (groups, lanes, DIGITS, vector),
+            (groups // WARPS, lanes, DIGITS, vector),
+            (1, 1, 1, vector),
+        )
+        return tiled_layout(tiles, warps=-12, lanes=(-8, -7))
+
+    @property
+    def _passes(self) -> list[int]:
+        """Where each pass begins, in groups; the last may repeat some of the one before."""
+        groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
+        return [min(first, last) for first in range(0, last + groups, groups)]
+
+    def _load_pass(self, ref, first: int) -> Array:
+        """A pass over a vector, from its group `first` on."""
+        mine = pl.ds(first, THREADS * VECTOR // self.columns)
+        return plgpu.load(ref.at[mine], layout=self._staging_layout, optimized=False)
+
+    def _first_norms(self, norm_ref) -> list[Array]:
+        """What the first passes over a vector are multiplied by, if by anything."""
+        return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:PASSES]]
+
+    def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:
+        """Vector b in shared memory, times a norm if there is one, of which `norms` are the `_first_norms`.
+
+        Gives the sum of the squares of a vector with a norm, where it can without the trip to the cache that `_squares`
+        takes.
+        """
+        x_ref, passes, layout = vectors_ref.at[b], self._passes, self._staging_layout
+        units_layout = layout.reduce(2).reduce(1)
+        beyond = (self.steps * CHUNK - self.cols) // self.columns
+        if beyond:  # 0 times what is not finite would not be 0; a pass then comes over some of them
+            groups = THREADS * VECTOR // self.columns
+            none = plgpu.layout_cast(jnp.zeros((groups,), jnp.float32), units_layout)
+            store_all([Store(staged["units"], (b, staged["units"].shape[1] - groups), none, units_layout)], target)
+        # Not where some columns are in two passes, nor in more passes than read a norm before the wait.
+        together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
+        squares: Any = 0.0
+        for some in batched(passes, PASSES if norm_ref is not None else PASSES_ALONE):
+            loaded = [self._load_pass(x_ref, first) for first in some]
+            factors: list[Any] = [None] * len(some)
+            if norm_ref is not None:
+                factors = [self._load_pass(norm_ref, first) for first in some] if some[0] else norms
+            stores = []
+            for first, x, factor in zip(some, loaded, factors, strict=True):
+                x = x.astype(jnp.float32)
+                if together and factor is not None:
+                    squares = squares + x * x
+                x = x if factor is None else x * factor.astype(jnp.float32)
+                digits, units = fixed_point(x, layout, self._digits_layout, target)
+                stores.append(Store(staged["digits"], (b, first), digits, self._digits_layout))
+                stores.append(Store(staged["units"], (b, first), units, units_layout))
+            store_all(stores, target)
+        if norm_ref is None:
+            return None
+        if not together:
+            return self._squares(x_ref)
+        for _ in squares.shape:  # layout inference finds no way to sum over all at once
+            squares = jnp.sum(squares, axis=-1)
+        return squares
+
+    def _squares(self, x_ref) -> Any:
+        """The sum of the squares of a vector."""
+        vector = next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * x_ref.dtype.itemsize <= 16)
+        shape = self._in_groups(THREADS * vector)
+        layout = plgpu.Layout.WG_STRIDED(shape, vec_size=vector)
+        total = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
+        for first in range(0, x_ref.shape[0], shape[0]):
+            x = plgpu.load(x_ref.at[pl.ds(first, shape[0])], layout=layout).astype(jnp.float32)
+            total = total + x * x
+        return jnp.sum(total)
+
+
+class Int8Product(QuantizedProduct):
+    """Codes as they are: int8 [rows, cols]."""
+
+    bits = 8
+
+    def _codes(self, codes_ref, rows, step) -> Any:
+        return codes_ref.at[rows, pl.ds(step * CHUNK, CHUNK)]
+
+
+class Int4Product(QuantizedProduct):
+    """Codes packed by `int4.pack`: int32 [rows, cols / 8]."""
+
+    bits = 4
+
+    def _codes(self, codes_ref, rows, step) -> Any:
+        return codes_ref.at[rows, pl.ds(step * (CHUNK // int4.WORD), CHUNK // int4.WORD)]

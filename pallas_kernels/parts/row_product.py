@@ -1,0 +1,239 @@
+r"""The loop inside every matrix-vector kernel, for weights that are floats: y = W x for one to eight vectors.
+
+W is read once, which is all that decoding is: 2 or 4 bytes a weight, one multiplication and one addition. A thread
+block walks along a few rows of W at once (`row_tiles.py`). Of a chunk of columns each warp has every fourth row, each
+lane at most 16 bytes of it, so nothing is summed across threads before the end of the row.
+
+A step is one chunk, or several. It waits for its copies when it begins, and when it ends for what was read of them: in
+long rows of narrow tiles often. 2048 x 8192 takes 5 to 6 % less time in steps of two, with a ring of ten.
+
+RMSNorm costs no pass of its own: x is staged times the norm's weights, in float32, and the sum of squares is taken on
+the way; 1/rms, which is one number, multiplies the finished dot product.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import batched
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels.parts.compat import LANES, THREADS, WARPS, Target, tiled_layout
+from pallas_kernels.parts.inline import ONE_EACH, thread_sums, widened
+from pallas_kernels.parts.row_tiles import RowTiles
+from pallas_kernels.parts.staging import Store, store_all
+
+PIECES = 4  # 16-byte loads of x that make a piece, for each thread
+TOGETHER = 4  # pieces that are read before any is stored; with a norm one
+SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(0)  # all, for each warp
+
+
+@dataclass(frozen=True)
+class RowProduct:
+    """Some runs of rows of W at once times all vectors, in one thread block."""
+
+    tiles: int  # in W
+    blocks: int  # that share them
+    rows: int  # of W in a run
+    runs: int  # in a tile
+    cols: int
+    batch: int
+    chunks: int  # of columns, in a step
+    stages: int
+    dtype: np.dtype
+
+    fewest_stages: ClassVar[int] = 4
+    at_once: ClassVar[int] = 2  # blocks of many tiles on a processor
+
+    @property
+    def vector(self) -> int:
+        """Elements that a thread loads at once: 16 bytes, or fewer for many vectors, of which each wants a sum for
+        each of them."""
+        return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
+
+    @property
+    def chunk(self) -> int:
+        """Columns that the lanes of a warp load at once."""
+        return LANES * self.vector
+
+    @property
+    def steps(self) -> int:
+        return self.cols // (self.chunks * self.chunk)
+
+    @property
+    def step_bytes(self) -> int:
+        """Shared memory that a step is copied to."""
+        return self._copies * self.rows * self.chunk * self.dtype.itemsize
+
+    @property
+    def layout(self) -> Any:
+        """[rows, chunk] in registers: rows over the warps, columns over the lanes, `vector` of them a thread."""
+        return tiled_layout(((WARPS, self.chunk), (1, self.vector)), warps=-4, lanes=-3)
+
+    @property
+    def ring_stages(self) -> int:
+        """Of one tile no more than it has steps."""
+        return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
+
+    def scratch_bytes(self, *, normed: bool) -> int:
+        """Shared memory that `scratch` takes."""
+        vector = self.cols * self._staged_dtype(normed).itemsize + (4 * THREADS if normed else 0)
+        return self.ring_stages * self.step_bytes + self.batch * vector
+
+    def scratch(self, *, normed: bool) -> dict[str, Any]:
+        """Shared memory and barriers that `run` works in, with a norm or without."""
+        staged = {
+            "ring": plgpu.SMEM((self.ring_stages, self._copies, self.rows, self.chunk), self.dtype),
+            "filled": plgpu.Barrier(num_arrivals=self._copies, num_barriers=self.ring_stages),
+            "x": [plgpu.SMEM((self.cols,), self._staged_dtype(normed)) for _ in range(self.batch)],
+        }
+        if normed:
+            staged["squares"] = [plgpu.SMEM((THREADS,), jnp.float32) for _ in range(self.batch)]
+        return staged
+
+    def operands(self, w: Any) -> list[Array]:
+        """What the kernel is called with for W."""
+        return [w]
+
+    def view(self, x: Array) -> Array:
+        """Vectors [..., cols], or the norm's one, as `run` takes them."""
+        return x
+
+    def run(
+        self,
+        block: Any,
+        weight: Sequence[Any],
+        starts: Callable[[Any], Sequence[Any]],
+        x_ref,
+        norm_ref,
+        staged: dict[str, Any],
+        target: Target,
+        *,
+        eps: float,
+        ahead: Callable[[Any], Any],
+        finish: Callable[[Any, list[list[Array]], Any], None],
+    ) -> None:
+        """All tiles of a thread block: `finish(tile, dots, read)` has for each vector, for each run, the float32
+        products [rows] of the rows from `starts(tile)` on, and what `ahead(tile)` read before they were computed.
+
+        `weight` is the ref of `operands`. Waits for the kernel before this one where x is first read, and not earlier.
+        """
+        (w_ref,) = weight
+        squares = staged.get("squares", [None] * self.batch)
+
+        def fetch(tile, step, slot):
+            runs = starts(tile)
+            for nth in range(self.chunks):
+                columns = self._columns(step, nth)
+                for start, copy in zip(runs, self._copies_of(nth), strict=True):
+                    rows = w_ref.at[pl.ds(start, self.rows), columns]
+                    plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
+
+        def prepare():
+            early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
+            target.wait_for_previous()
+            for b, (x, sums) in enumerate(zip(staged["x"], squares, strict=True)):
+                self._stage(x_ref.at[b], norm_ref, early, x, sums, target)
+
+        def begin():
+            zero = plgpu.layout_cast(jnp.zeros((self.rows, self.chunk), jnp.float32), self.layout)
+            return [[zero] * self.runs for _ in range(self.batch)]
+
+        def wait(slot):
+            plgpu.barrier_wait(staged["filled"].at[slot])
+
+        def step(i, slot, sums):
+            for nth in range(self.chunks):
+                columns = self._columns(i, nth)
+                vectors = [self._load(x.at[columns], self.layout.reduce(0), target) for x in staged["x"]]
+                tiles = [
+                    self._load(staged["ring"].at[slot, copy], self.layout, target) for copy in self._copies_of(nth)
+                ]
+                sums = [
+                    [
+                        total + tile * lax.broadcast_in_dim(x, tile.shape, (1,))
+                        for total, tile in zip(totals, tiles, strict=True)
+                    ]
+                    for totals, x in zip(sums, vectors, strict=True)
+                ]
+            return sums
+
+        def end(tile, sums, read):
+            dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
+            if norm_ref is not None:
+                means = [
+                    jnp.sum(plgpu.load(sums, layout=SQUARES, optimized=False)) * (1.0 / self.cols) for sums in squares
+                ]
+                scales = [lax.rsqrt(mean + eps) for mean in means]
+                dots = [[y * scale for y in ys] for ys, scale in zip(dots, scales, strict=True)]
+            finish(tile, dots, read)
+
+        tiles = RowTiles(self.tiles, self.blocks, self.steps, self.ring_stages)
+        turns: dict[str, Any] = {"fetch": fetch, "prepare": prepare, "begin": begin, "wait": wait, "step": step}
+        tiles.walk(block, **turns, ahead=ahead, finish=end, target=target)
+
+    def load_rows(self, ref) -> Array:
+        """One float32 number for each row of a run, laid out as the products are."""
+        return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
+
+    @property
+    def _copies(self) -> int:
+        """How many fill a slot of the ring."""
+        return self.chunks * self.runs
+
+    def _copies_of(self, nth: int) -> range:
+        """Where in a slot a step's nth chunk is, of each run."""
+        return range(nth * self.runs, (nth + 1) * self.runs)
+
+    def _columns(self, step, nth: int) -> Any:
+        """Those of a step's nth chunk."""
+        return pl.ds((step * self.chunks + nth) * self.chunk, self.chunk)
+
+    def _staged_dtype(self, normed: bool) -> np.dtype:
+        """What holds a vector exactly, or its product with a norm to float32's rounding."""
+        return np.dtype(jnp.float32) if normed else self.dtype
+
+    @property
+    def _pieces(self) -> list[slice]:
+        """What of a vector the threads read at once."""
+        size = PIECES * THREADS * self._wide
+        return [slice(start, min(start + size, self.cols)) for start in range(0, self.cols, size)]
+
+    @property
+    def _wide(self) -> int:
+        """Numbers of a vector that a thread reads with one load: 16 bytes, where all threads have as many."""
+        return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
+
+    def _piece_layout(self, piece: slice) -> Any:
+        return plgpu.Layout.WG_STRIDED((piece.stop - piece.start,), vec_size=self._wide)
+
+    def _read(self, ref, piece: slice) -> Array:
+        mine = ref.at[pl.ds(piece.start, piece.stop - piece.start)]
+        return plgpu.load(mine, layout=self._piece_layout(piece))
+
+    def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
+        """Copy a vector to shared memory, through registers, times a norm if there is one, of which the first piece is
+        `early`; each thread's sum of squares then goes to `squares`, and `run` adds them up at the end."""
+        total: Any = None
+        for some in batched(self._pieces, TOGETHER if early is None else 1):
+            stores = []
+            for piece in some:
+                x = self._read(x_ref, piece)
+                if early is not None:
+                    norm = self._read(norm_ref, piece) if piece.start else early
+                    x = x.astype(jnp.float32)
+                    mine = thread_sums(x * x, self._wide, self._piece_layout(piece), target)
+                    total = mine if total is None else total + mine
+                    if piece.stop == self.cols:
+                        stores.append(Store(squares, (0,), total, ONE_EACH))
+                    x = x * norm.astype(jnp.float32)
+                stores.append(Store(x_smem, (piece.start,), x, self._piece_layout(piece)))
+            store_all(stores, target)
+
+    def _load(self, ref, layout: Any, target: Target) -> Array:
+        return widened(plgpu.load(ref, layout=layout, optimized=False), layout, target)

@@ -1,0 +1,134 @@
+"""How rows lie over thread blocks, where a load cannot be masked.
+
+A load brings a vector of at most 16 bytes to each of the 128 threads of a block, or nothing, and rows do not end where
+that ends. So a row is cut into spans, and its tail is a span that ends where the row ends and begins a little early:
+
+    |--------|--------|--------|--------|           spans, a thread block each
+                                   |-------|        the tail, in the block of the last span
+
+Nothing is read or written past the end, and nothing is padded. What the tail shares with the last span is read twice
+(the second time from the cache), is written twice, with the same numbers by the same block, and is kept out of sums.
+
+Rows shorter than 128 are padded by the callers. A row of odd length is read 2 or 4 bytes a thread at a time: vectors
+of more would be misaligned in every other row.
+
+Grids are (span, row): the last axis may have 2^31 - 1 blocks, another 65,535.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels.parts.compat import THREADS
+
+DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
+MAX_ELEMENTS = 2**31 - 1  # positions are int32
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive elements of a row, over the registers of a thread block."""
+
+    start: Any  # in the row; often known at run time only
+    size: int
+    step: int = THREADS  # elements that the threads load at once, a vector each
+    overlap: int = 0  # so many of the first elements are in the span before, too
+
+    @property
+    def slice(self) -> Any:
+        return pl.ds(self.start, self.size)
+
+    @property
+    def layout(self) -> Any:
+        return plgpu.Layout.WG_STRIDED((self.size,), vec_size=self.step // THREADS)
+
+    def load(self, ref) -> Array:
+        """`ref`, which has the span's size, as it is stored."""
+        return plgpu.load(ref, layout=self.layout)
+
+    def positions(self) -> Array:
+        """Each element's place in the row."""
+        return plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout) + self.start
+
+    def only_new(self, values: Array, neutral: float) -> Array:
+        """`values`, with `neutral` in place of what the span before holds."""
+        if not self.overlap:
+            return values
+        place = plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout)
+        return jnp.where(place >= self.overlap, values, neutral)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """A row of `length` elements, cut into spans of `size`, a multiple of `step`."""
+
+    length: int
+    step: int
+    size: int
+
+    @classmethod
+    def of(cls, length: int, dtype: np.dtype, *, size: int) -> "Spans":
+        """Spans of about `size` elements of a row of at least 128, for loads as wide as the length allows."""
+        widest = 16 // np.dtype(dtype).itemsize
+        vector = max(v for v in (1, 2, 4, 8) if v <= widest and length % v == 0 and v * THREADS <= length)
+        step = vector * THREADS
+        return cls(length, step, min(-(-size // step), length // step) * step)
+
+    @property
+    def count(self) -> int:
+        """Whole spans: as many thread blocks work on a row."""
+        return self.length // self.size
+
+    @cached_property
+    def tail(self) -> Span | None:
+        rest = self.length % self.size
+        if not rest:
+            return None
+        size = -(-rest // self.step) * self.step
+        return Span(self.length - size, size, self.step, overlap=size - rest)
+
+    @property
+    def pieces(self) -> int:
+        """Whole spans and the tail."""
+        return self.count + (self.tail is not None)
+
+    @property
+    def whole(self) -> list[Span]:
+        """The one or two spans of a row that a single block holds."""
+        assert self.count == 1
+        first = Span(0, self.size, self.step)
+        return [first] if self.tail is None else [first, self.tail]
+
+    def each(self, block: Array, work: Callable[[Any, Span], None]) -> None:
+        """Call `work` with the number and place of each span that thread block `block` of a row has."""
+        work(block, Span(block * self.size, self.size, self.step))
+        if (tail := self.tail) is not None:
+
+            @pl.when(block == self.count - 1)
+            def _():
+                work(self.count, tail)
+
+
+def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
+    """Raise ValueError, in the caller's words, for rows that no kernel here can take."""
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{op} takes float32 or bfloat16, got {x.dtype}")
+    if not x.ndim or not x.size:
+        raise ValueError(f"{op} takes rows of at least one element, got shape {list(x.shape)}")
+    if x.shape[-1] > most:
+        raise ValueError(f"{op} takes rows of at most {most} elements, got {x.shape[-1]}")
+
+
+def as_rows(x: Array, *, pad: float) -> Array:
+    """[*batch, length] as [rows, length], filled with `pad` where rows are shorter than a thread block is wide."""
+    x = x.reshape(prod(x.shape[:-1]), x.shape[-1])
+    short = THREADS - x.shape[-1]
+    return jnp.pad(x, ((0, 0), (0, short)), constant_values=pad) if short > 0 else x

@@ -1,0 +1,123 @@
+"""The fused ops with quantized weights, in the interpreter, against the exact numbers of what the codes stand for.
+
+Bounds are those of benchmarks/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
+analysis, for any order of sums.
+"""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from benchmarks.kernel_cases import exact
+from pallas_kernels.norm_gate_up import norm_gate_up
+from pallas_kernels.norm_qkv import norm_qkv
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import interpreter
+from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.tile import Tile
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
+from verify.running_error import Approx
+
+EPS = 1e-5
+TILE = Tile(
+    16, 2, 1
+)  # one thread block for all; the ring wraps twice where there are more than four steps, of 1024 columns
+settings = hypothesis.settings(max_examples=4, deadline=None)  # an interpreted kernel takes seconds
+SCHEMES = {"q8": (8, 64), "q8_row": (8, None), "q4": (4, 64)}  # bits, columns that share a scale
+schemes = st.sampled_from(sorted(SCHEMES))
+lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
+
+
+def draw(noise: Noise, rows: int, cols: int, scheme: str) -> Codes:
+    """Codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
+    bits, group = SCHEMES[scheme]
+    codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
+    scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
+    return Codes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
+
+
+def check(actual, expected: Approx):
+    assert_within(np.asarray(actual), expected.value, expected.error)
+
+
+@settings
+@given(noise=noises, scheme=schemes, cols=lengths, batch=st.integers(1, 3), dtype=dtypes)
+@example(noise=Noise(0), scheme="q4", cols=5632, batch=1, dtype=np.dtype("float32"))
+@example(noise=Noise(1, outliers=True), scheme="q8", cols=5632, batch=2, dtype=np.dtype("float32"))
+@at_extremes(scheme="q8", cols=1024, batch=1, dtype=np.dtype("float32"))
+def test_norm_gate_up(noise, scheme, cols, batch, dtype):
+    w = draw(noise, 32, cols, scheme)
+    x, norm = noise(batch, cols, dtype=dtype), noise(cols, dtype=dtype)
+    with interpreter():
+        y = np.asarray(norm_gate_up(w, jnp.asarray(x), jnp.asarray(norm), eps=EPS, tile=TILE))
+    assert y.dtype == dtype
+    check(y, exact.norm_gate_up(jax.tree.map(np.asarray, w), x, norm, eps=EPS))
+
+
+@settings
+@given(noise=noises, scheme=schemes, cols=lengths, batch=st.integers(1, 2), dtype=dtypes)
+@example(noise=Noise(0), scheme="q8_row", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
+@example(noise=Noise(1), scheme="q4", cols=5632, batch=2, dtype=np.dtype("float32"))
+@at_extremes(scheme="q4", cols=1024, batch=1, dtype=np.dtype("bfloat16"))
+def test_norm_qkv(noise, scheme, cols, batch, dtype):
+    """Heads of two pieces; no row of the cache but the new one, NaN before, has changed."""
+    heads, kv_heads, head_dim, capacity = 2, 1, 32, 4
+    w = draw(noise, (heads + 2 * kv_heads) * head_dim, cols, scheme)
+    x, norm = noise(batch, cols, dtype=dtype), noise(cols, dtype=dtype)
+    at = noise.rng.integers(0, capacity, batch).astype(np.int32)
+    angles = noise.rng.uniform(0, 100, (batch, head_dim // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    stale = np.full((batch, kv_heads, capacity, head_dim), np.nan, dtype)
+    with interpreter():
+        actual = norm_qkv(
+            w, *(jnp.asarray(a) for a in (x, norm, stale, stale, at, cos, sin)), heads=heads, eps=EPS, tile=TILE
+        )
+        actual = [np.asarray(a) for a in actual]
+    expected = exact.norm_qkv(
+        jax.tree.map(np.asarray, w), x, norm, stale, stale, at, cos, sin, heads=heads, eps=EPS
+    )  # fmt: skip
+    rows = np.arange(batch)
+    check(actual[0], expected[0])
+    for cache, held in zip(actual[1:], expected[1:], strict=True):
+        check(cache[rows, :, at], held.map(lambda part: part[rows, :, at]))
+        np.testing.assert_array_equal(np.isnan(cache.astype(np.float32)), np.isnan(held.value))
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_biases_are_added_to_their_rows(scheme):
+    """Where x is zero, nothing else is left."""
+    w = draw(Noise(0), 48, 1024, scheme)
+    x, norm, bias = jnp.zeros((1, 1024)), jnp.ones(1024), jnp.arange(1.0, 49)
+    with interpreter():
+        y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias))
+        qkv = norm_qkv(
+            w, x, norm, jnp.zeros((1, 1, 1, 16)), jnp.zeros((1, 1, 1, 16)), jnp.zeros(1, jnp.int32),
+            jnp.ones((1, 8)), jnp.zeros((1, 8)), heads=1, eps=EPS, bias=bias,
+        )  # fmt: skip
+    gate, up = np.split(np.arange(1.0, 49), 2)
+    np.testing.assert_allclose(y[0], gate / (1 + np.exp(-gate)) * up, rtol=8 * 2.0**-24)
+    np.testing.assert_array_equal(np.concatenate([np.ravel(a) for a in qkv]), bias)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda w, x: norm_gate_up(w, x[:, :512], x[0], eps=EPS), r"x \[batch, 1024\] in float32 or bfloat16, got"),
+        (lambda w, x: norm_gate_up(w, x, x[0, :8], eps=EPS), r"norm \[1024\] in float32, got \[8\]"),
+        (
+            lambda w, x: norm_gate_up(Codes(w.codes[:24], w.scales[:24]), x, x[0], eps=EPS),
+            "rows of W in multiples of 16, got 24",
+        ),
+        (
+            lambda w, x: norm_gate_up(Codes(w.codes[:, :512], w.scales[:, :8]), x[:, :512], x[0, :512], eps=EPS),
+            "columns of W in multiples of 256, 1024 at least, got 512",
+        ),
+    ],
+)
+def test_what_they_cannot_do_is_refused_by_name(call, says):
+    with pytest.raises(ValueError, match=f"norm_gate_up takes .*{says}"):
+        call(draw(Noise(0), 32, 1024, "q8"), jnp.ones((1, 1024)))

@@ -1,0 +1,236 @@
+"""Products with quantized weights against float64, and that every column meets its own code and scale."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from benchmarks.kernel_cases import exact
+from pallas_kernels.gemv import gemv
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import current_target, interpreter
+from pallas_kernels.parts.matrix import Codes, product_of
+from pallas_kernels.parts.tile import Tile
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
+from verify.running_error import Approx, added
+
+SCHEMES = [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, columns that share a scale
+LARGEST = {8: 127, 4: 7}
+
+
+@dataclass
+class Weight:
+    """Codes over their whole range and positive scales, as the kernel takes them and as float64."""
+
+    codes: np.ndarray  # int8 [rows, cols]
+    scales: np.ndarray
+    bits: int
+
+    @property
+    def stored(self) -> Codes:
+        codes = int4.pack(self.codes) if self.bits == 4 else self.codes
+        return Codes(jnp.asarray(codes), jnp.asarray(self.scales))
+
+    def times(self, codes) -> np.ndarray:
+        """Scales, each times its group of some codes."""
+        scales = self.scales.astype(np.float64).reshape(len(codes), -1)
+        return codes * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+
+
+def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None) -> Weight:
+    codes = noise.rng.integers(-LARGEST[bits] - 1, LARGEST[bits] + 1, (rows, cols)).astype(np.int8)
+    scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
+    return Weight(codes, scales, bits)
+
+
+def multiply(w: Weight, x, **options) -> np.ndarray:
+    with interpreter():
+        return np.asarray(gemv(w.stored, jnp.asarray(x), **options))
+
+
+def exactly(w: Weight, x, **options) -> Approx:
+    return exact.gemv(jax.tree.map(np.asarray, w.stored), x, **options)
+
+
+@settings(max_examples=8)
+@given(
+    noise=noises,
+    scheme=st.sampled_from(SCHEMES),
+    cols=st.sampled_from([1024, 1536, 2048, 2560, 5 * 1024, 5 * 1024 + 512]),
+    batch=st.integers(1, 3),
+    tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2), Tile(8, 3, 1), Tile(8, 2, 4), Tile(40, 2), Tile(64, 2)]),
+    dtype=dtypes,
+)
+@example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(1), scheme=(4, 32), cols=8192 + 256, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
+@example(noise=Noise(2, outliers=True), scheme=(4, 128), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(3), scheme=(8, 64), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(4), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(5), scheme=(4, 64), cols=1536, batch=2, tile=Tile(8, 3, 1), dtype=np.dtype("float32"))
+@example(noise=Noise(6), scheme=(8, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
+@example(noise=Noise(7), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 2, 1), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(8), scheme=(4, 64), cols=4096, batch=2, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(9), scheme=(4, 64), cols=5 * 1024 + 512, batch=2, tile=Tile(40, 2), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(10), scheme=(8, 64), cols=5 * 1024, batch=1, tile=Tile(64, 2, 1), dtype=np.dtype("bfloat16"))
+@at_extremes(scheme=(8, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@at_extremes(scheme=(4, 64), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
+def test_product(noise, scheme, cols, batch, tile, dtype):
+    """Tiles that share a thread block among them: six of 8 rows, or three."""
+    bits, group = scheme
+    w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group)
+    x = noise(batch, cols, dtype=dtype)
+    y = multiply(w, x, out=jnp.float32, tile=tile)
+    expected = exactly(w, x, out=np.float32)
+    assert_within(y, expected.value, expected.error)
+
+
+@settings(max_examples=3)
+@given(noise=noises, scheme=st.sampled_from(SCHEMES), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
+@example(noise=Noise(0), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-5)
+@example(noise=Noise(0), scheme=(8, 128), dtype=np.dtype("bfloat16"), eps=1e-5)
+@example(noise=Noise(0, exponent=-100), scheme=(8, 128), dtype=np.dtype("float32"), eps=1e-6)  # what is flushed counts
+@example(noise=Noise(0, exponent=-60), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-6)
+def test_norm_bias_and_residual(noise, scheme, dtype, eps):
+    bits, group = scheme
+    rows, cols, batch = 8, 5632 if group else 1280, 2
+    w = draw(noise, rows, cols, bits=bits, group=group)
+    x, norm, bias, residual = (noise(*shape, dtype=dtype) for shape in ((batch, cols), (cols,), (rows,), (batch, rows)))
+    options = {"norm": norm, "eps": eps, "bias": bias, "residual": residual}
+    y = multiply(w, x, **options, tile=Tile(8, 2))
+    assert y.dtype == dtype
+    expected = exactly(w, x, **options)
+    assert_within(y, expected.value, expected.error)
+
+
+@pytest.mark.parametrize(("bits", "group"), SCHEMES)
+def test_a_unit_vector_gives_a_column_and_its_scales(bits, group):
+    w = draw(Noise(0), 8, 2560, bits=bits, group=group)
+    columns = np.array([5, 31, 1024, 2559])
+    x = np.zeros((4, 2560), np.float32)
+    x[np.arange(4), columns] = 1
+    rounded = w.times(w.codes).astype(np.float32)[:, columns].T  # once
+    np.testing.assert_array_equal(multiply(w, x, tile=Tile(8, 2)), rounded)
+
+
+def test_a_group_without_scale_counts_nothing_whatever_its_codes():
+    w = draw(Noise(0), 8, 1024, bits=4, group=128)
+    w.scales[:, 1] = 0
+    x = np.zeros((1, 1024), np.float32)
+    x[0, 128:256] = Noise(1)(128)
+    np.testing.assert_array_equal(multiply(w, x), np.zeros((1, 8)))
+
+
+def test_two_runs_of_rows_in_a_block():
+    """What the fused kernels do: rows of gate and rows of up share a thread block and its x."""
+    w = draw(Noise(0), 16, 2048, bits=4, group=64)
+    x = Noise(1)(1, 2048)
+
+    def pairs(*refs, staged, smem):
+        *weight, x_ref, y_ref = refs
+
+        def starts(tile):
+            return [pl.multiple_of(tile + at, 8) for at in (0, 8)]
+
+        def finish(_, dots, read):
+            assert read == "read"
+            ((first, second),) = dots
+            smem[...] = first - second
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(smem, y_ref)
+            plgpu.wait_smem_to_gmem(0)
+
+        block = lax.axis_index("block")
+        ends = {"ahead": lambda _: "read", "finish": finish}
+        product.run(block, weight, starts, x_ref, None, staged, current_target(), eps=0.0, **ends)
+
+    product = product_of("pairs", w.stored, jnp.asarray(x), normed=False, tile=Tile(16, 1), runs=2)
+    with interpreter():
+        kernel = current_target().kernel(
+            pairs,
+            out_type=jax.ShapeDtypeStruct((8,), jnp.float32),
+            grid=(1,),
+            grid_names=("block",),
+            scratch_types={"staged": product.scratch(normed=False), "smem": plgpu.SMEM((8,), jnp.float32)},
+        )
+        y = jax.jit(kernel)(*product.operands(w.stored), product.view(jnp.asarray(x)))
+    a, b = (exactly(w, x).map(lambda part, half=half: np.split(part[0], 2)[half]) for half in (0, 1))
+    difference = added(a, b.map(np.negative)._replace(error=b.error))
+    assert_within(y, difference.value, difference.error)
+
+
+def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
+    w = Codes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
+    return lambda: gemv(w, jnp.zeros(x, dtype), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (refused(kind="uint8"), "codes int8 .* got uint8"),
+        (refused(codes=(8, 2, 512)), "codes int8"),
+        (refused(x=(1024,)), r"x \[batch, 1024\]"),
+        (refused(x=(1, 1025)), r"x \[batch, 1024\]"),
+        (refused(dtype="float16"), "float32 or bfloat16, got float16"),
+        (refused(kind="int32", x=(1, 1024)), r"x \[batch, 8192\]"),
+        (refused(x=(0, 1024)), "1 to 8 vectors, got 0"),
+        (refused(x=(9, 1024)), "1 to 8 vectors, got 9"),
+        (refused(scales=(8, 64)), "a scale for each 32, 64, 128 columns or each row"),
+        (refused(scales=(8, 0)), "a scale for each"),
+        (refused(codes=(8, 128), kind="int32", scales=(8,)), r"32, 64, 128 columns, got \(8,\)"),
+        (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
+        (refused(scales=(7,)), r"scales \[8\] in float32"),
+        (refused(codes=(12, 1024), scales=(12, 16)), "rows of W in multiples of 8, got 12"),
+        (refused(codes=(0, 1024), scales=(0, 16)), "rows of W"),
+        (refused(tile=Tile(8, chunks=2)), "a tile without chunks for codes, got 2"),
+        (refused(tile=Tile(12, 1)), "rows of W in multiples of 12, got 8"),
+        (refused(codes=(8, 512), scales=(8, 8), x=(1, 512)), "1024 at least, got 512"),
+        (refused(codes=(8, 1152), scales=(8, 18), x=(1, 1152)), "columns of W in multiples of 256"),
+        (
+            refused(codes=(8, 144), kind="int32", scales=(8, 36), x=(1, 1152)),
+            "in multiples of 256, 1024 at least, got 1152",
+        ),
+        (refused(codes=(8, 28672), scales=(8,), x=(3, 28672)), "bytes of shared memory for 3 vectors of 28672"),
+        (refused(norm=jnp.zeros(1024, jnp.bfloat16)), r"norm \[1024\] in float32"),
+        (refused(bias=jnp.zeros(9)), r"bias \[8\]"),
+        (refused(residual=jnp.zeros((2, 8))), r"residual \[1, 8\]"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(0, 3), blocks=st.integers(0, 3))
+def test_int4_packing_is_a_bijection(seed, rows, blocks):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-8, 8, (rows, int4.BLOCK * blocks)).astype(np.int8)
+    np.testing.assert_array_equal(int4.unpack(int4.pack(codes)), codes)
+    words = rng.integers(-(2**31), 2**31, (rows, int4.BLOCK // int4.WORD * blocks)).astype(np.int32)
+    np.testing.assert_array_equal(int4.pack(int4.unpack(words)), words)
+
+
+def test_int4_codes_are_bytes_in_place():
+    """Of a word the upper halves of the bytes, and the lower ones where they are moved up, are 16 times a code."""
+    codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 128))
+    words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each of all runs
+    for run, of_lanes in enumerate(words.T):
+        lower, upper = ((half & np.uint32(0xF0F0F0F0)).view(np.int8) for half in (of_lanes << 4, of_lanes))
+        mine = codes[0, 32 * run : 32 * run + 32].reshape(4, 2, 4)
+        np.testing.assert_array_equal(lower.reshape(4, 4), 16 * mine[:, 0])
+        np.testing.assert_array_equal(upper.reshape(4, 4), 16 * mine[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [(np.zeros((1, 96), np.int8), "128 columns at a time, got 96"), (np.full((1, 128), 8, np.int8), "-8 to 7, got 8")],
+)
+def test_int4_packs_only_what_it_can_unpack(codes, words):
+    with pytest.raises(ValueError, match=words):
+        int4.pack(codes)

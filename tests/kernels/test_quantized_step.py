@@ -1,0 +1,197 @@
+"""A quantized Llama through the kernels: how its weights lie, each op beside the plain form, and the same text."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.kernel_cases import exact
+from model.cache import LayerCache, empty_cache
+from model.checkpoints.checkpoint import Codes
+from model.checkpoints.codes import quantized
+from model.forward import decode, text_after
+from model.ops.block import XLA, Ops, Positions
+from model.ops.gpu import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, operand, prompt_product
+from model.options import SamplingOptions
+from model.sampling import as_arrays
+from model.weights.codes import KINDS, Int4, QuantizedMatrix
+from model.weights.gpu_codes import Int4Words, arranged, packed, unpacked
+from model.weights.params import FeedForward, Params, load_params
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import interpreter
+from pallas_kernels.parts.matrix import MAX_BATCH
+from reference.config import Config
+from tests.random_models import random_checkpoint
+from tests.strategies import Noise, assert_within
+from verify.running_error import Approx, gamma
+
+# As narrow as kernels take codes: rows of 1024.
+NARROW = Config(
+    dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
+)
+CAPACITY = 136
+FLOAT32 = np.dtype(np.float32)
+
+
+def load(scheme: str, *, seed: int) -> Params:
+    """As `load_params` gives it on a GPU that the kernels are made for."""
+    checkpoint = quantized(random_checkpoint(NARROW, seed=seed), scheme)
+    return arranged(load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY))
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 128), (8, 384), (16, 1024)])
+def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
+    codes = np.random.default_rng(cols).integers(-8, 8, (rows, cols)).astype(np.int8)
+    pairs = (codes + 8).astype(np.uint8).reshape(rows, -1, 2, 16)
+    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.codes.Int4` has them
+    words = packed(jnp.asarray(stored))
+    np.testing.assert_array_equal(words, int4.pack(codes), strict=True)
+    np.testing.assert_array_equal(unpacked(words), codes)
+
+
+def test_arranged_weights_are_the_same_weights_in_every_form():
+    rng = np.random.default_rng(0)
+    matrix = Int4(
+        jnp.asarray(rng.integers(0, 256, (8, 128)), jnp.uint8), jnp.asarray(rng.random((8, 4)), jnp.float32), None
+    )
+    words = arranged(matrix)
+    assert isinstance(words, Int4Words) and (words.cols, words.group) == (256, 64)
+    np.testing.assert_array_equal(words.weights(), matrix.weights())
+    for block, start, stop in ((256, 0, 256), (64, 32, 64)):
+        pairs = zip(words.pieces(block, start, stop), matrix.pieces(block, start, stop), strict=True)
+        for (column, levels), (same, others) in pairs:
+            assert column == same
+            np.testing.assert_array_equal(levels, others)
+
+
+def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
+    matrix = Int4(jnp.zeros((8, 48), jnp.uint8), jnp.ones((8, 3)), None)
+    assert arranged(matrix) is matrix
+
+
+def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
+    """Two sequences, in float32, where the plain form rounds no more than a kernel does."""
+    params = load("q8_row", seed=1)
+    layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
+    assert isinstance(layer.ffn, FeedForward)
+    at = np.array([3, 71], np.int32)
+    positions = Positions(jnp.asarray(at[:, None]), *(table[at][:, None] for table in params.rope))
+    x = jnp.asarray(rng.standard_normal((2, 1, config.dim)), jnp.float32)
+    stale = jnp.full((2, config.kv_heads, CAPACITY, config.head_dim), jnp.nan)
+    weights = {
+        name: jax.tree.map(np.asarray, operand(weight))
+        for name, weight in (
+            ("qkv", layer.qkv.weight), ("o", layer.o.weight), ("gate_up", layer.ffn.gate_up.weight),
+            ("down", layer.ffn.down.weight), ("head", params.head),
+        )
+    }  # fmt: skip
+    vectors = np.asarray(x)[:, 0]
+    cos, sin = (np.asarray(table)[at] for table in params.rope)
+    norms = [np.asarray(norm) for norm in (layer.attention_norm, layer.ffn_norm, params.norm)]
+    q, k, v = exact.norm_qkv(
+        weights["qkv"], vectors, norms[0], np.asarray(stale), np.asarray(stale), at, cos, sin,
+        heads=config.heads, eps=config.eps,
+    )  # fmt: skip
+    expected = {
+        "q": q,
+        "k": k.map(lambda part: part[np.arange(2), :, at]),
+        "v": v.map(lambda part: part[np.arange(2), :, at]),
+        "project_add": exact.gemv(weights["o"], vectors, residual=vectors),
+        "norm_gate_up": exact.norm_gate_up(weights["gate_up"], vectors, norms[1], eps=config.eps),
+        "down_add": exact.gemv(weights["down"], vectors, residual=vectors),
+        "norm_logits": exact.gemv(weights["head"], vectors, norm=norms[2], eps=config.eps),
+    }
+
+    def check(ops: Ops) -> None:
+        q, cache = ops.norm_qkv(x, layer, LayerCache(stale, stale), positions, config=config)
+        results = {
+            "q": q[:, 0],
+            "k": cache.k[np.arange(2), :, at],
+            "v": cache.v[np.arange(2), :, at],
+            "project_add": ops.project_add(x, layer, x)[:, 0],
+            "norm_gate_up": ops.norm_gate_up(x, layer, config=config)[:, 0],
+            "down_add": ops.down_add(x, layer, x)[:, 0],
+            "norm_logits": ops.norm_logits(x, params, config=config)[:, 0],
+        }
+        for name, result in results.items():
+            within(result, expected[name])
+
+    with interpreter():
+        check(PALLAS_ONLY)
+    check(XLA)
+
+
+def within(actual, expected: Approx) -> None:
+    assert_within(np.asarray(actual), expected.value, expected.error)
+
+
+@pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
+def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
+    """In bfloat16 by matrix products of that dtype; in float32 nothing is rounded but the sums."""
+    ffn = load(scheme, seed=2).layers[0].ffn
+    assert isinstance(ffn, FeedForward)
+    down = ffn.down.weight
+    assert isinstance(down, QuantizedMatrix)
+    weights = np.asarray(down.weights(), np.float64)
+    for dtype, unit in ((jnp.bfloat16, 2.0**-8), (jnp.float32, 0.0)):
+        x = Noise(seed=5)(1, 40, NARROW.ffn, dtype=np.dtype(dtype))
+        program = jax.jit(prompt_product).lower(x, down)
+        operands = re.findall(r"dot_general.*\(tensor<[^>]*x(\w+)>, tensor<[^>]*x(\w+)>\)", program.as_text())
+        assert operands == [("bf16", "bf16") if unit else ("f32", "f32")]
+        wide = x.astype(np.float64)
+        size = np.abs(wide) @ np.abs(weights).T
+        bound = (unit + gamma(NARROW.ffn + 1) * (1 + unit)) * size
+        assert_within(np.asarray(program.compile()(x, down)), wide @ weights.T, bound)
+
+
+def test_the_text_is_that_of_the_plain_form():
+    """Two greedy tokens of the compiled loop, each op of which is a kernel."""
+    params = load("q4", seed=3)
+    cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
+    arguments = (
+        params, text_after(np.array([1]), np.zeros((1, NARROW.vocab), bool)), cache, np.zeros((1, 2), np.uint32),
+        as_arrays(SamplingOptions(temperature=0.0)), np.array([-1], np.int32), np.int32(2),
+    )  # fmt: skip
+
+    def text(ops: Ops) -> list[int]:
+        drawn, *_ = jax.jit(partial(decode, config=NARROW, ops=ops, greedy=True, burst=2))(*arguments)
+        return np.asarray(drawn)[:, 0].tolist()
+
+    with interpreter():
+        ours = text(PALLAS_ONLY)
+    assert ours == text(XLA)
+    assert len(set(ours)) > 1
+
+
+@pytest.mark.parametrize("batch", [MOST_SEQUENCES + 1, MAX_BATCH, MAX_BATCH + 1])
+def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch):
+    layer, x = load("q8", seed=0).layers[0], jax.ShapeDtypeStruct((batch, 1, NARROW.dim), FLOAT32)
+    program = str(jax.make_jaxpr(PALLAS.project_add)(x, layer, x))
+    assert ("griddepcontrol_wait" in program) == (batch <= MAX_BATCH)
+
+
+@pytest.mark.parametrize("form", sorted(set(KINDS) - {"int8", "int4"}))
+def test_other_codes_are_multiplied_by_the_plain_form_or_refused_by_name(form):
+    layer, x = load("q8", seed=0).layers[0], jnp.ones((1, 1, NARROW.dim))
+    assert isinstance(layer.ffn, FeedForward)
+    rng, gate_up = np.random.default_rng(0), layer.ffn.gate_up
+    shapes = KINDS[form].shapes(
+        2 * NARROW.ffn, NARROW.dim, Codes(form, 32, zeros=False, bytes=0, parts=lambda: iter(()))
+    )
+    drawn = jax.tree.map(lambda a: jnp.asarray(rng.integers(1, 127, a.shape), a.dtype), shapes)
+    layer = layer._replace(ffn=layer.ffn._replace(gate_up=gate_up._replace(weight=drawn)))
+    with pytest.raises(ValueError, match=f"kernels multiply by weights in int8 and int4, not in {form}"):
+        PALLAS_ONLY.norm_gate_up(x, layer, config=NARROW)
+    fallen_back, plain = (ops.norm_gate_up(x, layer, config=NARROW) for ops in (PALLAS, XLA))
+    np.testing.assert_array_equal(fallen_back, plain)
+
+
+def test_integers_that_kernels_cannot_read_are_refused_by_name():
+    codes, scales = jnp.zeros((8, 512), jnp.uint8), jnp.ones((8, 16))
+    with pytest.raises(ValueError, match="no int4 weights with zero points"):
+        operand(Int4(codes, scales, jnp.zeros((8, 16), jnp.int8)))
+    with pytest.raises(ValueError, match=r"read int4 weights as model\.pallas_weights arranges them"):
+        operand(Int4(codes, scales, None))

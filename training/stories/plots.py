@@ -1,0 +1,548 @@
+"""What can happen: six plots, each a small simulation in which every event needs what came before it.
+
+A plot moves its hero and a thing about in a `World`, which refuses what cannot be (going where one is already, giving
+what somebody else has), and says each event in one of a few ways. What can happen next depends on the state: the wind
+does not take a drum, a kite that is in the sea is not in a tree, and a frog does not climb.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from training.stories.choices import Choices
+from training.stories.lexicon import (
+    DAYS,
+    GIVERS,
+    HELPER_TRAITS,
+    HOMES,
+    NEEDS,
+    PLACES,
+    RELATIVES,
+    SOILS,
+    SPOTS,
+    TRAITS,
+    TREATS,
+    Character,
+    Dish,
+    Place,
+    Plant,
+    Skill,
+    Thing,
+    Weather,
+    a,
+    capital,
+    friend_of,
+)
+
+
+class Question(NamedTuple):
+    """What can be asked about a story, in one of several ways, and the answer."""
+
+    asked: tuple[str, ...]
+    answer: str
+
+
+class Topic(NamedTuple):
+    """What a story is about, beside its hero."""
+
+    plot: str
+    about: Thing | Dish | Plant | Weather | Skill
+    colour: str = ""
+
+
+@dataclass
+class World:
+    """Who is where, who has what, the words for it; and the story so far."""
+
+    choices: Choices
+    hero: Character
+    place: str = "home"  # of the hero
+    holders: dict[str, str] = field(default_factory=dict)  # of a thing: somebody's name, or where it lies
+    words: dict[str, str] = field(default_factory=dict)  # what the braces in a template stand for
+    sentences: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+
+    def fill(self, template: str) -> str:
+        return capital(template.format_map(self.words))
+
+    def say(self, *ways: str) -> None:
+        """One of `ways`; "" says nothing."""
+        way = self.choices.pick(ways)
+        if way:
+            self.sentences.append(self.fill(way))
+
+    def set(self, **words: str) -> None:
+        """What words stand for from now on; {They} is {they} at the start of a sentence."""
+        for word, meaning in words.items():
+            self.words |= {word: meaning, capital(word): capital(meaning)}
+
+    def choose(self, word: str, options: tuple[str, ...]) -> str:
+        """One of `options`, which `word` stands for from now on."""
+        meaning = self.choices.pick(options)
+        self.set(**{word: meaning})
+        return meaning
+
+    def ask(self, *ways: str, answer: str) -> None:
+        """A question that can be asked when the story is over. Every way of asking belongs to one answer."""
+        self.questions.append(Question(tuple(map(self.fill, ways)), self.fill(answer) + "."))
+
+    def go(self, place: str) -> None:
+        if place == self.place:
+            raise ValueError(f"already there: {place}")
+        self.place = place
+
+    def put(self, thing: str, holder: str, *, taken_from: str | None) -> None:
+        if self.holders.get(thing) != taken_from:
+            raise ValueError(f"{thing}: at {self.holders.get(thing)}, not {taken_from}")
+        self.holders[thing] = holder
+
+
+def tell(choices: Choices, hero: Character, topic: Topic) -> World:
+    """The story of `hero` and `topic`, up to its end."""
+    world = World(choices, hero)
+    introduce(world)
+    PLOTS[topic.plot](world, topic)
+    return world
+
+
+def introduce(w: World) -> None:
+    hero = w.hero
+    w.set(n=hero.name, kind=hero.kind, introduced=hero.introduced)
+    w.set(they=hero.they, them=hero.them, their=hero.their, theirs=hero.theirs)
+    w.set(someone=a(f"{w.choices.pick(TRAITS)} {hero.kind}"))
+    w.choose("home", HOMES)
+    w.say(
+        "Once upon a time, there was {someone} named {n}. {They} lived {home}.",
+        "{n} was {someone} who lived {home}.",
+        "{home} lived {someone}. {Their} name was {n}.",
+        "Long ago, {someone} lived {home}. {Their} name was {n}.",
+        "Do you know {n}? {n} was {someone} and lived {home}.",
+        "There was once {someone} called {n}, who lived {home}.",
+        "This is the story of {n}, {someone} who lived {home}.",
+        "Far, far away, {home}, lived {someone} named {n}.",
+    )
+    w.ask("Who was the story about?", "Who is the story about?", answer="{introduced}")
+    w.ask("What was the name of the {kind}?", answer="{n}")
+    w.ask("Where did {n} live?", answer="{home}")
+
+
+def become(w: World, *feelings: str) -> None:
+    """Trouble, and how the hero feels about it."""
+    w.choose("sad", feelings)
+    w.say(
+        "{n} was very {sad}.",
+        "Poor {n} felt {sad}.",
+        '"Oh no!" cried {n}. {They} was {sad}.',
+        "{n} did not know what to do and was {sad}.",
+    )
+
+
+def meet(w: World, helpers: tuple[str, ...]) -> None:
+    """An animal that can help."""
+    w.choose("helper", tuple(kind for kind in helpers if kind != w.hero.kind))
+    w.set(someone=a(f"{w.choices.pick(HELPER_TRAITS)} {w.words['helper']}"))
+    w.say("Just then, {someone} came by.", "Then {someone} came along.", "Luckily, {someone} was not far away.")
+    w.ask("Who helped {n}?", answer="the {helper}")
+
+
+def end(w: World, *feelings: str) -> None:
+    """How the hero feels at last."""
+    w.choose("happy", feelings)
+    w.say(
+        "In the evening, {n} felt very {happy}.",
+        "That night, {n} lay in bed and felt {happy}.",
+        "{n} had never been so {happy}.",
+        "{n} smiled. {They} was {happy}.",
+        "That night, nobody was as {happy} as {n}.",
+    )
+    w.say(
+        "{They} was still {happy} the next day.",
+        "Even in {their} dreams, {they} was {happy}.",
+        "And {they} was still {happy} when {they} fell asleep.",
+    )
+    w.ask("How did {n} feel at the end?", "How did {n} feel?", answer="{they} felt {happy}")
+
+
+def lost(w: World, topic: Topic) -> None:
+    """Something dear goes where the hero cannot reach it; but somebody else can."""
+    thing, n = topic.about, w.hero.name
+    assert isinstance(thing, Thing)
+    w.set(noun=thing.noun, colour=topic.colour, thing=a(f"{topic.colour} {thing.noun}"))
+    w.set(use=thing.use.format_map(w.words))
+    w.put(thing.noun, n, taken_from=None)
+    w.choose("relative", RELATIVES)
+    w.say(
+        "{Their} {relative} gave {n} {thing}.",
+        "{n} had {thing} from {their} {relative}.",
+        "For {their} birthday, {n} got {thing} from {their} {relative}.",
+    )
+
+    place = w.choices.pick([place for place in PLACES if fitting(thing, place)])
+    w.set(place=place.noun, water=place.water)
+    w.go(place.noun)
+    w.choose("day", DAYS)
+    w.say(
+        "{day}, {n} went to the {place} {use}.",
+        "{day}, {n} wanted {use}, so {they} went to the {place}.",
+        "{day}, {n} took the {noun} to the {place}. {They} wanted {use}.",
+    )
+    w.say(*thing.joys)
+
+    spot = SPOTS[w.choices.pick(fitting(thing, place))]
+    w.set(spot=spot.at.format_map(w.words))
+    w.put(thing.noun, spot.at, taken_from=n)
+    w.say(*thing.losses)
+    w.say(*spot.landings)
+    become(w, "sad", "upset", "worried")
+    tried = w.choices.pick(spot.tries)
+    w.say("{They} " + tried + ".")
+    w.say("", *(f"Next, {{they}} {other}." for other in spot.tries if other != tried))
+
+    meet(w, tuple(spot.helpers))
+    w.say(
+        '"Why are you so {sad}?" it asked. {n} told it about the {noun}.',
+        '"Please help me," said {n}. "My {noun} is {spot}."',
+        '"Do not cry," it said. "I can help you."',
+    )
+    w.put(thing.noun, w.words["helper"], taken_from=spot.at)
+    w.say("The {helper} " + spot.helpers[w.words["helper"]] + ".")
+    w.put(thing.noun, n, taken_from=w.words["helper"])
+    w.say(
+        "Soon it came back with the {colour} {noun}.",
+        "A moment later, {n} had the {noun} back.",
+        "Then it gave the {noun} back to {n}.",
+    )
+    w.say(
+        '"Thank you, {helper}!" said {n}.',
+        '"You are a true friend," said {n}.',
+        '{n} hugged the {helper}. "Thank you so much!"',
+    )
+    w.choose("treat", TREATS)
+    w.say("{They} shared {their} {treat} with the {helper}.", "Then they sat down and ate some {treat} together.")
+    w.say(
+        "When {n} came home, {their} {relative} hugged {them}.",
+        "At home, {n} told {their} {relative} all about it.",
+        "{n} ran home and showed the {noun} to {their} {relative}.",
+    )
+    end(w, "happy", "glad", "thankful")
+    w.say(
+        "", "From that day on, {n} and the {helper} were friends.", "After that, {they} took good care of the {noun}."
+    )
+
+    w.ask("What did {n} lose?", answer="the {noun}")
+    w.ask("What colour was the {noun}?", answer="it was {colour}")
+    w.ask("Who gave {n} the {noun}?", answer="{their} {relative}")
+    w.ask("What did {n} want?", "What did {n} want to do?", answer="{use}")
+    w.ask("Where did {n} go?", answer="to the {place}")
+    w.ask("Where was the {noun}?", answer="it was {spot}")
+    w.ask("Who brought the {noun} back?", "Who found the {noun}?", answer="the {helper}")
+    w.ask("How did {n} feel when the {noun} was gone?", answer="{they} felt {sad}")
+    w.ask("What did {n} and the {helper} eat?", answer="some {treat}")
+
+
+def found(w: World, topic: Topic) -> None:
+    """The hero finds something, and meets the one who misses it."""
+    thing, n = topic.about, w.hero.name
+    assert isinstance(thing, Thing)
+    w.set(noun=thing.noun, colour=topic.colour, thing=a(f"{topic.colour} {thing.noun}"))
+    w.go(w.choose("place", tuple(place.noun for place in PLACES)))
+    w.choose("day", DAYS)
+    w.choose("wish", ("watch the birds", "look for feathers", "play in the sun", "have a picnic"))
+    w.say(
+        "{day}, {they} went to the {place} to {wish}.",
+        "{day}, {they} wanted to {wish}, so {they} went to the {place}.",
+    )
+    w.choose("spot", ("behind a big stone", "in the long grass", "under a bush", "next to the path"))
+    w.put(thing.noun, w.words["spot"], taken_from=None)
+    w.say(
+        "{spot}, {they} found {thing}.",
+        "What was that {spot}? It was {thing}!",
+        "Something {colour} lay {spot}. It was " + a(thing.noun) + "!",
+    )
+    w.put(thing.noun, n, taken_from=w.words["spot"])
+    w.say(
+        '"What a fine {noun}!" said {n} and picked it up.',
+        "{n} picked it up and looked at it from all sides.",
+        '{n} picked it up. "I want to keep it," {they} said.',
+    )
+
+    befriend(w)
+    w.choose("sad", ("sad", "upset", "worried"))
+    w.say(
+        "Then {n} heard a voice. It was {friend}, and {m_they} was {sad}.",
+        "On the way home, {n} met {friend}, who looked {sad}.",
+        "Then {friend} came along the path. {M_they} looked {sad}.",
+    )
+    w.say(
+        '"I have lost my {noun}," said {m}. "Have you seen it?"',
+        '"Have you seen my {noun}?" asked {m}. "I cannot find it."',
+        '"What is the matter?" asked {n}. "My {noun} is gone," said {m}.',
+    )
+    honest = (
+        '"Is this your {noun}?" asked {n} and gave it to {m_them}.',
+        '"Here it is!" said {n} at once. "I found it {spot}."',
+        "{n} wanted to keep it, but it was not {theirs}. {They} gave it back at once.",
+    )
+    hides = (
+        "{n} said nothing and hid the {noun} behind {their} back.",
+        "{n} hid the {noun} behind {their} back and looked away.",
+    )
+    at_once = w.choices.pick((True, False))
+    if at_once:
+        w.say(*honest)
+    else:
+        w.say(*hides)
+        w.say("Then {m} began to cry, and {n} felt bad.", "A tear ran down {m_their} nose, and {n} felt bad.")
+        w.say('"I am sorry," {they} said. "Here is your {noun}."', '"Wait!" cried {n}. "Here it is. I am sorry."')
+    w.put(thing.noun, w.words["m"], taken_from=n)
+    w.say(
+        "{m} jumped up and down with joy.",
+        '"My {noun}!" cried {m}. "Thank you, {n}!"',
+        "{m} laughed and hugged {n}.",
+    )
+    w.choose("treat", TREATS)
+    w.say("{M_they} gave {n} some {treat}.", "Then {m_they} shared {m_their} {treat} with {n}.")
+    w.say(
+        "They played with the {noun} until the sun went down.",
+        '"Now we can play together," said {m}.',
+        "The two of them played all afternoon.",
+    )
+    end(w, "happy", "glad", "proud" if at_once else "thankful")
+    w.say("", "From that day on, {n} and {m} were friends.")
+
+    w.ask("What did {n} find?", answer="{they} found {thing}")
+    w.ask("What colour was the {noun}?", answer="it was {colour}")
+    w.ask("What did {n} want?", "What did {n} want to do?", answer="to {wish}")
+    w.ask("Where did {n} go?", answer="to the {place}")
+    w.ask("Where was the {noun}?", "Where did {n} find the {noun}?", answer="it was {spot}")
+    w.ask("Who found the {noun}?", answer="{n}")
+    w.ask("Who had lost the {noun}?", "Who lost the {noun}?", answer="{m}")
+    w.ask("How did {m} feel when the {noun} was gone?", answer="{m_they} felt {sad}")
+    w.ask("What did {m} give {n} to eat?", answer="some {treat}")
+
+
+def bake(w: World, topic: Topic) -> None:
+    """Something is missing in the kitchen; who has it needs help first."""
+    dish, n = topic.about, w.hero.name
+    assert isinstance(dish, Dish)
+    w.set(noun=dish.noun, some=dish.some)
+    w.set(**({"were": "were", "this_is": "these are"} if dish.many else {"were": "was", "this_is": "this is"}))
+    w.choose("relative", RELATIVES)
+    w.choose("day", DAYS)
+    w.say(
+        "{day}, {they} wanted to make {some} for {their} {relative}.",
+        "{day}, {n} had a plan. {They} wanted to make {some} for {their} {relative}.",
+    )
+    lack = w.choose("lack", dish.lacks)
+    w.set(lacked="were" if lack.endswith("s") else "was")
+    w.say("But there {lacked} no {lack} in the kitchen.", "But the {lack} {lacked} all gone.")
+    become(w, "sad", "upset", "worried")
+
+    giver = w.choose("giver", tuple(GIVERS[lack]))
+    w.put(lack, giver, taken_from=None)
+    w.set(place=GIVERS[lack][giver])
+    w.go(w.words["place"])
+    w.say(
+        "So {they} ran to the {place} to see the {giver}.",
+        "Then {they} thought of the {giver} and went to the {place}.",
+    )
+    w.say(
+        '"May I have some {lack}, please?" asked {n}.',
+        '"Can you give me some {lack}?" asked {n}.',
+        '"I want to make {some}," said {n}. "Do you have any {lack}?"',
+    )
+    need = w.choices.pick(NEEDS)
+    w.set(need=need.said, did=w.fill(need.did))
+    w.say(
+        '"Yes," said the {giver}, "but first I need your help. {need}."',
+        '"Please help me first," said the {giver}. "{need}."',
+        '"You can have some if you help me," said the {giver}. "{need}."',
+    )
+    w.say(need.does + ".")
+    w.put(lack, n, taken_from=giver)
+    w.say(
+        '"How kind you are!" said the {giver} and gave {them} the {lack}.',
+        "The {giver} thanked {n} and gave {them} the {lack}.",
+        'The {giver} was very pleased. "Here, take the {lack}," it said.',
+    )
+    w.go("home")
+    w.say("{n} ran home, and soon the {noun} {were} ready.", "At home, {n} worked hard until the {noun} {were} ready.")
+    w.say("", "The whole house smelled sweet.", "What a sweet smell there was!")
+    w.say("{Their} {relative} came to the table at once.", "{They} called {their} {relative} to the table.")
+    w.say(
+        '"{This_is} the best {noun} in the world!" said {n}.',
+        "Everybody ate and ate and could not stop.",
+        "Everybody smiled at the first bite.",
+    )
+    w.say("", "They kept some for the {giver}.", "The {giver} came too, and they ate together.")
+    end(w, "happy", "glad", "proud")
+
+    w.ask("What did {n} want to make?", "What did {n} want?", answer="{some}")
+    w.ask("Who {were} the {noun} for?", answer="for {their} {relative}")
+    w.ask("What was gone?", "What did {n} need?", answer="the {lack}")
+    w.ask("Where did {n} go?", answer="to the {place}")
+    w.ask("Who gave {n} the {lack}?", "Who had the {lack}?", answer="the {giver}")
+    w.ask("What did {n} do for the {giver}?", "How did {n} help the {giver}?", answer="{did}")
+
+
+def caught(w: World, topic: Topic) -> None:
+    """Two friends are caught by the weather, far from home."""
+    weather = topic.about
+    assert isinstance(weather, Weather)
+    befriend(w)
+    w.choose("day", DAYS)
+    w.go(w.choose("place", tuple(place.noun for place in PLACES if place.far)))
+    w.choose("wish", ("play hide and seek", "have a picnic", "look for feathers", "watch the birds"))
+    w.say(
+        "{day}, {they} went to the {place} with {their} friend {friend} to {wish}.",
+        "{day}, {n} and {their} friend {friend} went to the {place} to {wish}.",
+        "{Their} best friend was {friend}. {Day}, they went to the {place} to {wish}.",
+    )
+    w.say(
+        "They had so much fun that they forgot the time.",
+        "They laughed and sang, and nobody looked at the sky.",
+        "It was so nice there that they did not want to go home.",
+    )
+    w.say(*weather.comes)
+    w.set(when=weather.when)
+    become(w, "scared", "afraid", "worried")
+    w.say("", '"Stay close to me," said {m}.', '"Do not cry," said {m}. "I am here."')
+    w.say(*weather.tries)
+
+    meet(w, weather.helpers)
+    w.say(*weather.offers)
+    w.say(*weather.ways_out)
+    w.go("home")
+    w.choose("relative", RELATIVES)
+    w.choose("treat", ("soup", "milk", "tea"))
+    w.say(
+        "At home, {their} {relative} gave them hot {treat}.",
+        "At last they were home, and {their} {relative} gave them hot {treat}.",
+        "When they came home, {their} {relative} made hot {treat}.",
+    )
+    end(w, "happy", "glad", "thankful")
+    w.say(
+        "",
+        "From that day on, {they} was not " + weather.fear + ".",
+        "After that, {n} and {m} never forgot the {helper}.",
+    )
+
+    w.ask("Who was with {n}?", "Who was the friend of {n}?", answer="{m}")
+    w.ask("Where did they go?", "Where did {n} go?", answer="to the {place}")
+    w.ask("What did they want to do?", "What did {n} want?", answer="to {wish}")
+    w.ask("How did {n} feel when {when}?", answer="{they} felt {sad}")
+    w.ask("What did they get at home?", answer="hot {treat}")
+
+
+def grow(w: World, topic: Topic) -> None:
+    """A seed does not grow, until somebody knows why."""
+    plant = topic.about
+    assert isinstance(plant, Plant)
+    w.set(noun=plant.noun, plant=a(f"{plant.size} {plant.noun}"), large=f"{plant.size} {plant.noun}")
+    w.choose("relative", RELATIVES)
+    w.choose("day", DAYS)
+    w.say(
+        "{day}, {their} {relative} gave {n} a seed. {n} wanted to grow {plant}.",
+        "{n} wanted to grow {plant}. {Day}, {they} got a seed from {their} {relative}.",
+    )
+    w.put("seed", w.hero.name, taken_from=None)
+    spot = w.choose("spot", ("behind the house", "next to the well", "under the window", "by the fence"))
+    w.put("seed", spot, taken_from=w.hero.name)
+    w.say(
+        "{They} planted the seed {spot}.",
+        "{They} put the seed into the ground {spot}.",
+        "{spot}, {they} put the seed into the ground.",
+    )
+    w.say(
+        "{They} waited and waited, but nothing came up.",
+        "Every day {they} looked, but there was not even a leaf.",
+        "A week went by, but nothing came up.",
+    )
+    become(w, "sad", "upset", "worried")
+
+    soil = w.choices.pick(SOILS)
+    w.set(trouble=soil.trouble, said=soil.said)
+    meet(w, soil.helpers)
+    w.say(
+        '"I can help you," it said. "{said}."',
+        'It looked at the ground. "{said}," it said.',
+        '"Do not cry," said the {helper}. "{said}."',
+    )
+    w.say(*soil.cures)
+    w.say(
+        "Three days later, a green leaf came up.",
+        "Soon a tiny green leaf came up.",
+        "Then, one morning, there was a green leaf.",
+    )
+    w.say("It grew and grew, and at last there was {plant}.", "The sun was warm, and one day there was {plant}.")
+    w.say('"What a {large}!" cried {n}.', '"We did it!" said {n}.', "Everybody came to see the {noun}.")
+    w.say("{Their} {relative} was the first to hear of it.", "{They} ran to tell {their} {relative}.")
+    w.say(*("{n} " + use + "." for use in plant.uses))
+    end(w, "happy", "glad", "proud")
+    w.say("", "And {they} kept a seed for the next year.", "From that day on, {n} and the {helper} were friends.")
+
+    w.ask("What did {n} want to grow?", "What did {n} want?", answer="{plant}")
+    w.ask("Who gave {n} the seed?", answer="{their} {relative}")
+    w.ask("Where did {n} plant the seed?", "Where was the seed?", answer="{they} planted it {spot}")
+    w.ask("How was the ground?", "What was wrong with the ground?", answer="it was {trouble}")
+    w.ask("How did {n} feel when nothing came up?", answer="{they} felt {sad}")
+
+
+def learn(w: World, topic: Topic) -> None:
+    """What is hard at first is of use to somebody later."""
+    skill = topic.about
+    assert isinstance(skill, Skill)
+    w.set(verb=skill.verb, place=skill.place)
+    w.say(
+        "All {their} friends could {verb}, but {n} could not.",
+        "{n} wanted to learn to {verb}.",
+        "{n} had one wish. {They} wanted to {verb}.",
+    )
+    w.choose("day", DAYS)
+    w.go(skill.place)
+    w.say(*("{day}, {they} went to the {place} and " + tried + "." for tried in skill.tries))
+    become(w, "sad", "upset", "ashamed")
+    w.say("", '"I will never learn it," {they} said.')
+
+    meet(w, skill.teachers)
+    w.say('"I can teach you," it said.', '"Watch me," it said.', '"Do not give up," said the {helper}.')
+    w.sentences[-1] += w.fill(' "' + w.choices.pick(skill.advice) + '."')
+    w.say(
+        "{n} tried again and again.", "Every morning, {they} came back and tried again.", "They worked hard all week."
+    )
+    w.say(*(when + " {they} " + success + "." for success in skill.successes for when in ("At last", "Then, one day,")))
+    w.say('"Well done!" cried the {helper}.', "The {helper} was very pleased.")
+
+    rescue = w.choices.pick(skill.rescues)
+    w.set(who=rescue.who)
+    w.say(
+        *(when + ", a little {who} " + rescue.trouble + "." for when in ("The next day", "A week later", "One evening"))
+    )
+    w.say(*(start + " " + rescue.does + "." for start in ("{n} knew what to do. {They}", "At once, {n}")))
+    w.say("", "Everybody talked about {n} that day.", "Now the {who} was well again.")
+    end(w, "happy", "glad", "proud")
+
+    w.ask("What did {n} want to learn?", "What did {n} learn?", "What did {n} want?", answer="to {verb}")
+    w.ask("Where did {n} go?", answer="to the {place}")
+    w.ask("Who taught {n} to {verb}?", answer="the {helper}")
+    w.ask("Who was in trouble?", answer="the {who}")
+
+
+def befriend(w: World) -> None:
+    friend = friend_of(w.hero, w.choices)
+    w.set(m=friend.name, friend=friend.introduced, m_they=friend.they, m_them=friend.them, m_their=friend.their)
+
+
+def fitting(thing: Thing, place: Place) -> list[str]:
+    """The kinds of spots where this thing can get lost at this place."""
+    return [spot for spot in thing.spots if spot in place.spots]
+
+
+PLOTS: Mapping[str, Callable[[World, Topic], None]] = {
+    "lost": lost,
+    "found": found,
+    "bake": bake,
+    "caught": caught,
+    "grow": grow,
+    "learn": learn,
+}
