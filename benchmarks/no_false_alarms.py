@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME
+from benchmarks.report import RAW
 from model.candidates.table import CANDIDATES
 from verify.campaign import Campaign, Job, run
 from verify.catalogue import IMPLEMENTATIONS
 
-LOG = Path(__file__).parent / "results" / "no-false-alarms.jsonl"
+LOG = RAW / "no-false-alarms.jsonl"
 EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
 KERNEL_SHAPES = 8  # a shape takes the interpreter seconds
 
@@ -128,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python that has onnxruntime and gguf")
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args(arguments)
+    options.log.parent.mkdir(parents=True, exist_ok=True)
     wrong = 0
     for group in options.groups:
         done = finished(options.log, examples=options.examples)

@@ -5,7 +5,7 @@ python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PY
 Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
 of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantizes its own files,
 and keeps its cache in float16, as is its default, where ours has the dtype of the weights. Prints tables in Markdown,
-and keeps every figure in benchmarks/results/peers.json.
+and keeps every figure in benchmarks/results/raw/peers.json.
 """
 
 import json
@@ -25,6 +25,7 @@ import click
 import numpy as np
 
 from benchmarks.random_model import random_checkpoint
+from benchmarks.report import RAW, write_report
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.gguf.write import write_gguf
 from model.checkpoints.huggingface.write import write_huggingface
@@ -34,7 +35,7 @@ from reference.config import Config
 
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "peer_workers"
-KEPT = Path(__file__).parent / "results" / "peers.json"
+KEPT = RAW / "peers.json"
 CONFIG = Config(768, 12, 12, 12, 64, 2048, vocab=32_000, context=1024, eps=1e-5, theta=1e4)
 TINY = replace(CONFIG, dim=256, layers=2, heads=4, kv_heads=4, ffn=512, vocab=512)
 CORES = 2
@@ -223,7 +224,6 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 @click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
 @click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
 def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
-    from benchmarks.report import write_report
     from model.insight.machine import about
 
     cores = sorted(os.sched_getaffinity(0))[:CORES]

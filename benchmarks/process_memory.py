@@ -1,6 +1,6 @@
 """What a process takes beside its arrays on a CPU, while it compiles a model and while it runs one.
 
-    python -m benchmarks.process_memory --json benchmarks/results/process-memory.json
+    python -m benchmarks.process_memory --json benchmarks/results/raw/process-memory.json
 
 `model.running.memory` plans with what this finds. Each model is loaded in a process of its own, with an empty
 cache of compiled programs; its arrays are small, and what `memory_of` says of them is taken off.

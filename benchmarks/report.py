@@ -1,4 +1,4 @@
-"""What a benchmark finds, as rows: numbers that are measured, and those that follow from them."""
+"""Rows of a benchmark: numbers that are measured, numbers that follow from them, and tables of both."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,6 +9,9 @@ from model.insight.machine import Ceilings
 from model.insight.timing import Seconds
 
 Row = dict[str, Any]
+
+RESULTS = Path(__file__).parent / "results"  # summaries, which README and docs cite
+RAW = RESULTS / "raw"  # every figure of a run; ignored by git
 
 
 class Column(NamedTuple):

@@ -6,7 +6,7 @@ Predictions are of stories that the model itself tells, in float32 at temperatur
 as the model was trained on them. AWQ, GPTQ and SmoothQuant are calibrated with other stories of its own; SmoothQuant is
 judged with activations of int8, which it is made for, and GGUF's types with hidden vectors that zeros fill up to whole
 blocks. Models are the built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is of random weights, of all forms
-in turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/schemes.json.
+in turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/raw/schemes.json.
 """
 
 import os
@@ -23,7 +23,7 @@ from jaxtyping import Int
 
 from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params
-from benchmarks.report import write_report
+from benchmarks.report import RAW, write_report
 from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
 from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
 from model.checkpoints.checkpoint import Form as CodeForm
@@ -42,7 +42,7 @@ from model.weights.params import Params, abstract_params
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
-KEPT = Path(__file__).parent / "results" / "schemes.json"
+KEPT = RAW / "schemes.json"
 WINDOWS, WINDOW = 32, 256  # that AWQ, GPTQ and SmoothQuant are calibrated with, and their tokens
 OTHER_STORIES = 1_000_000  # the seed of the first of those
 AFTER = 128  # tokens in the cache where decoding begins

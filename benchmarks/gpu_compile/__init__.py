@@ -13,7 +13,7 @@ it, instructions per weight, copies and temporary memory of a whole step.
     compiler.py   compile for an H200 (needs the plugin)
     workers.py    a process for each compilation, within a time limit
     report.py     what is shown and kept
-    __main__.py   all of it: compile, print tables, write results/gpu-compile.json and .md, fail where a gate does
+    __main__.py   all of it: compile, print tables, fail where a gate does
 
 The plugin and the Mosaic interpreter must not share a process: together they abort at random.
 """

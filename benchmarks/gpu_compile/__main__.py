@@ -17,7 +17,6 @@ from benchmarks.kernel_cases import SAMPLE, gated_cases, refusal, sampled
 from benchmarks.report import write_report
 from model.insight.shapes import SHAPES
 
-RESULTS = Path(__file__).parents[1] / "results" / "gpu-compile"
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 
 # A call of a name for what it compiles to, or a `Failure`.
@@ -52,12 +51,12 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
 
 
 @click.command()
-@click.option("--only", default="", help="Cases and steps whose name holds this; nothing is kept then.")
+@click.option("--only", default="", help="Cases and steps whose name holds this.")
 @click.option("--sample", is_flag=True, help="What two of the models have, some variants, and their steps.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
-@click.option("--keep/--no-keep", default=True, help="Write benchmarks/results/gpu-compile.json and .md.")
-def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
+@click.option("--json", "raw", type=click.Path(path_type=Path), help="Write every fact, for `benchmarks.summary`.")
+def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     """Compile, print what came out, fail where a gate does."""
 
     def compile(function: Callable[[str], Any], names: list[str]) -> Iterator[tuple[str, Any]]:
@@ -79,11 +78,9 @@ def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
         table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
     )
     click.echo(text)
-    if keep and not only:
+    if raw:
         about = {**{name: version(name) for name in VERSIONS}, "models": sorted(SAMPLE if sample else SHAPES)}
-        kept = {"about": about, "kernels": kernels, "steps": steps}
-        write_report(kept, RESULTS.with_suffix(".json"))
-        RESULTS.with_suffix(".md").write_text(text + "\n")
+        write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
     click.echo(f"{compiled} cases and decode steps compiled for sm_90a, {broken} gates broken", err=True)
     sys.exit(broken > 0)
 
