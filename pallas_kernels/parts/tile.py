@@ -4,7 +4,8 @@
 would be idle else; wider ones, where all blocks then run at once and have as much to do, and of heads of a gigabyte, in
 as many blocks as tiles; other rings, other numbers of blocks, and steps of several chunks. TinyLlama's were found in
 whole models, in groups of 64 where there are codes, and so was down of 8B and 13B timed in them; the others in kernels
-alone. `llamaspec bench --suite kernels --tune FILE` times rows and stages of a matrix by itself. """
+alone. `llamaspec bench --suite kernels --tune FILE` times rows and stages of a matrix by itself.
+"""
 
 import json
 from functools import cache
