@@ -1,5 +1,5 @@
 # make setup      .venv with everything, pinned (PYTHON=/path/to/python3 picks the interpreter)
-# make story      tell a story (MODEL=, TOKENIZER=)
+# make story      tell a story (MODEL=, TOKENIZER=, SEED=)
 # make test       the tests that find most, in a few minutes
 # make test-all   every test
 # make lint       format, lint, types
@@ -30,7 +30,8 @@ python:
 	@.ci/find-python "$(PYTHON)"
 
 story: $(COMPLETE)
-	@$(BIN)/llamaspec story $(if $(MODEL),--model "$(MODEL)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+	@$(BIN)/llamaspec story $(if $(MODEL),--model "$(MODEL)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") \
+	    $(if $(SEED),--seed $(SEED))
 
 # Two workers: the tests mostly wait for compilers, and CI has two cores.
 PYTEST := $(BIN)/python -m pytest -q -n 2
