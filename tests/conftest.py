@@ -12,9 +12,9 @@ import cli
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# An interpreted kernel calls back into Python, which runs further JAX programs. If the kernel holds all of XLA's threads,
-# as it can on two cores, those programs wait forever. NPROC sets the number of threads, by default one a core; with 1 the
-# tests of whole models always hang, with 2 sometimes.
+# An interpreted kernel calls back into Python, which runs further JAX programs. If the kernel holds all of XLA's
+# threads, as it can on two cores, those programs wait forever. NPROC sets the number of threads, by default one a core;
+# with 1 the tests of whole models always hang, with 2 sometimes.
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
 os.environ["NPROC"] = "16"
 # `nohup make test &` starts us with SIGINT ignored, and tests of Ctrl-C, here and in processes of their own, need it.
