@@ -94,7 +94,7 @@ class Subject:
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
-        Returns them with their shapes: those given, or the smallest. Raises MemoryError if weights and cache do not fit.
+        Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
         """
         chunk, burst = min(prompt_chunk(self.config), longest), self.burst
         capacity = -(-(longest + burst + chunk) // 8) * 8
