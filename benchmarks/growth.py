@@ -65,7 +65,7 @@ def sentences(found: Sequence[Mapping[str, Any]]) -> list[str]:
     a sequence more adds 3.000 us to a step; reading its bytes would take 1.000, computing it 2.000
     """
     return [
-        f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}: reading its bytes would take "
+        f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}; reading its bytes would take "
         f"{max(0.0, row['reading']) * 1e6:,.3f}, computing it {row['computing'] * 1e6:,.3f}"
         for row in found
     ]
