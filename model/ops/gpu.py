@@ -33,7 +33,9 @@ from pallas_kernels.parts.matrix import Codes
 from reference.config import Config
 
 QUANTIZED = ("int8", "int4")  # what codes may be that kernels multiply by
-MOST_SEQUENCES = 2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (benchmarks/LOG.md)
+MOST_SEQUENCES = (
+    2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (docs/performance-gpu.md)
+)
 
 
 def norm_qkv(

@@ -2,7 +2,7 @@
 
 On a CPU its vectors are halved by default, for fear of clocking down. On a GPU each run of kernels is one CUDA graph by
 default, but the loop around them is the host's, which is asked after every token whether there is another: up to 70 us
-of a step, as busy as the host is (benchmarks/LOG.md). With loops and branches in the graph nothing is asked.
+of a step, as busy as the host is (docs/performance-gpu.md). With loops and branches in the graph nothing is asked.
 """
 
 from typing import Any

@@ -49,7 +49,7 @@ def longest_burst(platform: str | None = None) -> int:
     """Tokens that decoding draws at most before it returns to the host, on the default device unless another is given.
 
     A session asks for as many as it wants to show at once. A host takes 1.2 ms to hand over each call of TinyLlama's
-    program on a GPU (benchmarks/LOG.md), where 16 tokens take 12.
+    program on a GPU (docs/performance-gpu.md), where 16 tokens take 12.
     """
     return 16 if (platform or jax.default_backend()) == "cpu" else 128
 
