@@ -217,4 +217,3 @@ GGML_DECODE = Contract(
     domain="data [rows bytes] of whole blocks; name is one of " + ", ".join(ggml.TYPES),
     bound="hard and alarm: 3 u (|w| + 2 |minimum|), two products and a difference",
 )
-CONTRACTS = [QUANTIZE, DEQUANTIZE, GEMV, PACK, UNPACK, GGML_ENCODE, GGML_DECODE]
