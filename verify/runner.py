@@ -17,6 +17,7 @@ from verify.draw import Values
 from verify.judge import Finding, broken, judge, returned_precision
 from verify.precision import Precision
 
+LARGE = 5  # one shape in so many is a large one
 SHRINKING = 20.0  # seconds that the search for a smaller counterexample may take
 LAW = "law"  # the draw that says which law is looked at beside the values
 
@@ -87,7 +88,11 @@ def verify(
     start = monotonic()
     only = only or {}
     search = _Search(contract, candidate, precision, seconds, shrink, progress)
-    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples, seed=seed)
+    large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
+    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
+    for number, narrowed in enumerate(large, 1):  # two draws each: the simplest values, and any
+        if not search.smallest and not search.cut_short:
+            search.run(_strategy(contract, seed=seed, shapes=None, only=narrowed), examples=2, seed=seed + number)
     if search.may_shrink and shapes is not None:  # of all shapes there may be a smaller one
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
         any_shape.run(_strategy(contract, seed=seed, shapes=None, only=only), examples=examples, seed=seed)
