@@ -121,7 +121,7 @@ def choose_subject(
         if shape not in SHAPES:
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
-        published = choose_dtype(dtype, (), platform=platform)
+        published = choose_dtype(dtype, {}, platform=platform)
         return Subject(
             name=f"{shape}, random weights",
             config=config,
@@ -134,8 +134,8 @@ def choose_subject(
         )
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
-    chosen = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
     run = quantized(checkpoint, quantize) if quantize else checkpoint
+    chosen = choose_dtype(dtype, run.tensors, platform=platform)
 
     def load(shapes: Params) -> Params:
         check_weights(checkpoint)

@@ -1,6 +1,6 @@
 """A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import quantized
+from model.checkpoints.codes import is_matrix, quantized
 from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
 from model.ops.emulated import emulated_ops, roundings, with_roundings
@@ -197,7 +197,7 @@ def load_backend(
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
     platform = jax.default_backend()
-    weights = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
+    weights = choose_dtype(dtype, run.tensors, platform=platform)
     chunk = min(prompt_chunk(config), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
     params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
@@ -214,13 +214,15 @@ def load_backend(
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 
 
-def choose_dtype(dtype: str | None, tensors: Iterable[Tensor], *, platform: str) -> np.dtype:
-    """The dtype of the weights that run: the one that was asked for, for None float32 on a CPU.
+def choose_dtype(dtype: str | None, tensors: Mapping[str, Tensor], *, platform: str) -> np.dtype:
+    """Choose the dtype of activations, and of the weights that are not quantized.
 
-    On a GPU None is bfloat16, if all of `tensors` that are not quantized are stored so.
+    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix in
+    `tensors` is stored in float32: norms, which many files store in float32, do not decide. `tensors` are those that
+    run, and may be empty for a model of random weights.
     """
     if dtype:
         return np.dtype(dtype)
-    narrow = np.dtype(ml_dtypes.bfloat16)
-    stored_so = all(tensor.dtype == narrow for tensor in tensors if tensor.codes is None)
-    return narrow if platform != "cpu" and stored_so else np.dtype(np.float32)
+    stored = [tensor for name, tensor in tensors.items() if is_matrix(name)]
+    wide = bool(stored) and all(tensor.codes is None and tensor.dtype.itemsize >= 4 for tensor in stored)
+    return np.dtype(np.float32) if platform == "cpu" or wide else np.dtype(ml_dtypes.bfloat16)
