@@ -320,7 +320,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         from model.llama import load_backend
 
         with _progress() as progress:
-            backend = load_backend(checkpoint, progress=progress, **options)
+            backend = load_backend(checkpoint, own_process=True, progress=progress, **options)
         rows = backend.logits(sequence)
         with open(staged, "wb") as file:
             np.save(file, rows)
@@ -505,11 +505,11 @@ def evaluate(
     from model.llama import load_backend
 
     with _progress() as progress:
-        running = load_backend(checkpoint, progress=progress, **options)
+        running = load_backend(checkpoint, own_process=True, progress=progress, **options)
         if base:
             quantize = options["quantize"]
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
-            beside = load_backend(base, progress=progress, **options | plain)
+            beside = load_backend(base, own_process=True, progress=progress, **options | plain)
             if by_tensor:
                 run = quantized(checkpoint, quantize) if quantize else checkpoint
                 evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)
@@ -1156,7 +1156,7 @@ def _load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) -
 
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     with _progress() as progress:
-        backend = load_backend(checkpoint, greedy=greedy, progress=progress, **running)
+        backend = load_backend(checkpoint, greedy=greedy, own_process=True, progress=progress, **running)
     return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)
 
 
@@ -1176,13 +1176,12 @@ def _progress() -> Iterator[Callable[[str, float], object]]:
 
 
 def _prepare_jax():
-    """Keep compiled programs between runs, so that the second start is fast."""
-    import jax
+    """Settle how JAX runs in this process, and keep compiled programs, so that the second start is fast."""
+    from model.running.process import keep_compiled, prepare_process
 
+    prepare_process(debug="--debug" in sys.argv)
     if folder := _cache_folder():
-        jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        keep_compiled(folder / "compiled")
 
 
 def _cache_folder() -> Path | None:

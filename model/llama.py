@@ -1,10 +1,10 @@
 """A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float
@@ -15,10 +15,15 @@ from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
 from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.running.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
-from model.running.memory import available_bytes, check_fits, device_bytes, memory_of
+from model.running.backend import Backend
+from model.running.device import default_device, free_bytes
+from model.running.jax_backend import JaxBackend, choose_ops
+from model.running.memory import check_fits, memory_of
+from model.running.process import give_back_compilers_memory, keep_heaps_small
+from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
-from model.running.session import Backend, Session
+from model.running.session import Session
+from model.system import available_bytes
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
@@ -174,11 +179,14 @@ def load_backend(
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
     emulate_activations: str | None = None,
+    own_process: bool = False,
     progress: Progress = no_progress,
 ) -> JaxBackend | ReferenceBackend:
-    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read.
+    """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
 
-    `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml.
+    `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
+    process runs the model and nothing else. The process then returns the memory that compiling took to the system,
+    and a large model on a CPU changes how its allocator works (`model.running.process`).
     """
     config = checkpoint.config
     capacity = choose_context(context, config.context)
@@ -195,23 +203,33 @@ def load_backend(
         check_weights(checkpoint, progress=progress)
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
+    device = default_device()
+    platform = device.platform
     ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
-    platform = jax.default_backend()
     weights = choose_dtype(dtype, run.tensors, platform=platform)
-    chunk = min(prompt_chunk(config), capacity)
-    rows = capacity + chunk  # the last chunk of a prompt is padded
-    params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
-    cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
-    sizes = {"batch": 1, "context": capacity, "chunk": chunk}
-    memory = memory_of(params, config, **sizes, cache_dtype=cache_dtype, platform=platform)
-    check_fits(memory, context=capacity, available=device_bytes())
+    layout = Layout(
+        batch=1,
+        capacity=capacity,
+        chunk=min(prompt_chunk(config, platform), capacity),
+        burst=longest_burst(platform),
+        cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
+    )
+    shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
+    params = with_roundings(shapes, found)
+    sizes = {"batch": layout.batch, "context": capacity, "chunk": layout.chunk}
+    memory = memory_of(params, config, **sizes, platform=platform, cache_dtype=layout.cache_dtype)
+    check_fits(memory, context=capacity, available=free_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
+    if own_process:
+        keep_heaps_small(config, platform=platform)
     programs = compile_programs(
-        params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype, greedy=greedy
+        *(params, config),
+        **{"ops": ops, "layout": layout, "platform": platform, "greedy": greedy},
+        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
     )
-    params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found)
-    return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
+    params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
+    return JaxBackend(params, programs, config, ops=ops, layout=layout, platform=platform)
 
 
 def choose_dtype(dtype: str | None, tensors: Mapping[str, Tensor], *, platform: str) -> np.dtype:

@@ -21,8 +21,8 @@ from model.insight.plan import DEVICES, as_text, make_plan
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import choose_dtype
-from model.running.jax_backend import prompt_chunk
 from model.running.memory import PROCESS, Memory, check_fits, memory_of
+from model.running.programs import prompt_chunk
 from model.running.reference_backend import reference_memory
 from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
@@ -51,7 +51,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3])
+backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True)
 session = Session(backend, vocab=checkpoint.config.vocab)
 prompt = [1] * (checkpoint.config.context - 4)
 for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
@@ -68,7 +68,7 @@ def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config
     subject = choose_subject(model=str(model), shape=None, dtype=None, quantize=quantize or None)
     planned = memory_of(
         *(subject.shapes(config.context), config),
-        **{"batch": 1, "context": config.context, "chunk": prompt_chunk(config)},
+        **{"batch": 1, "context": config.context, "chunk": prompt_chunk(config, "cpu")},
         platform="cpu",
         cache_dtype=FLOAT32,
     )

@@ -13,8 +13,10 @@ from model.insight.shapes import SHAPES
 from model.ops.block import CPU, XLA, Ops
 from model.ops.gpu import KERNELS, PALLAS, QUANTIZED, refusals
 from model.options import choose_context
-from model.running.jax_backend import choose_ops, prompt_chunk
-from model.running.memory import device_bytes, gigabytes
+from model.running.device import free_bytes
+from model.running.jax_backend import choose_ops
+from model.running.memory import gigabytes
+from model.running.programs import prompt_chunk
 from model.weights.params import abstract_params
 from reference.quantizers.schemes import SCHEMES
 
@@ -31,7 +33,7 @@ def examine() -> dict[str, dict[str, Any]]:
     return {
         "versions": {"python": platform.python_version(), **versions},
         "devices": {str(device.id): f"{device.platform} {device.device_kind}" for device in jax.devices()},
-        "memory": {"free": gigabytes(device_bytes())},
+        "memory": {"free": gigabytes(free_bytes())},
         "ops": _table(tables[choose_ops("auto")]),
         "ops on an H200": _table("pallas"),
         "weights there": {name: "pallas" if form_of(name) in QUANTIZED else "xla" for name in SCHEMES},
