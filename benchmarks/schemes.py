@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -36,8 +37,8 @@ from model.insight.machine import about
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import Llama, load, load_backend
+from model.ops.choice import ops_for
 from model.options import SamplingOptions
-from model.running.jax_backend import choose_ops
 from model.running.programs import longest_burst, prompt_chunk
 from model.weights.params import Params, abstract_params
 from reference.config import Config
@@ -127,7 +128,7 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     for name, stored in DECODED.items() if rounds else ():
         click.echo(f"compiling {name}", err=True)
         params = random_params(shapes(config, stored, positions=capacity), config)
-        ops = choose_ops("auto")
+        ops = ops_for("auto", config, params, batch=1, capacity=capacity, cache_dtype=params.embedding.dtype).ops
         programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=burst)
         running[name] = partial(decode_seconds, programs, params, context=AFTER, effort=Effort(3, warm=1))
     found: dict[str, list[float]] = {name: [] for name in running}

@@ -1,5 +1,6 @@
 """A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,14 @@ from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.codes import is_matrix, quantized
 from model.checkpoints.open import open_checkpoint
 from model.generation import Generation
+from model.ops.choice import ops_for
 from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
 from model.running.backend import Backend
 from model.running.device import default_device, free_bytes
-from model.running.jax_backend import JaxBackend, choose_ops
+from model.running.jax_backend import JaxBackend
 from model.running.memory import check_fits, memory_of
-from model.running.process import give_back_compilers_memory, keep_heaps_small
+from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
@@ -36,6 +38,7 @@ class Llama:
     """A model ready to use; `load` makes one. Every generation has a cache of its own."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer, backend: Backend, *, stops: frozenset[int]):
+        """Put a backend and the tokenizer of its model together. `stops` are the ids that end a text."""
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops
@@ -46,12 +49,20 @@ class Llama:
         """How many tokens a sequence can have."""
         return self._backend.capacity
 
+    def describe_run(self) -> str:
+        """Say in one line how the model runs: dtype, device, and which ops are plain and why.
+
+        >>> load("stories", kernels="cpu", context=64).describe_run()
+        'float32 on CPU'
+        """
+        return self._backend.describe()
+
     def bytes_read(self, position: float) -> float | None:
-        """What decoding a token reads at least, with so many before it; None of the reference, which nobody times."""
-        return self._backend.bytes_read(position) if isinstance(self._backend, JaxBackend) else None
+        """Count the bytes that drawing a token reads at least, with so many before it; None for the reference."""
+        return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """The ids of a text, BOS first where the model's convention has it."""
+        """Turn a text into ids, with BOS first where the model's convention has it."""
         return encode_text(self.tokenizer, text, bos=bos)
 
     def generate(
@@ -100,11 +111,11 @@ class Llama:
         stops: frozenset[int] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """`generate` from ids, in a session whose cache serves as far as it holds the same ids.
+        """Continue ids, in a session whose cache is reused as far as it holds the same ids.
 
-        `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the
-        ids that end it, the model's own by default.
-        `interrupted` is asked between bursts; once it says yes, the generation ends.
+        `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
+        it, by default the model's own. `interrupted` is called between bursts; the generation ends once it returns
+        True. The other arguments are those of `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -129,7 +140,10 @@ class Llama:
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Logits for what follows each of `ids`: float32, or float64 from the reference."""
+        """Compute the logits that follow each of `ids`: float32, or float64 from the reference.
+
+        Raises ValueError for ids out of range, FloatingPointError for logits that are not finite.
+        """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
         return self._backend.logits(ids)
@@ -146,26 +160,62 @@ def load(
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
-    progress: Progress = no_progress,
+    compile_cache: str | Path | None = None,
+    progress: Progress | bool = False,
 ) -> Llama:
-    """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
+    """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
 
-    `tokenizer` is a file or directory; None looks beside the model. `context` is the length of a
-    sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
-    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `quantize` is one of
-    `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized` says which);
-    None leaves those that are stored quantized as they are. `cache` is what keys and values are kept in
-    (`reference.quantizers.kv_cache`); None is the dtype of the weights that run. `greedy` says that the first
-    text will be of temperature 0: what decodes at 0 and above are two programs, and the other of them is
-    compiled when it is first needed. `progress` is told what goes on and what share of it is done. Raises
-    CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
+    - `tokenizer` is a file or directory; None looks inside and beside the model.
+    - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
+    - `dtype` is that of activations, and of weights that are not quantized. None is float32 on a CPU; on a GPU it is
+      bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
+    - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
+      leaves those that are stored quantized as they are.
+    - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
+    - `greedy` says that the first text will be of temperature 0. Temperatures of 0 and above are two programs, and the
+      other one is compiled when it is first needed.
+    - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
+      fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
+      `~/.cache/llamaspec/compiled`.
+    - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
+
+    Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
     model that does not fit: each a single line.
+
+        from model import load
+        from model.chat.chat import Chat
+        from model.chat.template import find_template
+        from model.checkpoints.open import place_of
+
+        llama = load("stories", progress=True)
+        chat = Chat(llama, find_template(llama.tokenizer, place_of("stories")))
+        for token in chat.reply("Tell me a story about a fox.", seed=7):
+            print(token.text, end="", flush=True)
     """
     checkpoint = open_checkpoint(path)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
-    options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize}
-    running = load_backend(checkpoint, **options, cache=cache, greedy=greedy, progress=progress)
+    if compile_cache is not None:
+        keep_compiled(Path(compile_cache))
+    running = load_backend(
+        checkpoint,
+        **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
+        **{"cache": cache, "greedy": greedy},
+        progress=print_progress() if progress is True else progress or no_progress,
+    )
     return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
+
+
+def print_progress() -> Progress:
+    """Make a `Progress` that prints each stage on stderr when it begins."""
+    latest = ""
+
+    def report(stage: str, share: float) -> None:
+        nonlocal latest
+        if stage != latest:
+            latest = stage
+            print(stage, file=sys.stderr)
+
+    return report
 
 
 def load_backend(
@@ -205,7 +255,6 @@ def load_backend(
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     device = default_device()
     platform = device.platform
-    ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
     weights = choose_dtype(dtype, run.tensors, platform=platform)
     layout = Layout(
         batch=1,
@@ -216,6 +265,13 @@ def load_backend(
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found)
+    choice = ops_for(
+        *(kernels, config, params),
+        **{"batch": layout.batch, "capacity": layout.rows, "cache_dtype": layout.cache_dtype},
+        device=device,
+    )
+    if found:
+        choice = choice._replace(ops=emulated_ops(choice.ops))
     sizes = {"batch": layout.batch, "context": capacity, "chunk": layout.chunk}
     memory = memory_of(params, config, **sizes, platform=platform, cache_dtype=layout.cache_dtype)
     check_fits(memory, context=capacity, available=free_bytes())
@@ -225,11 +281,11 @@ def load_backend(
         keep_heaps_small(config, platform=platform)
     programs = compile_programs(
         *(params, config),
-        **{"ops": ops, "layout": layout, "platform": platform, "greedy": greedy},
+        **{"ops": choice.ops, "layout": layout, "platform": platform, "greedy": greedy},
         compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
     )
     params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
-    return JaxBackend(params, programs, config, ops=ops, layout=layout, platform=platform)
+    return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
 
 
 def choose_dtype(dtype: str | None, tensors: Mapping[str, Tensor], *, platform: str) -> np.dtype:

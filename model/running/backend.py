@@ -64,6 +64,14 @@ class Backend[Cache, Drawing](Protocol):
         """Compute the logits that follow each of `ids`. Raises FloatingPointError where one is not finite."""
         ...
 
+    def bytes_read(self, position: float) -> float | None:
+        """Count the bytes that drawing a token reads at least, with so many before it; None where nobody counts."""
+        ...
+
+    def describe(self) -> str:
+        """Say in one line how the model runs: dtype, device, and which ops are plain and why."""
+        ...
+
 
 def check_logits(logits: Float[np.ndarray, "*rows vocab"]) -> Float[np.ndarray, "*rows vocab"]:
     """Return finite `logits`. Raises FloatingPointError where one is NaN or infinite."""

@@ -1,37 +1,38 @@
 """The device that programs run on: JAX is asked once, and the answer is passed down."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from model.system import available_bytes, processor
+from model.system import available_bytes
+
+HOPPER = "9.0"  # the compute capability that the kernels are made for
 
 
 class Device(NamedTuple):
-    """A device as far as this package tells devices apart."""
+    """The facts of a device that decide how a model runs on it."""
 
-    platform: str  # "cpu" or "gpu"
-    kind: str  # the maker's name
-    compute_capability: str | None  # of an NVIDIA GPU, as "9.0"
+    platform: str  # cpu, gpu, tpu
+    kind: str  # JAX's name for it, such as "NVIDIA H200"
+    capability: str | None = None  # the compute capability of an NVIDIA GPU, such as 9.0
 
     @property
     def has_kernels(self) -> bool:
-        """Whether the kernels of `pallas_kernels` are made for it: a Hopper GPU."""
-        return self.compute_capability == "9.0"
+        """Whether the kernels of `pallas_kernels` are made for it."""
+        return self.capability == HOPPER
 
     def __str__(self) -> str:
         """
-        >>> print(Device("gpu", "NVIDIA H200", "9.0"), Device("cpu", "AMD EPYC", None), sep=", ")
-        NVIDIA H200, CPU (AMD EPYC)
+        >>> print(Device("gpu", "NVIDIA H200", "9.0"), Device("cpu", "cpu"), sep=", ")
+        NVIDIA H200, CPU
         """
-        return f"CPU ({self.kind})" if self.platform == "cpu" else self.kind
+        return "CPU" if self.platform == "cpu" else self.kind
 
 
 def default_device() -> Device:
-    """Ask JAX for the device that it uses by default."""
-    device = jax.devices()[0]
-    kind = processor() if device.platform == "cpu" else device.device_kind
-    return Device(device.platform, kind, getattr(device, "compute_capability", None))
+    """Ask JAX for the device that it computes on by default."""
+    device: Any = jax.devices()[0]
+    return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
 
 
 def free_bytes() -> int:

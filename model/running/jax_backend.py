@@ -14,37 +14,41 @@ from model.checkpoints.checkpoint import Checkpoint
 from model.forward import Text, forward, text_after
 from model.insight.cost import decode_cost
 from model.ops.block import CPU, XLA, Ops
+from model.ops.choice import Choice, describe
 from model.options import SamplingOptions
 from model.running.backend import check_logits
+from model.running.device import Device, default_device
 from model.running.programs import STOPS, Layout, Programs
 from model.sampling import as_arrays, random_key
-from model.weights.gpu_codes import has_kernels
 from model.weights.params import Params, load_params
 from reference.config import Config
 
 
 def choose_ops(kernels: str) -> Ops:
-    """The table of ops by name: `auto` takes the one made for the default device. Raises ValueError."""
+    """Give a table of ops by name, for any model; `auto` takes the one made for the default device.
+
+    Raises ValueError for a name that is none, and for `pallas` on a device that has no kernels.
+    """
+    device = default_device()
     match kernels:
-        case "auto" if has_kernels():
+        case "auto" if device.has_kernels:
             from model.ops.gpu import PALLAS
 
             return PALLAS
         case "auto":
-            return CPU if jax.default_backend() == "cpu" else XLA
+            return CPU if device.platform == "cpu" else XLA
         case "xla":
             return XLA
         case "cpu":
             return CPU
-        case "pallas" if has_kernels():
+        case "pallas" if device.has_kernels:
             from model.ops.gpu import PALLAS_ONLY
 
             return PALLAS_ONLY
         case "pallas":
-            device = jax.devices()[0]
             raise ValueError(
                 "kernels pallas run on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
-                f"a {device.device_kind}: choose auto, xla or cpu"
+                f"a {device.kind}: choose auto, xla or cpu"
             )
         case _:
             raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
@@ -61,16 +65,27 @@ class Drawing(NamedTuple):
 class JaxBackend:
     """A `Backend` of compiled programs, for a batch of one sequence."""
 
-    def __init__(self, params: Params, programs: Programs, config: Config, *, ops: Ops, layout: Layout, platform: str):
-        """Run `programs` of `layout` on `params`. Raises ValueError for a layout of several sequences."""
+    def __init__(
+        self, params: Params, programs: Programs, config: Config, *, choice: Choice, layout: Layout, device: Device
+    ):
+        """Run `programs` of `layout`, compiled with the ops of `choice` for `device`, on `params`.
+
+        Raises ValueError for a layout of several sequences.
+        """
         if layout.batch != 1:
             raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.chunk, layout.burst
         # A GPU would rest for the milliseconds in which a host launches a burst. A CPU is the host.
-        self.ahead = 0 if platform == "cpu" else 1
+        self.ahead = 0 if device.platform == "cpu" else 1
+        self.choice, self.device = choice, device
         self._layout = layout
         self._params, self._programs, self._config = params, programs, config
-        self._forward = jax.jit(partial(forward, config=config, ops=ops))
+        self._forward = jax.jit(partial(forward, config=config, ops=choice.ops))
+
+    def describe(self) -> str:
+        """Say in one line how the model runs: its dtype, the device, and on a GPU which ops are plain and why."""
+        running = f"{self._params.embedding.dtype} on {self.device}"
+        return running if self.device.platform == "cpu" else f"{running}; {describe(self.choice)}"
 
     def bytes_read(self, position: int | float) -> float:
         """Count the bytes that a step of decoding reads at least, with so many tokens before it."""

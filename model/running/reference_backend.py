@@ -77,8 +77,15 @@ class ReferenceBackend:
         self._params, self._config = params, config
         self._uniform = jax.jit(uniform)
 
+    def bytes_read(self, position: float) -> None:
+        """Count nothing: the reference is not made for speed."""
+
+    def describe(self) -> str:
+        """Say in one line how the model runs."""
+        return "float64 on CPU, by the NumPy reference"
+
     def start(self) -> Cache:
-        """An empty cache."""
+        """Make an empty cache."""
         return empty_cache(self._config)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
