@@ -193,5 +193,5 @@ def test_integers_that_kernels_cannot_read_are_refused_by_name():
     codes, scales = jnp.zeros((8, 512), jnp.uint8), jnp.ones((8, 16))
     with pytest.raises(ValueError, match="no int4 weights with zero points"):
         operand(Int4(codes, scales, jnp.zeros((8, 16), jnp.int8)))
-    with pytest.raises(ValueError, match=r"read int4 weights as model\.pallas_weights arranges them"):
+    with pytest.raises(ValueError, match=r"read int4 weights as model\.weights\.gpu_codes arranges them"):
         operand(Int4(codes, scales, None))
