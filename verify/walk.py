@@ -29,6 +29,7 @@ class Step(NamedTuple):
     error: float  # the largest
     size: float  # of the largest exact value
     ratio: float  # the largest of error by bound: above 1 is a bug
+    count: int  # of numbers that have a bound
 
     @property
     def name(self) -> str:
@@ -121,6 +122,7 @@ def _step(layer: int | None, op: str, output: str, actual: np.ndarray, due: Appr
         float(np.max(off, initial=0)),
         float(np.max(np.abs(due.value), initial=0)),
         np.inf if np.isnan(largest) else largest,
+        int(np.count_nonzero(due.error < bound.NO_BOUND)),
     )
 
 
@@ -151,7 +153,9 @@ def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds:
         times = f"{wrong.ratio:.3g} times its bound" if np.isfinite(wrong.ratio) else "not finite"
         finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
     worst = max(step.ratio for step in steps)
-    return Report("block", candidate, dtype, seed, len(steps), seconds, Examination({}, worst, worst, finding))
+    examination = Examination({}, worst, worst, finding)
+    compared = sum(step.count for step in steps)
+    return Report("block", candidate, dtype, seed, len(steps), seconds, examination, compared=compared)
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
