@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.codes import quantized
-from model.checkpoints.open import open_checkpoint
+from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
 from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
@@ -30,10 +30,19 @@ BackendName = Literal["jax", "reference"]
 class Llama:
     """A model ready to use; `load` makes one. Every generation has a cache of its own."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, backend: Backend, *, stops: frozenset[int]):
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        *,
+        stops: frozenset[int],
+        places: Sequence[str | Path] = (),
+    ):
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops
+        self.places = tuple(places)  # the files or directories that may hold a chat template, the likeliest first
         self._backend = backend
 
     @property
@@ -160,7 +169,8 @@ def load(
     vocabulary = tokenizer_of(checkpoint, tokenizer)
     options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize}
     running = load_backend(checkpoint, **options, cache=cache, greedy=greedy, progress=progress)
-    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
+    places = [place for place in (tokenizer, place_of(path)) if place]
+    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops, places=places)
 
 
 def load_backend(

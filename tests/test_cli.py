@@ -177,7 +177,7 @@ def test_version_and_help(run):
     assert run("--version")[1].startswith("llamaspec, version ")
     code, out, _ = run("--help")
     assert code == 0
-    for command in cli.llamaspec.commands:
+    for command in cli.VERBS:
         assert command in out
         assert run(command, "--help")[0] == 0
 
