@@ -17,6 +17,7 @@ from verify.domain import narrowed, shares
 from verify.judge import Finding, broken, judge, returned_precision
 from verify.precision import Precision
 
+LARGE = 5  # one shape in so many is a large one
 SHRINKING = 20.0  # seconds that the search for a smaller counterexample may take
 LAW = "law"  # the draw that says which law is looked at beside the values
 NOT_TWICE = "not the same twice"  # kind of a finding
@@ -98,7 +99,12 @@ def verify(
     start = monotonic()
     only = narrowed(contract, only or {})
     search = _Search(contract, candidate, precision, check_seconds(seconds), shrink, progress)
-    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples, seed=seed)
+    large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
+    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
+    for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
+        if not search.smallest and not search.cut_short:
+            strategy = _strategy(contract, seed=seed, shapes=None, only=narrowed(contract, sizes))
+            search.run(strategy, examples=2, seed=seed + number)
     if search.may_shrink and shapes is not None:  # of all shapes there may be a smaller one
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
         try:
