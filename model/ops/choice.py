@@ -3,32 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from model.ops.block import CPU, XLA, Ops
+from model.running.device import HOPPER, Device, default_device
 from model.weights.params import Params
 from reference.config import Config
-
-HOPPER = "9.0"  # the compute capability that the kernels are made for
-
-
-class Device(NamedTuple):
-    """The facts of a device that decide which ops run on it."""
-
-    platform: str  # cpu, gpu, tpu
-    kind: str
-    capability: str | None = None  # of an NVIDIA GPU, such as 9.0
-
-    @property
-    def has_kernels(self) -> bool:
-        return self.capability == HOPPER
-
-
-def default_device() -> Device:
-    """The device that JAX computes on by default."""
-    device: Any = jax.devices()[0]
-    return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
 
 
 class Choice(NamedTuple):
