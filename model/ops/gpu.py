@@ -204,6 +204,7 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
 
 PROMPTS = plain(prompt_product)
 
+Shaped = Array | jax.ShapeDtypeStruct
 Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of the arrays that a kernel is called with, and the rest
 
 
@@ -245,13 +246,13 @@ def _form(arrays: Any, *rest: Any) -> Form:
     return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *rest
 
 
-def _norm_qkv_form(x: Array, layer: Layer, cache: LayerCache, positions: Positions, *, config: Config) -> Form | None:
+def _norm_qkv_form(x: Shaped, layer: Layer, cache: LayerCache, positions: Positions, *, config: Config) -> Form | None:
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
     return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
 
 
 def _attend_form(
-    q: Array, cache: LayerCache, positions: Positions, *, window: int | None, config: Config
+    q: Shaped, cache: LayerCache, positions: Positions, *, window: int | None, config: Config
 ) -> Form | None:
     batch, seq, *head = q.shape
     several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
@@ -259,21 +260,21 @@ def _attend_form(
     return _form((q, cache, at), window, config)
 
 
-def _project_add_form(h: Array, layer: Layer, x: Array) -> Form | None:
+def _project_add_form(h: Shaped, layer: Layer, x: Shaped) -> Form | None:
     return None if x.shape[1] > 1 else _form((h, layer.o, x))
 
 
-def _norm_gate_up_form(x: Array, layer: Layer, *, config: Config) -> Form | None:
+def _norm_gate_up_form(x: Shaped, layer: Layer, *, config: Config) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
     return None if x.shape[1] > 1 else _form((x, layer.ffn_norm, layer.ffn.gate_up), config)
 
 
-def _down_add_form(g: Array, layer: Layer, x: Array) -> Form | None:
+def _down_add_form(g: Shaped, layer: Layer, x: Shaped) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
     return None if x.shape[1] > 1 else _form((g, layer.ffn.down, x))
 
 
-def _norm_logits_form(x: Array, params: Params, *, config: Config) -> Form | None:
+def _norm_logits_form(x: Shaped, params: Params, *, config: Config) -> Form | None:
     if x.ndim > 2 and x.shape[1] > 1:
         return None
     rows = _array(x.size // config.dim, config.dim, dtype=x.dtype)
@@ -292,9 +293,6 @@ KERNELS: dict[str, KernelOp[..., Any]] = {
     "down_add": KernelOp(down_add, XLA.down_add, PROMPTS.down_add, _down_add_form),
     "norm_logits": KernelOp(norm_logits, XLA.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
 }
-STRICT = XLA._replace(
-    **{name: op.kernel for name, op in KERNELS.items()}
-)  # kernels alone: for decoding, with no routes
 
 
 class Call(NamedTuple):
@@ -307,6 +305,13 @@ class Call(NamedTuple):
     @property
     def op(self) -> str:
         return "attend" if self.name == PROMPT else self.name
+
+    @property
+    def form(self) -> Form:
+        """The form of the arguments, which a call of a kernel has."""
+        form = KERNELS[self.op].form(*self.arguments, **self.fixed)
+        assert form is not None
+        return form
 
     def refusal(self, config: Config) -> str | None:
         """The words in which the kernel refuses the arguments; None where it takes them."""
@@ -362,10 +367,10 @@ def pallas_ops(
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
     given: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
     for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype):
-        form = KERNELS[call.op].form(*call.arguments, **call.fixed)
-        if form not in answers[call.op]:
-            answers[call.op][form] = call.refusal(config)
-        given[call.name].append(answers[call.op][form])
+        known = answers[call.op]
+        if (form := call.form) not in known:
+            known[form] = call.refusal(config)
+        given[call.name].append(known[form])
     routed = {}
     for name, op in KERNELS.items():
         taken = frozenset(form for form, reason in answers[name].items() if reason is None)
