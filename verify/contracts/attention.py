@@ -75,7 +75,7 @@ def expect_paged(
 MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
-def _mask(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
+def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
     """0 or -inf. Where there are more causal queries than keys, the first of them see nothing."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
@@ -117,7 +117,7 @@ def arguments(
 ) -> Arguments:
     cached = (batch, keys, kv_heads, head_dim)
     arrays = _heads(precision, q, k, v, shift, [(batch, queries, kv_heads * group, head_dim), cached, cached])
-    return {"q": arrays[0], "k": arrays[1], "v": arrays[2], "mask": _mask(mask, batch, queries, keys)}
+    return {"q": arrays[0], "k": arrays[1], "v": arrays[2], "mask": mask_named(mask, batch, queries, keys)}
 
 
 def prefill_arguments(
