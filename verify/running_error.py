@@ -190,11 +190,21 @@ def fixed_point_product(
     return Approx(x.value @ weights.T, error + tiny * max(1.0, rms))
 
 
-def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int = 1, unit: float = 0.0) -> Approx:
+def attended(
+    q: Approx,
+    k: Approx,
+    v: Approx,
+    mask: np.ndarray,
+    *,
+    blocks: int = 1,
+    unit: float = 0.0,
+    smallest: float = 0.0,
+) -> Approx:
     """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
 
-    With more than one of `blocks`, by an online softmax, which rescales what it has as often. `unit` is what rounding
-    the weights to the dtype of the values, as matrix units take them, is off by; 0 for weights that stay float32.
+    With several `blocks` the softmax is an online one, which rescales its sums once a block. Rounding the weights to
+    the dtype of the values, as matrix units take them, is off by `unit` of a weight, or by `smallest` where a weight
+    is too small for that; both are 0 for weights that stay float32.
     """
     value = attention(q.value, k.value, v.value, mask)
     group = q.value.shape[1] // k.value.shape[1]
@@ -208,6 +218,7 @@ def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int =
     moved = size - np.abs(q.value) @ np.abs(k.value) / np.sqrt(head_dim) + gamma(head_dim + 3) * size
     p, p_error = softmaxed(scores, np.where(np.isneginf(scores), 0, moved), blocks=blocks)
     error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) * (1 + unit) - p @ np.abs(v.value)
+    error = error + smallest * (np.isfinite(scores) @ v.size)
     error = error + 2 * keys * TINY * (1 + np.max(v.size, axis=1, keepdims=True, initial=0))
     return Approx(value, error.swapaxes(0, 1))
 

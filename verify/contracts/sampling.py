@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 
 from reference.sampling import distribution, draw, penalise
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, hidden, hide, integers, seeds, sizes, values
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import gamma, softmaxed
@@ -174,6 +174,7 @@ DISTRIBUTION = Contract(
     "of 0 and a top_p of 1 keep all; tokens of equal probability are kept or dropped together",
     bound="hard and alarm: intervals; where a rounding could change what a filter keeps, either outcome is right",
     laws=[Law("probabilities sum to 1", _sums_to_one)],
+    large=Large({"vocab": beyond(512, 1024, 2048)}),  # the bound compares every token with every other
 )
 DRAW = Contract(
     definition=draw,
@@ -187,4 +188,5 @@ DRAW = Contract(
     domain="p [vocab] float32, not negative and not all 0, of any sum; u from 0 to below 1",
     bound="exact, but for tokens so near u that the rounding of gamma_n of the sum decides",
     laws=[Law("a distribution times 4 is the same distribution", _scaled)],
+    large=Large({"vocab": (1041, 4161, 33_281, 150_001)}),
 )
