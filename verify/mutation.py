@@ -1,4 +1,4 @@
-"""Is a contract worth anything: does it see every mutant, and let every right implementation pass?"""
+"""The worth of a contract: how many of its mutants it finds, and how soon."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median

@@ -1,4 +1,4 @@
-"""The largest of a row, the first of several: what greedy decoding draws."""
+"""Argmax: exact, and the first of several equal numbers."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def _twice(trial: Trial) -> Claim:
 
 
 def _zeros(trial: Trial) -> Claim:
-    """The first zero of a row is a negative one."""
+    """Give rows of zeros, of which the first is -0."""
     x = np.zeros_like(trial.arguments["x"])
     x[:, ::2] = -0.0
     return Claim(trial.again(x=x)[0], np.zeros(len(x)), 0.0)
@@ -38,7 +38,7 @@ CONTRACT = Contract(
     definition=argmax,
     shapes={"rows": st.sampled_from([1, 2, 3, 5]), "n": sizes(8, 32, 64, 128, 256, 1024, most=2049)},
     values={
-        # Subnormal numbers are all zero to one machine and all different to another.
+        # Some machines flush subnormal numbers to zero, where they are all equal; others tell them apart.
         "x": values(-4, 8, without=["denormal"]),
         "around": st.sampled_from([0.0, -20_000.0, -100.0, 100.0]),
         "hidden": hidden,

@@ -12,11 +12,11 @@ from verify.laws import alone
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import attended, exactly
 
-BLOCKS = 8  # that an online softmax, or a split over keys, makes of them at most
+BLOCKS = 8  # blocks of keys, at most, of an online softmax or a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
-    """One row: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
+    """Bound one sequence: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
     if not mask.size:
         zeros = np.zeros(q.shape)
         return Expected(zeros, zeros, zeros, zeros)
@@ -29,7 +29,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     scores = np.einsum("ihd,jhd->ihj", sizes[0], np.repeat(sizes[1], group, axis=1)) / np.sqrt(q.shape[-1])
     largest = np.max(np.where(np.isneginf(mask)[:, None], 0, scores), axis=-1, initial=0)[..., None]
     off = (64 + (8 + 4 * np.sqrt(q.shape[-1])) * largest) * U + unit
-    # A score that is off by so much multiplies its weight by e^off; 300 of it is past any hard bound, and no overflow.
+    # A score that is off by `off` multiplies its weight by e^off. e^300 is beyond any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
     return Expected(exact.value, exact.error, alarm + underflow, added)
@@ -77,7 +77,7 @@ MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
 def _mask(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
-    """0 or -inf. Where there are more causal queries than keys, the first of them see nothing."""
+    """Make a mask of 0 and -inf. Where there are more causal queries than keys, the first queries see nothing."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
         mask = causal_mask(queries, keys, offset=keys - queries, window=window)
@@ -91,7 +91,7 @@ def _mask(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, 
 
 
 def _heads(precision: Precision, q: Values, k: Values, v: Values, shift: float, shapes: list[tuple[int, ...]]):
-    """q, k and v of these shapes. The first feature moves all scores by `shift` abs(shift) / sqrt(head_dim)."""
+    """Fill q, k and v. The first feature moves all scores by `shift` abs(shift) / sqrt(head_dim)."""
     drawn = [
         value.array(name, *shape, precision=precision)
         for name, value, shape in zip("qkv", (q, k, v), shapes, strict=True)
@@ -191,7 +191,7 @@ def paged_arguments(
     order: int,
     padding: float,
 ) -> Arguments:
-    """Pages in a random order; positions beyond a row's length, and one page that belongs to nobody, are padding."""
+    """Put pages in a random order. Positions beyond a row's length, and one page without an owner, are padding."""
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
     needed = [-(-length // page) for length in lengths]
@@ -219,7 +219,7 @@ def paged_arguments(
 
 
 def _ones(trial: Trial) -> Claim:
-    """Rows that see something take a mean."""
+    """Attend to values of 1: a row that sees anything takes their mean."""
     v = np.ones_like(trial.arguments["v"])
     o = as_float64(trial.again(v=v)[0])
     seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
@@ -243,7 +243,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _causal(trial: Trial) -> Claim | None:
-    """The last position of a row is seen by its last query alone."""
+    """Change the last position of each sequence, which its last query alone sees."""
     queries = trial.arguments["q"].shape[1]
     if queries == 1:
         return None
@@ -261,7 +261,7 @@ def _beyond(trial: Trial) -> Claim:
 
 
 def _elsewhere(trial: Trial) -> Claim:
-    """Every page one place further on."""
+    """Move every page one place on."""
     moved = {name: np.roll(trial.arguments[name], 1, axis=0) for name in ("k_pages", "v_pages")}
     table = (trial.arguments["table"] + 1) % len(moved["k_pages"])
     return Claim(trial.again(**moved, table=table.astype(np.int32))[0], trial.outputs[0], 0.0)

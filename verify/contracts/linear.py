@@ -1,4 +1,4 @@
-"""Products with a matrix: whatever the order of the sums, the error is at most gamma_n times the sum of magnitudes."""
+"""Products with a matrix: for sums in any order, the error is at most gamma_n times the sum of magnitudes."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def systematic(x: np.ndarray, weight: np.ndarray) -> Bool[np.ndarray, "... rows"]:
-    """Where the terms of W x are of one size."""
+    """Find the rows whose terms of W x are all of one size."""
     return of_one_size(np.abs(as_float64(x))[..., None, :] * np.abs(weight))
 
 

@@ -82,7 +82,7 @@ def expect_moe(
 
 
 def _renamed(trial: Trial) -> Claim:
-    """Last expert first. Where a choice is not clear, bounds say so."""
+    """Reverse the order of the experts. Tokens without a clear choice have no bound."""
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in ("router", "gate", "up", "down")}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
 

@@ -18,11 +18,11 @@ from verify.draw import Values, sizes, values
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import exactly, gamma, projected
 
-NEAR = 8 * U  # of a weight: how near the middle between two levels a scale off by a rounding, or a quotient, may put it
+NEAR = 8 * U  # share of a weight by which the rounding of a scale or a quotient may move it towards another level
 
 
 def _weights(w: Values, rows: int, cols: int, precision: Precision) -> np.ndarray:
-    """Without -0, which some formats have and others do not."""
+    """Fill weights without -0, which some formats have and others do not."""
     return w.array("w", rows, cols, precision=precision) + np.zeros(1, precision.dtype)
 
 
@@ -42,7 +42,7 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
         ],
         axis=1,
     )
-    largest = np.abs(exact) == top  # it stays, and with it the scale
+    largest = np.abs(exact) == top  # unchanged below, so that the scale is unchanged
     codes = q.codes.astype(np.int64)
     either = np.zeros(codes.shape)
     for nudge in (1 - NEAR, 1 + NEAR):
@@ -58,7 +58,7 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
 
 
 def _negated(trial: Trial) -> Claim | None:
-    if trial.arguments["scheme"] in ("nf4",):  # whose levels are not symmetric
+    if trial.arguments["scheme"] in ("nf4",):  # its levels are not symmetric
         return None
     codes, scales = trial.again(w=-trial.arguments["w"] + np.zeros(1, trial.arguments["w"].dtype))
     chosen = SCHEMES[trial.arguments["scheme"]]
@@ -91,7 +91,7 @@ def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme:
     size = linear(np.abs(as_float64(x)), np.abs(weight))
     y = projected(exactly(x), weight)
     tiny = 4 * TINY * (n + 1) * (1 + np.max(np.abs(weight), initial=0)) * (1 + np.max(np.abs(as_float64(x)), initial=0))
-    # A product with the scale, of each weight or of each group's sum, is a rounding more.
+    # Multiplying each weight, or each group's sum, by the scale rounds once more.
     hard, alarm = y.error + gamma(3) * size + tiny, (4 * np.sqrt(n) + 4) * U * size + tiny
     return Expected(y.value, hard, np.where(systematic(x, weight), hard, alarm), size)
 
@@ -136,7 +136,7 @@ def expect_decode(data: np.ndarray, *, name: str) -> Expected:
     value = ggml_decode(data, name=name)
     kind = ggml.TYPES[name]
     q = kind.unpack(data.reshape(*data.shape[:-1], -1, kind.bytes))
-    # What a code of 0 stands for is minus the minimum, in types that have one: it is a product, too, and subtracted.
+    # Some types subtract a minimum, which is a product, too. A code of 0 stands for minus that minimum.
     minimum = np.abs(kind.dequantize(q._replace(codes=0 * q.codes)))
     size = np.abs(value) + 2 * minimum
     hard = 3 * U * size + 4 * TINY
@@ -148,7 +148,7 @@ SHAPES = {"rows": st.sampled_from([1, 2, 3]), "cols": sizes(32, 64, 128, most=19
 WEIGHTS = values(-8, 8, without=["denormal"])
 PAIRS = {"rows": st.sampled_from([1, 2, 3]), "pairs": sizes(8, 32, most=65)}
 BLOCKS = {"rows": st.sampled_from([1, 2]), "blocks": st.sampled_from([1, 2, 3])}
-# Of those that search for scales only the outcome is defined, not the bytes.
+# Types that search for their scales define the outcome, not the bytes, so they are not listed.
 ENCODED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
 LARGE = Large({"rows": beyond(16, 128, 1024), "cols": beyond(256, 1024, 4096)}, beside={"rows": [2], "cols": [80]})
 MANY_PAIRS = Large({"rows": beyond(16, 128, 1024), "pairs": beyond(256, 4096)}, beside={"rows": [2], "pairs": [20]})

@@ -10,7 +10,7 @@ from verify.laws import alone
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import softmaxed
 
-BLOCKS = 64  # that an online softmax cuts a row into, at most
+BLOCKS = 64  # blocks of a row, at most, of an online softmax
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:
@@ -22,7 +22,7 @@ def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: flo
 def expect(x: np.ndarray) -> Expected:
     exact = as_float64(x)
     size = np.where(np.isneginf(exact), 0, np.abs(exact))
-    # Where e^(x - m) is computed as 2^(x log2 e - m log2 e), each product is rounded before the difference.
+    # An implementation may compute e^(x - m) as 2^(x log2 e - m log2 e) and round each product before the difference.
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
@@ -49,7 +49,7 @@ def _shift(trial: Trial) -> Claim | None:
 
 
 def _alone(trial: Trial) -> Claim:
-    """The sum is one exponential: a number added to it, and be it to avoid a division by 0, shows."""
+    """Hide all scores but one: a number added to the sum, such as an epsilon against a division by 0, then shows."""
     x = np.full_like(trial.arguments["x"], -np.inf)
     x[:, -1] = 0
     p = trial.again(x=x)[0]
