@@ -21,6 +21,7 @@ from pallas_kernels.attention_paged import attention_paged as paged_kernel
 from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
+from pallas_kernels.logsumexp import logsumexp as logsumexp_kernel
 from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
@@ -65,6 +66,7 @@ add = kernel("add")(partial(run, add_kernel))
 argmax = kernel("argmax")(partial(run, argmax_kernel))
 rmsnorm = kernel("rmsnorm")(partial(run, rmsnorm_kernel))
 softmax = kernel("softmax")(partial(run, softmax_kernel))
+logsumexp = kernel("logsumexp")(partial(run, logsumexp_kernel))
 gemm = kernel("gemm", only={"rows": [64, 128], "cols": [64, 192]}, dtypes=("bfloat16",))(partial(run, gemm_kernel))
 
 
