@@ -1,6 +1,7 @@
 """Campaigns: several contracts, each with a candidate in a process of its own, as the command line asks for."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -13,7 +14,7 @@ from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
-from verify.candidate import NoVerdict, Worker
+from verify.candidate import ENDING, NoVerdict, Worker
 from verify.catalogue import contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
@@ -148,8 +149,12 @@ def run_side_by_side(
             done(count)
     except BaseException:  # nobody waits for what is under way: it ends, and the candidates with it
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - others:
+        ours = set(active_children()) - others
+        for process in ours:
             process.terminate()
+        for process in ours:
+            process.join(ENDING)
+            process.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -170,7 +175,10 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
-    return list(_run(job, campaign, lambda stage: lambda examples: None))
+    try:
+        return list(_run(job, campaign, lambda stage: lambda examples: None))
+    except SystemExit:  # or the pool would hand this process the next job
+        os._exit(1)
 
 
 def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:

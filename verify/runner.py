@@ -330,14 +330,16 @@ class _Search:
 
 
 def _run(test: Callable[[], object]) -> None:
-    """Run a test of Hypothesis.
+    """Run a test of Hypothesis, and end as a signal's handler says, where it raises SystemExit or KeyboardInterrupt.
 
-    A signal whose handler raises SystemExit may arrive while Hypothesis itself is at work. It takes that for a failing
-    example that does not fail again; here it ends the program all the same.
+    A signal may arrive while Hypothesis itself is at work, which then sees a failing example that does not fail again,
+    or draws that differ from those before, and raises an error of its own.
     """
     try:
         test()
-    except errors.Flaky as error:
+    except (_Wrong, _Enough):
+        raise
+    except BaseException as error:
         if ending := _ending(error, set()):
             raise ending from None
         raise
