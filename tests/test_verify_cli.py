@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import click
@@ -296,3 +297,29 @@ def test_a_model_is_walked_through(verify, data):
     assert re.match(
         r"within bounds block bfloat16  auto kernels  \(108 examples, [\d,]+ numbers compared, seed 1", last
     )
+
+
+GUIDE = (Path(__file__).parents[1] / "docs" / "verify-your-kernel.md").read_text(encoding="utf-8")
+TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE)
+
+
+def test_the_guide_shows_what_is_printed(verify, tmp_path):
+    """Its kernels are run as it says; only seconds may differ, and shares of a bound in the last digits."""
+    for name in ("mine", "repaired"):
+        (source,) = re.findall(rf"```python\n(# {name}.py\nimport jax[^`]*)```", GUIDE)
+        (tmp_path / f"{name}.py").write_text(source)
+    assert len(TRANSCRIPTS) == 3
+    for arguments, shown in TRANSCRIPTS:
+        done = verify(*arguments.split(), status=int(shown.startswith("violated")))
+        assert without_times(done.stdout) == without_times(shown)
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"[\d.]+ s(?=[,)])|at most [\d.]+|times the bound of .*", "", text)
+
+
+def test_the_guide_walks_from_python():
+    *_, block = re.findall(r"```python\n([^`]*walk_through[^`]*)```", GUIDE)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    assert scope["report"].outcome == "within bounds" and len(scope["steps"]) > 100

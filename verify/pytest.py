@@ -77,7 +77,7 @@ def contract(
                 raise AssertionError("\n" + "\n".join(counterexample(report, held)))
 
         update_wrapper(test, function)  # its name, and the marks that pytest put on it
-        del test.__wrapped__  # or pytest would look for fixtures called as the op's arguments
+        del test.__dict__["__wrapped__"]  # or pytest would look for fixtures called as the op's arguments
         test.__signature__ = _of_pytest(function, held)  # type: ignore
         return test
 
