@@ -1,7 +1,6 @@
-"""The ops of the table as plain JAX, which XLA compiles: what a kernel is timed beside.
+"""The ops of the table as plain JAX, which XLA compiles: the baseline that kernels are timed against.
 
-Each takes what the kernel of its name takes and gives what that gives, of the same shapes and dtypes; numbers are
-float32 inside.
+Each function has the arguments, shapes and dtypes of the kernel of its name, and computes in float32.
 """
 
 from typing import Any
@@ -27,7 +26,7 @@ def _biased(y, bias):
 
 
 def _product(x, w):
-    """Of codes, XLA multiplies by the scales where the product reads, if it can."""
+    """Compute W x. XLA scales codes inside the product where it can."""
     if not isinstance(w, Codes):
         return ops.dot(x, w)
     rows, cols = w.shape

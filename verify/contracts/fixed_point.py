@@ -35,7 +35,7 @@ def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str)
 
 
 def _powers_of_two(trial: Trial) -> Claim | None:
-    """A power of two moves the exponents of x and nothing else."""
+    """Multiply x by 4, which changes its exponents and nothing else."""
     x = trial.arguments["x"]
     larger = (x * 4).astype(x.dtype)
     if not np.array_equal(as_float64(larger), 4 * as_float64(x)):

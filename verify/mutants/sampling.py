@@ -125,6 +125,11 @@ not normalized at the end
 probabilities in float16
     - p = np.exp((scores - np.max(scores)) / np.float32(temperature))
     + p = f16(np.exp((scores - np.max(scores)) / np.float32(temperature)))
+right up to 1,024 tokens
+    - p = p / np.sum(p)
+    -     if 0 < top_k
+    + p = p / np.sum(p[:1024])
+    +     if 0 < top_k
 """,
 )
 DRAW = implementation(
@@ -154,5 +159,13 @@ summed in bfloat16
 first token never drawn
     - passed += p[token]
     + passed += p[token] * (token > 0 or len(p) == 1)
+token in 16 bits
+    - return token
+    -     return last
+    + return token & 0xFFFF
+    +     return last
+right up to 4,096 tokens
+    - for token in range(len(p)):
+    + for token in range(min(len(p), 4096)):
 """,
 )
