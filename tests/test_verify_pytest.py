@@ -118,7 +118,7 @@ def test_a_violation_fails_with_its_counterexample():
 
 
 def test_what_is_only_suspicious_fails_where_strict():
-    """Off by 200 u |W| |x|: within gamma_513, but more than sums of 513 numbers come to."""
+    """An error of 200 u |W| |x| is within gamma_513, but larger than that of sums of 513 numbers."""
 
     def sums_badly(x, weight):
         off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)

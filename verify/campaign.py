@@ -24,7 +24,7 @@ from verify.report import counterexample
 from verify.runner import Progress, Report, examine, verify
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
-LINES = 10  # of those that a candidate printed, at most, are shown
+LINES = 10  # shown at most of those that a candidate printed
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Job:
     op: str
     candidate: str
     arrays: str | None = None  # None: the campaign's
-    dtypes: tuple[str, ...] = ()  # the only ones that it takes, if it does not take all
+    dtypes: tuple[str, ...] = ()  # the ones that it takes; empty: all
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    shapes: int | None = None  # and this many different ones at most
-    share: float = 1.0  # of the campaign's seconds
+    shapes: int | None = None  # different shapes at most
+    share: float = 1.0  # share of the campaign's seconds
     timeout: float = 0.0  # for a call, where that is more than the campaign's
 
     def within(self, campaign: Campaign) -> Campaign:
@@ -147,7 +147,7 @@ def run_side_by_side(
         for count, task in enumerate(tasks, 1):
             yield from task.result()
             done(count)
-    except BaseException:  # nobody waits for what is under way: it ends, and the candidates with it
+    except BaseException:  # nobody waits for jobs under way: they end, and their candidates with them
         pool.shutdown(wait=False, cancel_futures=True)
         ours = set(active_children()) - others
         for process in ours:

@@ -202,7 +202,7 @@ class _Process:
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 
     def said_too_much(self) -> bool:
-        """Whether there is something to read though nothing was asked, such as the reply after a forged one."""
+        """Check for something to read though nothing was asked, such as the reply after a forged one."""
         assert self._popen.stdout is not None
         return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 
@@ -275,7 +275,7 @@ class _Impatient:
         """Do nothing: nothing is held back."""
 
     def _wait(self, pipe: int, *, to_write: bool) -> bool:
-        """Whether the pipe is ready: False where the process has ended, though a child of it may hold the pipe open."""
+        """Wait for the pipe: False where the process has ended, though a child of it may hold the pipe open."""
         pipes = ([], [pipe]) if to_write else ([pipe], [])
         while True:
             ended = self.process.poll() is not None

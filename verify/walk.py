@@ -55,7 +55,7 @@ class Model(Protocol):
 
     @property
     def exact(self) -> Params:
-        """The same weights, as the reference takes them."""
+        """These weights, as the reference takes them."""
         ...
 
     @property
