@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
-from verify.candidate import ENDING, NoVerdict, Worker
+from verify.candidate import ENDING, NoVerdict, Worker, check_seconds
 from verify.catalogue import contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
@@ -167,7 +167,8 @@ def _end_when_told() -> None:
 
 
 def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
-    """Raise ValueError for a dtype or a narrowed draw that means nothing, before anything runs."""
+    """Raise ValueError for a time, a dtype or a narrowed draw that means nothing, before anything runs."""
+    check_seconds(campaign.seconds)
     for name in campaign.dtypes:
         precision(name)
     for job in jobs:

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, errors
 from hypothesis import strategies as st
 
-from verify.candidate import Candidate, Failure, NoVerdict, check_seconds
+from verify.candidate import Candidate, Failure, NoVerdict
 from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
 from verify.domain import narrowed, shares
 from verify.judge import Finding, broken, judge, returned_precision
@@ -98,7 +98,7 @@ def verify(
     """
     start = monotonic()
     only = narrowed(contract, only or {})
-    search = _Search(contract, candidate, precision, check_seconds(seconds), shrink, progress)
+    search = _Search(contract, candidate, precision, seconds, shrink, progress)
     large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
     search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
