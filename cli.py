@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import click
 
+from commands.interrupt import answered_at_once
 from commands.output import fail
 
 
@@ -85,34 +86,33 @@ def llamaspec():
 
 def main() -> NoReturn:
     """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n."""
-    import signal
-
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:
         fail("standard output is closed", 1)
-    for end in (signal.SIGTERM, signal.SIGHUP):  # as exceptions, so that a half-written file is removed
-        signal.signal(end, lambda number, _: sys.exit(128 + number))
-    try:
-        llamaspec.main(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        sys.exit(2)
-    except click.UsageError as error:
-        hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
-        fail(f"{error.format_message()}{hint}", 2)
-    except click.ClickException as error:
-        fail(error.format_message(), 1)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it flushes
-        sys.exit(1)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        fail(_one_line(error), 1)
+    with answered_at_once() as interrupts:
+        try:
+            llamaspec.main(standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
+        except (KeyboardInterrupt, click.Abort):  # click has printed a newline
+            sys.exit(130)
+        except Exception as error:
+            if interrupts.status:  # an import that was cut short, for one, fails in its own way
+                click.echo(err=True)
+                sys.exit(interrupts.status)
+            if isinstance(error, click.UsageError):
+                hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+                fail(f"{error.format_message()}{hint}", 2)
+            if isinstance(error, click.ClickException):
+                fail(error.format_message(), 1)
+            if isinstance(error, BrokenPipeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
+                sys.exit(1)
+            if "--debug" in sys.argv:
+                raise
+            fail(_one_line(error), 1)
     sys.exit(0)
 
 

@@ -1,11 +1,12 @@
 """Several contracts, each with a candidate in a process of its own: what the command line asks for."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -96,12 +97,21 @@ def run_side_by_side(
         precision(name)
     # Fresh processes: what imported jax cannot be forked.
     with ProcessPoolExecutor(at_once, mp_context=get_context("spawn")) as pool:
+        # Ctrl-C is for this process: the others inherit that SIGINT is blocked, and are ended below.
+        others = active_children()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         tasks = [pool.submit(_run_all, job, campaign) for job in jobs]
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done = progress("ops")
         try:
             for count, task in enumerate(tasks, 1):
                 yield from task.result()
                 done(count)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            for process in active_children():
+                if process not in others:
+                    process.kill()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
