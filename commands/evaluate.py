@@ -63,11 +63,11 @@ def evaluate(
     from model.llama import load_backend
 
     with progress_bar() as progress:
-        running = load_backend(checkpoint, progress=progress, **options)
+        running = load_backend(checkpoint, own_process=True, progress=progress, **options)
         if base:
             quantize = options["quantize"]
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
-            beside = load_backend(base, progress=progress, **options | plain)
+            beside = load_backend(base, own_process=True, progress=progress, **options | plain)
             if by_tensor:
                 run = quantized(checkpoint, quantize) if quantize else checkpoint
                 evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,19 +51,18 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) ->
 
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     with progress_bar() as progress:
-        backend = load_backend(checkpoint, greedy=greedy, progress=progress, **running)
+        backend = load_backend(checkpoint, greedy=greedy, own_process=True, progress=progress, **running)
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
 
 
 def prepare_jax():
-    """Keep compiled programs between runs, so that the second start is fast."""
-    import jax
+    """Settle how JAX runs in this process, and keep compiled programs, so that the second start is fast."""
+    from model.running.process import keep_compiled, prepare_process
 
+    prepare_process(debug="--debug" in sys.argv)
     if folder := cache_folder():
-        jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        keep_compiled(folder / "compiled")
 
 
 def cache_folder() -> Path | None:

@@ -46,7 +46,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         from model.llama import load_backend
 
         with progress_bar() as progress:
-            backend = load_backend(checkpoint, progress=progress, **options)
+            backend = load_backend(checkpoint, own_process=True, progress=progress, **options)
         rows = backend.logits(sequence)
         with open(staged, "wb") as file:
             np.save(file, rows)

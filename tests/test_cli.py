@@ -167,8 +167,8 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 
 def test_doctor(run):
-    code, out, _ = run("doctor")
-    assert code == 0
+    code, out, err = run("doctor")
+    assert code == 0, err
     assert all(word in out for word in ("jaxlib", "devices", "norm_qkv", "caches"))
     assert json.loads(run("doctor", "--json")[1])["versions"]["numpy"] == np.__version__
 
