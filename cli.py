@@ -20,35 +20,27 @@ from commands.output import fail
 class Entry(NamedTuple):
     """A verb in the table."""
 
-    command: str  # the click command, as module:name
-    summary: str  # the first sentence of its help
+    section: str  # of the list of verbs
+    file: str  # the module in `commands` that has the click command, as a function of the verb's name or of `name`
+    summary: str  # the first line of its help
+    name: str = ""
 
 
+USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"
 VERBS = {
-    "bench": Entry("commands.bench:bench", "Measure this machine, and then how close a model comes to what it allows."),
-    "chat": Entry("commands.chat:chat", "Talk with a model."),
-    "convert": Entry(
-        "commands.convert:convert",
-        "Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c or llama.cpp (gguf).",
-    ),
-    "doctor": Entry("commands.doctor:doctor", "What is installed here, what would run, and what is missing."),
-    "eval": Entry("commands.evaluate:evaluate", "Perplexity and bits per byte of a text; what a scheme costs."),
-    "generate": Entry("commands.generate:generate", "Continue PROMPT; - reads it from standard input."),
-    "inspect": Entry(
-        "commands.inspect:inspect",
-        "What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token.",
-    ),
-    "logits": Entry("commands.logits:logits", "Write what the model predicts after each token."),
-    "profile": Entry("commands.profile:profile", "Where the time of a prompt and of a decoding step goes, by op."),
-    "story": Entry("commands.generate:story", "Tell a story, from the beginning or on from PROMPT."),
-    "tokens": Entry("commands.tokens:tokens", "The ids of TEXT, on one line."),
-    "train": Entry(
-        "commands.train:train", "Train a model from nothing, on stories that it writes itself or on a text."
-    ),
-    "verify": Entry(
-        "commands.verify:verify",
-        "Hold ops to the reference, each within a proven bound, on the inputs that break kernels.",
-    ),
+    "generate": Entry(USE, "generate", "Continue PROMPT with a model."),
+    "story": Entry(USE, "generate", "Tell a story, from its beginning or on from PROMPT."),
+    "chat": Entry(USE, "chat", "Talk with a model."),
+    "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
+    "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
+    "logits": Entry(LOOK, "logits", "Write what a model predicts after each token, as a NumPy file."),
+    "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
+    "convert": Entry(MAKE, "convert", "Write a checkpoint in another format, or quantized."),
+    "train": Entry(MAKE, "train", "Train a model from nothing, on a text or on made-up stories."),
+    "verify": Entry(TRUST, "verify", "Hold ops to the reference, each within a proven bound."),
+    "bench": Entry(TRUST, "bench", "Measure how close a model comes to what this machine allows."),
+    "profile": Entry(TRUST, "profile", "Show where the time of a prompt and of a step goes, op by op."),
+    "doctor": Entry(TRUST, "doctor", "Say what this machine is, what runs on it, and what is missing."),
 }
 
 
@@ -56,29 +48,41 @@ class Verbs(click.Group):
     """A group whose commands are imported when they are asked for; its own help reads the table alone."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the verbs in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb; None for a name that is none."""
         if cmd_name not in VERBS:
             return None
-        module, _, name = VERBS[cmd_name].command.partition(":")
-        return getattr(import_module(module), name)
+        entry = VERBS[cmd_name]
+        return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in VERBS.items()])
+        """Write the verbs by section."""
+        for section in dict.fromkeys(entry.section for entry in VERBS.values()):
+            with formatter.section(section):
+                verbs = [(name, entry.summary) for name, entry in VERBS.items() if entry.section == section]
+                formatter.write_dl([(f"{name:{max(map(len, VERBS))}}", summary) for name, summary in verbs])
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="VERB [ARGS]...",
+)
 @click.version_option(package_name="llamaspec", prog_name="llamaspec")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks.")
 def llamaspec():
     """An executable specification of Llama, and the fast implementation that is proven against it.
 
-    MODEL is a GGUF file, one of llama2.c (.bin) or a Hugging Face directory. The tokenizer is found
-    inside or beside it, or named with --tokenizer.
+    A model is a GGUF file, a file of llama2.c (.bin), a Hugging Face directory, or owner/name as
+    `hf download` left it in its cache. Without one, the small model that comes with this program
+    runs. The tokenizer is found inside or beside the model, or named with --tokenizer. `llamaspec VERB
+    --help` says more about a verb.
 
     \b
+    llamaspec story
     llamaspec generate "Once upon a time" --model stories260K.bin --tokenizer tok512.model
     llamaspec chat --model path/to/Llama-3.2-1B-Instruct
     """
@@ -92,7 +96,7 @@ def main() -> NoReturn:
         fail("standard output is closed", 1)
     with answered_at_once() as interrupts:
         try:
-            llamaspec.main(standalone_mode=False)
+            llamaspec.main(prog_name="llamaspec", standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(2)
