@@ -7,6 +7,7 @@ file imports what it needs when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from importlib import import_module
 from typing import NamedTuple, NoReturn
@@ -26,6 +27,7 @@ class Entry(NamedTuple):
     name: str = ""
 
 
+WIDEST = 100  # columns of help
 USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"
 VERBS = {
     "generate": Entry(USE, "generate", "Continue PROMPT with a model."),
@@ -68,7 +70,7 @@ class Verbs(click.Group):
 
 @click.group(
     cls=Verbs,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     subcommand_metavar="VERB [ARGS]...",
 )
 @click.version_option(package_name="llamaspec", prog_name="llamaspec")
@@ -96,7 +98,8 @@ def main() -> NoReturn:
         fail("standard output is closed", 1)
     with answered_at_once() as interrupts:
         try:
-            llamaspec.main(prog_name="llamaspec", standalone_mode=False)
+            width = min(shutil.get_terminal_size().columns, WIDEST) - 2  # click would not go below 50
+            llamaspec.main(prog_name="llamaspec", terminal_width=width, standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(2)

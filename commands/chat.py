@@ -31,23 +31,27 @@ if TYPE_CHECKING:
 
 COMMANDS = """\
 /help         show this
-/reset        forget the conversation, but not the system message
-/system TEXT  begin anew, and tell the model TEXT before the conversation
-/save FILE    write the conversation to FILE, as JSON
-/exit         leave; quit, exit and Ctrl-D do, too
+/reset        begin anew
+/system TEXT  begin anew, with TEXT as the
+              system message
+/save FILE    write what was said, as JSON
+/exit         leave, as quit and Ctrl-D do
 Ctrl-C        stop an answer"""
 STORIES = """\
-The built-in model tells stories and answers questions about them. It knows nothing else. Ask for:
-  Tell me a story about a fox and a red kite.         something is lost, and brought back
-  Tell me a story about a mouse who finds a ball.     something is found, and belongs to somebody
-  Tell me a story about a girl who bakes a cake.      something is missing in the kitchen
-  Tell me a story about a kitten caught in a storm.   two friends have to find the way home
-  Tell me a story about Anna and a carrot.            a seed does not grow
-  Tell me a story about someone who learns to jump.   a skill is learnt, and helps
+The built-in model tells stories and answers
+questions about them. It knows nothing else.
+  Tell me a story about a fox and a red kite.
+  Tell me a story about a mouse and a ball.
+  Tell me a story about a girl and a cake.
+  Tell me a story about a kitten and a storm.
+  Tell me a story about Anna and a carrot.
+  Tell me a story about a bear who learns to
+  swim.
   Tell me another story.
-and then:
-  Who was the story about?      Where did Anna live?      Who helped Anna?
-  What did Anna want?           How did Anna feel?        What did Anna lose?"""
+Once it has told one:
+  Who was the story about?
+  Where did Anna live? Who helped Anna?
+  What did Anna want? How did Anna feel?"""
 
 
 @click.command(cls=Verb)
