@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from model.candidates.made_for import made_for
 from model.ops.block import XLA
 from model.ops.gpu import PALLAS
-from model.running.jax_backend import choose_ops
+from model.running.device import default_device
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
@@ -39,7 +39,7 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 @contextmanager
 def runnable() -> Iterator[None]:
     """Make kernels callable within. Raises RuntimeError, at the end, where the interpreter finds a race."""
-    with nullcontext() if choose_ops("auto") is PALLAS else interpreter():
+    with nullcontext() if default_device().has_kernels else interpreter():
         yield
 
 
