@@ -123,8 +123,9 @@ def _heeded() -> Iterator[Callable[[], None]]:
         yield heed
         heed()
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        if not numbers:  # or whoever handled the signal has said what becomes of others
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_json: bool):
