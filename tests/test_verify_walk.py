@@ -27,7 +27,7 @@ OPS = Ops(*map(compiled, XLA))
 
 def steps(ops):
     checkpoint = random_checkpoint(CONFIG, weights(tensor_shapes(CONFIG), seed=0))
-    model = walkable(checkpoint, XLA, dtype=FLOAT32, rows=8)._replace(ops=ops)
+    model = replace(walkable(checkpoint, XLA, dtype=FLOAT32, rows=8), ops=ops)
     return list(walk(model, TOKENS, config=CONFIG, unit=0.0))
 
 
