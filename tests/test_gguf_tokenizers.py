@@ -111,6 +111,21 @@ def test_no_space_in_front_where_the_file_says_so(tmp_path):
     assert decode(tokenizer, tokenizer.encode("she")) == "she"
 
 
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_unknown_token_may_be_a_control_token(tmp_path, stated):
+    """llama.cpp's converter has written it so since 2024."""
+    _, keys = sentencepiece()
+    before = load_tokenizer(File(keys, {}).write(tmp_path / "before.gguf"))
+    types = list(keys["tokenizer.ggml.token_type"][1][1])
+    assert types[0] == 2
+    keys["tokenizer.ggml.token_type"] = (ARRAY, (I32, [3, *types[1:]]))
+    if stated:
+        keys["tokenizer.ggml.unknown_token_id"] = (U32, 0)
+    tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
+    assert (tokenizer.special, tokenizer.vocab) == (before.special, before.vocab)
+    assert tokenizer.encode("she saw 👋") == before.encode("she saw 👋")
+
+
 def model_with(tmp_path: Path, keys: Keys) -> Path:
     """A model whose vocabulary is as large as the tokenizer's."""
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])

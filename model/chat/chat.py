@@ -8,6 +8,8 @@ from model.generation import Generation
 from model.llama import Llama
 from model.options import SamplingOptions
 
+LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known is 128 spaces
+
 
 @dataclass(frozen=True)
 class _Turn:
@@ -80,9 +82,13 @@ class Chat:
         self._settle()
         messages = [*self._messages, {"role": "user", "content": text}]
         rendered = self._template.render([self._disguised(message) for message in messages])
+        most = self._llama.context * LONGEST_TOKEN
+        if len(rendered) > most:
+            limit = f"more than {most:,}, which the context of {self._llama.context} tokens cannot hold"
+            raise ValueError(f"{self._template.name}: makes {len(rendered):,} characters of this conversation, {limit}")
         if self._text and rendered.startswith(self._text):
             rest = rendered[len(self._text) :]
-            ids = [*self._ids, *self._special.encode(rest, start=self._special.tail(self._text) == "")]
+            ids = [*self._ids, *self._special.encode(rest, after=self._text)]
         else:
             ids = self._special.encode(rendered)
         if not ids:
@@ -125,11 +131,11 @@ class Chat:
         became another character: from there on it is encoded again.
         """
         answer, read, kept, whole = turn.generation.completion.encode(), 0, 0, 0
-        space_in_front = self._llama.tokenizer.dummy_prefix and turn.generation.prompt == ""
+        begins_text = turn.generation.prompt == ""
         for count, token in enumerate(turn.generation.ids, start=1):
             spelling = self._llama.tokenizer.bytes_of(token)
-            if spelling and space_in_front:
-                spelling, space_in_front = spelling.removeprefix(b" "), False
+            if spelling and begins_text:
+                spelling, begins_text = self._llama.tokenizer.first_bytes_of(token), False
             if token in self._stops or not answer.startswith(spelling, read):
                 break
             read += len(spelling)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
@@ -22,8 +22,9 @@ from typing import Any
 from model.checkpoints.checkpoint import os_errors, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF
-from model.checkpoints.strict_json import read_object, short
+from model.checkpoints.strict_json import short
 from model.tokenizers.tokenizer import Tokenizer, check_text
+from model.tokenizers.tokenizer_config import read_config
 
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>")
 
@@ -34,20 +35,33 @@ LONGEST_ANSWER = 50_000_000  # bytes: the worker allows 4 million characters, of
 LONGEST_ERROR = 300  # characters
 
 BUILT_IN = Path(__file__).with_name("templates")
+# The control tokens that suggest a built-in template, the most telling first.
+SUGGESTED_BY = {
+    "llama3": {"<|start_header_id|>"},
+    "chatml": {"<|im_start|>", "<|im_end|>"},
+    "mistral": {"[INST]", "[/INST]"},
+    "llama2": {"<s>", "</s>"},
+}
+BUILT_IN_NAMES = (*SUGGESTED_BY, "vicuna")
 WORKER = Path(__file__).with_name("template_worker.py")
 # Isolated, Python does not look where PYTHONPATH says or in the user's site-packages: there Jinja may be.
 START = "import runpy, sys; sys.path += sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+# White space as the tokenizers library has it, which leaves out U+001C to U+001F.
+WHITE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+WHITE_AT_START, WHITE_AT_END = re.compile(rf"\A{WHITE}+"), re.compile(rf"{WHITE}+\Z")
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template in the Jinja language, as transformers renders it."""
+    """A template in the Jinja language, rendered as transformers does."""
 
     name: str  # for messages: the file that it is from
     source: str = field(repr=False)
     tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token and eos_token, where the model has them
+    note: str | None = None  # a line for the person who chats, where the model came without a template
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The conversation as text, ready for the assistant's answer.
@@ -73,20 +87,25 @@ class ChatTemplate:
         return said["text"]
 
 
-def find_template(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate:
-    """The template of the first of `places` that has one, else the one built in for a tokenizer like this.
+def find_template(tokenizer: Tokenizer, *places: str | Path, template: str | Path | None = None) -> ChatTemplate:
+    """The chat template for a tokenizer: the one that `template` names, else the first one in `places`.
 
-    Raises CheckpointError if there is none, or none that can be used.
+    `template` is one of `BUILT_IN_NAMES`, or a file. Without it, and where no place has a template, the control tokens
+    of the tokenizer decide which built-in one is taken, and its `note` says so. Raises CheckpointError if there is
+    none, or if it cannot be used.
     """
+    if template is not None:
+        return _named(template, tokenizer, places)
     if found := template_of(tokenizer, *places):
         return found
-    if "<|start_header_id|>" in tokenizer.special:
-        return _built_in("llama3.jinja", tokenizer)
-    if {"<s>", "</s>"} <= tokenizer.special.keys():
-        return _built_in("llama2.jinja", tokenizer)
     where = places[0] if places else "the model"
-    what = "no chat_template.jinja, none in tokenizer_config.json, and a tokenizer that is not Llama's"
-    raise refused(where, f"has no chat template: {what}")
+    choices = f"{', '.join(BUILT_IN_NAMES)}, or a file"
+    for name, tokens in SUGGESTED_BY.items():
+        if tokens <= tokenizer.special.keys():
+            note = refused(where, f"no chat template comes with it. Its control tokens suggest {name}'s, which is used")
+            return replace(_built_in(name, tokenizer), note=f"{note}; --template chooses another: {choices}")
+    what = "no chat_template.jinja, none in tokenizer_config.json, and no control tokens that suggest one"
+    raise refused(where, f"has no chat template: {what}; --template chooses one: {choices}")
 
 
 def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | None:
@@ -131,18 +150,36 @@ class SpecialTokens:
         look for that."""
         return self._begin.sub(lambda match: match[0].translate(self._disguise), text)
 
-    def encode(self, text: str, *, start: bool = True) -> list[int]:
-        """The ids of what a template made of disguised texts; `start=False` when it continues other text.
-
-        What follows a special token starts anew, as in Meta's code, which encodes turn by turn.
-        """
+    def encode(self, text: str, *, after: str = "") -> list[int]:
+        """The ids of what a template made of disguised texts, where it continues the text `after`, made likewise."""
+        parts = self._split.split(text)
+        before = self._split.split(after)
+        # A special token at the end of `after` stands just before the empty last part of the split.
+        previous = before[-2] if len(before) > 1 and not before[-1] else None
+        within = bool(before[-1])
         ids = []
-        for i, part in enumerate(self._split.split(text)):
+        for i, part in enumerate(parts):
             if i % 2:
                 ids.append(self._tokenizer.special[part])
-            elif part:
-                ids += self._tokenizer.encode(part.translate(self._reveal), start=start or i > 0)
+                previous, within = part, False
+                continue
+            following = parts[i + 1] if i + 1 < len(parts) else None
+            if self._absorbs(previous)[1]:
+                part = WHITE_AT_START.sub("", part)
+            if self._absorbs(following)[0]:
+                part = WHITE_AT_END.sub("", part)
+            if not part:
+                continue
+            plain = part.translate(self._reveal)
+            if previous is not None:
+                ids += self._tokenizer.encode_after_special(plain)
+            else:
+                ids += self._tokenizer.encode(plain, start=not within)
         return ids
+
+    def _absorbs(self, name: str | None) -> tuple[bool, bool]:
+        """Whether a special token takes in white space before it, and after it."""
+        return (False, False) if name is None else self._tokenizer.absorbs.get(name, (False, False))
 
     def tail(self, text: str) -> str:
         """What follows the last special token."""
@@ -163,7 +200,7 @@ def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     with os_errors(folder):
-        config = read_object(config_path) if config_path.exists() else {}
+        config = read_config(folder)
         source = _read(path) if path.exists() else None
     if source is None:
         path, source = config_path, _default(config.get("chat_template"), config_path)
@@ -178,8 +215,24 @@ def _checked(path: Path, source: str, tokens: Mapping[str, str], tokenizer: Toke
     return ChatTemplate(str(path), source, _named_tokens(tokenizer) | dict(tokens))
 
 
+def _named(template: str | Path, tokenizer: Tokenizer, places: Sequence[str | Path]) -> ChatTemplate:
+    """The built-in template of this name, or the one in this file."""
+    if str(template) in BUILT_IN_NAMES:
+        return _built_in(str(template), tokenizer)
+    if not os.path.exists(template):
+        raise refused(template, f"no such file, and no built-in chat template: {', '.join(BUILT_IN_NAMES)}")
+    path, tokens = Path(template), _named_tokens(tokenizer)
+    for place in map(Path, places):
+        folder = place if place.is_dir() else place.parent
+        if config := read_config(folder):
+            tokens |= _stated_tokens(config, folder / "tokenizer_config.json")
+            break
+    return ChatTemplate(str(path), _read(path), tokens)
+
+
 def _built_in(name: str, tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate(f"built-in {name}", (BUILT_IN / name).read_text("utf-8"), _named_tokens(tokenizer))
+    source = (BUILT_IN / f"{name}.jinja").read_text("utf-8")
+    return ChatTemplate(f"built-in {name}.jinja", source, _named_tokens(tokenizer))
 
 
 def _read(path: Path) -> str:
@@ -195,7 +248,8 @@ def _read(path: Path) -> str:
 def _default(stated: object, path: Path) -> str | None:
     """The template of a tokenizer_config.json, which may have several by name."""
     if isinstance(stated, list):
-        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        entries = [entry for entry in stated if isinstance(entry, dict)]
+        named = {entry["name"]: entry.get("template") for entry in entries if isinstance(entry.get("name"), str)}
         if "default" not in named:
             raise refused(path, "none of its chat templates is the default")
         stated = named["default"]

@@ -1,4 +1,4 @@
-"""Opens a checkpoint of any format that is read, told by its content rather than by its name."""
+"""Opens a checkpoint of any format that this package reads, recognized by its content rather than by its name."""
 
 import os
 import stat
@@ -8,15 +8,18 @@ from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
 from model.checkpoints.huggingface.read import open_huggingface
 from model.checkpoints.llama2c.read import open_llama2c
 from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import GGUF, weights_file
+from model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of, weights_file
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that come with the package, by name
 
 
 def place_of(model: str | Path) -> Path:
-    """Where a model is: the path itself, if there is anything there or it is no name of `BUILT_IN`."""
+    """The path of a model: `model` itself if anything is there, else the model of this name in `BUILT_IN`, if any.
+
+    A model's folder of Hugging Face's cache stands for its snapshot.
+    """
     path = Path(model)
-    return path if os.path.exists(path) else BUILT_IN.get(str(path), path)
+    return snapshot_of(path) if os.path.exists(path) else BUILT_IN.get(str(path), path)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -34,6 +37,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     except UnicodeError as error:  # half a character
         raise refused(path, "is not a name that a file can have") from error
     if is_directory:
+        with os_errors(path):
+            if not (path / "config.json").exists():
+                raise folder_without_config(path)
         return open_huggingface(path)
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:

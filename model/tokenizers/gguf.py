@@ -14,6 +14,7 @@ import numpy as np
 from model.checkpoints.gguf.config import BOS
 from model.checkpoints.gguf.file import Metadata, read_header, short
 from model.checkpoints.mapped import MappedFile
+from model.tokenizers.limits import check_count
 from model.tokenizers.tokenizer import Tokenizer
 from reference.byte_bpe import GPT2, LLAMA3, QWEN2
 
@@ -40,6 +41,7 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
     if kind not in ("llama", "gpt2"):
         raise metadata.refused(f"{TYPE} {short(kind)} is not supported (only llama and gpt2)")
     tokens = metadata.strings("tokenizer.ggml.tokens")
+    check_count(len(tokens), metadata.path)
     if len(set(tokens)) < len(tokens):
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
@@ -82,6 +84,17 @@ def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool) -> int | N
     return id
 
 
+def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
+    """The types, one of them that of the unknown token, which llama.cpp's converter writes as a control token."""
+    if UNKNOWN in types:
+        return types
+    key = "tokenizer.ggml.unknown_token_id"
+    id = metadata.integer(key) if key in metadata else 0  # as in llama.cpp
+    if not 0 <= id < len(tokens) or types[id] != CONTROL or (key not in metadata and tokens[id] != "<unk>"):
+        raise metadata.refused("no token stands for what is unknown")
+    return [*types[:id], UNKNOWN, *types[id + 1 :]]
+
+
 def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -90,8 +103,7 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens) or scores.dtype.kind != "f" or not np.all(np.isfinite(scores)):
         raise metadata.refused(f"tokenizer.ggml.scores is not a list of {len(tokens)} finite numbers")
-    if UNKNOWN not in types:
-        raise metadata.refused("no token stands for what is unknown")
+    types = _with_unknown(metadata, tokens, types)
     proto = ModelProto()
     for text, score, kind in zip(tokens, scores.tolist(), types, strict=True):
         proto.pieces.add(piece=text, score=score, type=kind)

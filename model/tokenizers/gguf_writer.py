@@ -10,7 +10,8 @@ from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.gguf.config import BOS, STOPS
 from model.checkpoints.gguf.file import Value
 from model.tokenizers.gguf import BYTE, CONTROL, NORMAL, PATTERNS, TYPE, UNKNOWN, UNUSED, USER_DEFINED
-from model.tokenizers.huggingface import HuggingFaceTokenizer, byte_characters, is_byte
+from model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
+from model.tokenizers.huggingface_decoder import byte_characters
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from model.tokenizers.tiktoken_ranks import TiktokenTokenizer
 from model.tokenizers.tokenizer import Tokenizer

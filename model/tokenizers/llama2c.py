@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from model.checkpoints.checkpoint import refused
+from model.tokenizers.limits import check_count
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer, from_proto
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece.Type in sentencepiece_model.proto
@@ -71,7 +72,7 @@ def _parse(data: bytes, path: str) -> list[Piece]:
     pieces: list[Piece] = []
     at = 4
     while at < len(data):
-        i = len(pieces)
+        check_count(i := len(pieces), path)
         if len(data) - at < 8:
             raise refused(path, f"the file ends within piece {i}")
         score, length = struct.unpack_from("<fI", data, at)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import tiktoken
 
 from model.checkpoints.checkpoint import refused
+from model.tokenizers.limits import check_count
 from model.tokenizers.tokenizer import check_text
 from reference.byte_bpe import LLAMA3
 
@@ -43,6 +44,7 @@ class TiktokenTokenizer:
     bos: int | None
     special: Mapping[str, int]
     dummy_prefix: bool
+    absorbs: Mapping[str, tuple[bool, bool]]
     _tokens: Sequence[bytes] = field(repr=False)  # by id, without the control tokens
     _names: Sequence[str] = field(repr=False)  # of the control tokens, which follow
     _encoding: tiktoken.Encoding = field(repr=False)
@@ -51,8 +53,14 @@ class TiktokenTokenizer:
         check_text(text)
         return [token for part in cut(text) for token in self._encoding.encode_ordinary(part)]
 
+    def encode_after_special(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def bytes_of(self, token: int) -> bytes:
         return self._tokens[token] if 0 <= token < len(self._tokens) else b""
+
+    def first_bytes_of(self, token: int) -> bytes:
+        return self.bytes_of(token)
 
     def piece(self, token: int) -> str:
         if 0 <= token - len(self._tokens) < len(self._names):
@@ -89,6 +97,7 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
         bos=special["<|begin_of_text|>"],
         special=special,
         dummy_prefix=False,
+        absorbs={},
         _tokens=tokens,
         _names=SPECIAL,
         _encoding=encoding,
@@ -97,6 +106,7 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
 
 def _parse(data: bytes, path: str) -> list[bytes]:
     """The tokens in the order of their ranks."""
+    check_count(data.count(b"\n"), path)
     tokens: list[bytes] = []
     seen: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines()):

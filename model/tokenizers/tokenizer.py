@@ -28,7 +28,12 @@ class Tokenizer(Protocol):
 
     @property
     def dummy_prefix(self) -> bool:
-        """A text is encoded with a space in front, so that its first word is like any other."""
+        """Whether a text is encoded with a space in front, so that its first word is like any other."""
+        ...
+
+    @property
+    def absorbs(self) -> Mapping[str, tuple[bool, bool]]:
+        """Control tokens that take in the white space before them, after them, or both."""
         ...
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
@@ -39,9 +44,23 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_after_special(self, text: str) -> list[int]:
+        """The ids of plain text that follows a control token within a conversation, as `encode` otherwise.
+
+        Tokenizers differ in whether this text gets a space in front.
+        """
+        ...
+
     def bytes_of(self, token: int) -> bytes:
-        """What `token` adds to the text. A control token adds nothing; nor does an id that the vocabulary lacks,
-        since models may have more rows than their tokenizer has ids."""
+        """The bytes that `token` adds to a text.
+
+        A control token adds nothing. An id that the vocabulary lacks adds nothing either, since models may have more
+        rows than their tokenizer has ids.
+        """
+        ...
+
+    def first_bytes_of(self, token: int) -> bytes:
+        """The bytes that `token` adds where it begins a text: `bytes_of` without the space that `encode` adds."""
         ...
 
     def piece(self, token: int) -> str:
@@ -64,15 +83,15 @@ class Decoder:
 
     def __init__(self, tokenizer: Tokenizer, *, start: bool = True):
         self._tokenizer = tokenizer
-        self._space_in_front = start and tokenizer.dummy_prefix
+        self._starts = start
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
         """The text that `token` completes; "" while a character still lacks bytes."""
         spelling = self._tokenizer.bytes_of(token)
-        if spelling and self._space_in_front:
-            spelling = spelling.removeprefix(b" ")
-            self._space_in_front = False
+        if spelling and self._starts:
+            spelling = self._tokenizer.first_bytes_of(token)
+            self._starts = False
         return self._utf8.decode(spelling)
 
     def finish(self) -> str:

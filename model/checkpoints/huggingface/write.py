@@ -16,6 +16,7 @@ from model.checkpoints.codes import is_matrix
 from model.checkpoints.huggingface.bitsandbytes import BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
+from model.checkpoints.recognize import leads_out
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
 from reference.quantizers.affine import Affine
@@ -36,15 +37,16 @@ def write_huggingface(
     files: Mapping[str, bytes] | None = None,
     int8_activations: bool = False,
     progress: Callable[[str, int], None] | None = None,
-) -> None:
+) -> list[str]:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
     Quantized matrices are written as compressed-tensors has them, NF4 as bitsandbytes does, their scales in float32
     unless they are exponents; those of a GGUF file in float32 where there is no layout for all of them.
     `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
-    Tokenizer files and chat template that lie in or beside the source, under their usual names, come along; `files` in
-    their place.
-    `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
+    The tokenizer files and chat template in or beside the source, under their usual names, are copied, unless `files`
+    gives others by name. A link that leads out of the source's folder is not followed: it could publish any file of
+    this machine. `progress` is called with each tensor's name and bytes. Returns a line for each file that was left
+    out. Raises `CheckpointError`, and leaves nothing behind, where the
     directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
     or neither can hold its codes.
     """
@@ -62,12 +64,13 @@ def write_huggingface(
     place, end = {}, len(header)  # where the next bytes of each tensor go
     for part, (kind, shape) in stored.items():
         place[part], end = end, end + math.prod(shape) * kind.itemsize
+    companions, notes = ([], []) if files else _companions(Path(checkpoint.path))
     with new_directory(directory) as staged:
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
         for name, data in (files or {}).items():
             (staged / name).write_bytes(data)
-        for companion in [] if files else _companions(Path(checkpoint.path)):
+        for companion in companions:
             shutil.copyfile(companion, staged / companion.name)
         with open(staged / "model.safetensors", "wb") as file:
             file.write(header)
@@ -78,6 +81,7 @@ def write_huggingface(
                     checkpoint.release()
                 if progress:
                     progress(name, tensor.bytes)
+    return notes
 
 
 def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
@@ -178,6 +182,13 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         yield f"{module}.{stored}", array
 
 
-def _companions(source: Path) -> list[Path]:
+def _companions(source: Path) -> tuple[list[Path], list[str]]:
+    """The files to copy, and a line for each that is left out."""
     folder = source if source.is_dir() else source.parent
-    return [folder / name for name in COMPANIONS if (folder / name).is_file()]
+    copied, notes = [], []
+    for path in (folder / name for name in COMPANIONS if (folder / name).is_file()):
+        if outside := leads_out(path):
+            notes.append(f"{path} is not copied: it is a link to {outside}, outside the model's folder")
+        else:
+            copied.append(path)
+    return copied, notes
