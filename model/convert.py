@@ -1,4 +1,4 @@
-"""A checkpoint in another format, with its tokenizer and chat template where the format has room for them."""
+"""Converts a checkpoint to another format, with its tokenizer and chat template where the format has room for them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "ggu
 def check_request(
     to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None, calibration: str | Path | None
 ) -> None:
-    """Raise ValueError for what the format `to` does not have.
+    """Raise ValueError for options that the format `to` does not have.
 
     >>> check_request("llama2c", quantize="q4", dtype=None, tokenizer=None, calibration=None)
     Traceback (most recent call last):
@@ -61,12 +61,13 @@ def convert(
 ) -> list[str]:
     """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
 
-    Matrices are quantized by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
-    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template; what is inside one
-    becomes files of a directory. The schemes that are `CALIBRATED` quantize for a text, in the file `calibration`, and
-    tell `calibrating` of each layer and what share of it is done. Returns what a person should know, a line each.
-    Raises ValueError for a request that `check_request` refuses, CheckpointError for files, or a model that the format
-    cannot hold.
+    `quantize` names a scheme for the matrices, and `dtype` their type in a GGUF file; without either, every weight
+    stays as it is stored. A GGUF file gets the tokenizer at the path `tokenizer`, for None the model's own, and its
+    chat template. From a GGUF file these become files of the directory. The schemes in `CALIBRATED` quantize for the
+    text in the file `calibration`, and call `calibrating` with each layer's name and the share that is done.
+
+    Returns lines for the person who converts. Raises ValueError for a request that `check_request` refuses, and
+    CheckpointError for a bad file, or a model that the format cannot hold.
     """
     check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
     if to == "gguf":
@@ -117,7 +118,10 @@ def _calibrated(
     tokenizer: str | Path | None,
     progress: Callable[[str, float], object],
 ) -> Checkpoint:
-    from model.quantize.calibration import calibrated, read_windows  # JAX, which other conversions do without
+    from model.quantize.calibration import (
+        calibrated,
+        read_windows,
+    )  # This imports JAX, which other conversions do without.
 
     windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
     return calibrated(checkpoint, windows, method=method, progress=progress)

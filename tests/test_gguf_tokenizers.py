@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def both(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
-    """The same tokenizer in a GGUF file, and in a file of its own."""
+    """One tokenizer, in a GGUF file and in a file of its own."""
     folder = tmp_path_factory.mktemp("tokenizer")
     name, make = KINDS[request.param]
     raw, keys = make()
@@ -223,7 +223,7 @@ def test_a_byte_level_tokenizer_that_cannot_be_used(tmp_path, changes, what):
 
 @pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["abc"]), ("gpt-2", ["a", "b", "c"])])
 def test_only_llama_3_takes_a_word_that_is_a_token_whole(tmp_path, pre, pieces):
-    """As llama.cpp has it, though no merges make it."""
+    """llama.cpp does so even if no merges make the word."""
     _, keys = byte_level(LLAMA3, pre)
     keys["tokenizer.ggml.tokens"] = (ARRAY, (STRING, [*sorted(pre_tokenizers.ByteLevel.alphabet()), "abc"]))
     keys["tokenizer.ggml.token_type"] = (ARRAY, (I32, [1] * 257))

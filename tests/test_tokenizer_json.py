@@ -72,7 +72,7 @@ def trained() -> dict[str, Any]:
 
 
 def sequence(parts: list[dict[str, Any]] | None, key: str) -> dict[str, Any] | None:
-    return parts and {"type": "Sequence", key: parts}
+    return {"type": "Sequence", key: parts} if parts else None
 
 
 def file_of(

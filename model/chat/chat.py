@@ -1,4 +1,4 @@
-"""A conversation with a model, turn by turn: only what is new is computed."""
+"""A conversation with a model, turn by turn, which computes new tokens alone."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known 
 
 @dataclass(frozen=True)
 class _Turn:
-    """A question as it was put to the model, and the answer as far as it has come."""
+    """A question to the model, and its answer so far."""
 
     question: str
-    text: str  # the conversation up to the answer, as the template has it, disguised
-    ids: list[int]  # and its ids
+    text: str  # the conversation up to the answer, as the template renders it, disguised
+    ids: list[int]  # the ids of `text`
     generation: Generation = field(repr=False)
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        if not self.generation.ids:  # not begun, or interrupted before its first token: nothing was said
+        if not self.generation.ids:  # The answer was not begun, or interrupted before its first token.
             return []
         answer = self.generation.completion
         return [{"role": "user", "content": self.question}, {"role": "assistant", "content": answer}]
@@ -31,8 +31,8 @@ class _Turn:
 class Chat:
     """A conversation; `reply` is a turn.
 
-    Its tokens are kept as the model read and wrote them, so a turn computes the new ones alone. A template that
-    rewrites what was said before (by dropping thoughts, say) has the rest computed from where it differs.
+    The conversation keeps its tokens as the model read and wrote them, so a turn computes the new ones alone. Where a
+    template rewrites earlier turns (by dropping thoughts, for example), all tokens from there on are computed again.
 
         chat = Chat(llama, find_template(llama.tokenizer, path), system="Be brief.")
         for token in chat.reply("Why is the sky blue?"):
@@ -51,16 +51,16 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What was said so far, as `{"role": ..., "content": ...}`, an unfinished answer included.
+        """The messages so far, as `{"role": ..., "content": ...}`, with an unfinished answer.
 
-        An answer is what the model wrote, white space in front included: the template expects that.
+        An answer keeps the white space that the model wrote in front, as templates expect.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
     def reset(self) -> None:
         """Forget everything but the system message."""
         self._messages = list(self._system)
-        self._text, self._ids = "", []  # the conversation as the template had it, disguised, and its ids
+        self._text, self._ids = "", []  # the conversation as the template rendered it, disguised, and its ids
         self._turn: _Turn | None = None
 
     def reply(
@@ -75,9 +75,9 @@ class Chat:
     ) -> Generation:
         """Put a question. Iterate over the result for the answer, as over that of `Llama.generate`.
 
-        The answer, as far as it is iterated over, and its question are part of the conversation from its first
-        token on; the next `reply` or `reset` ends it. Raises ValueError, and the conversation stays as it was, where
-        the template refuses it or it no longer fits the context.
+        The question and the answer, as far as it was iterated over, are part of the conversation from the answer's
+        first token on. The next `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as
+        it was, where the template refuses it or it no longer fits the context.
         """
         self._settle()
         messages = [*self._messages, {"role": "user", "content": text}]
@@ -115,7 +115,7 @@ class Chat:
         return generation
 
     def _settle(self) -> None:
-        """Make the latest turn a part of what was said."""
+        """Make the latest turn a part of the conversation."""
         turn, self._turn = self._turn, None
         if turn is None or not turn.messages:
             return
@@ -125,10 +125,10 @@ class Chat:
         self._ids = [*turn.ids, *kept]
 
     def _kept(self, turn: _Turn) -> tuple[list[int], int]:
-        """The ids whose text the answer begins with, and how many characters that is.
+        """The ids whose text begins the answer, and the number of its characters.
 
-        All but the stopping one, as a rule. But a stop text may have cut the last short, and bytes that are not UTF-8
-        became another character: from there on it is encoded again.
+        These are all ids but the stopping one, as a rule. A stop text may have cut the last one short, and bytes that
+        are not UTF-8 became another character: the answer is encoded again from there on.
         """
         answer, read, kept, whole = turn.generation.completion.encode(), 0, 0, 0
         begins_text = turn.generation.prompt == ""
@@ -139,7 +139,7 @@ class Chat:
             if token in self._stops or not answer.startswith(spelling, read):
                 break
             read += len(spelling)
-            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # not within a character
+            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # The place is not within a character.
                 kept, whole = count, read
         return turn.generation.ids[:kept], len(answer[:whole].decode())
 

@@ -10,7 +10,7 @@ from model.checkpoints.llama2c.read import open_llama2c
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of, weights_file
 
-BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that come with the package, by name
+BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 
 
 def place_of(model: str | Path) -> Path:
@@ -23,10 +23,10 @@ def place_of(model: str | Path) -> Path:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, llama2.c's, Hugging Face's directory, or a .safetensors file with its config.json beside it.
+    """Open a GGUF file, a llama2.c file, Hugging Face's directory, or a .safetensors file beside its config.json.
 
-    A name of `BUILT_IN` stands for that model, unless something of this name exists. Everything but the weights is
-    read and checked; the weights' bytes are not read. Raises `CheckpointError`.
+    A name of `BUILT_IN` stands for that model, unless a file of this name exists. This reads and checks everything but
+    the weights' bytes. Raises `CheckpointError`.
     """
     path = place_of(path)
     if "\0" in str(path):
@@ -34,7 +34,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         with os_errors(path):
             is_directory = stat.S_ISDIR(path.stat().st_mode)
-    except UnicodeError as error:  # half a character
+    except UnicodeError as error:  # The name has half a surrogate pair.
         raise refused(path, "is not a name that a file can have") from error
     if is_directory:
         with os_errors(path):

@@ -8,8 +8,9 @@ from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strict_json import read_object
 
 GGUF = b"GGUF"
-# Four bytes at least, or three that no header's length and no model's width can be: numbers begin our own formats.
-STRANGERS = {
+# The formats that we read begin with numbers, so each magic here is a number that no header's length and no model's
+# width can be.
+OTHER_FORMATS = {
     GGUF: "is a GGUF file, where safetensors is due: name the file itself",
     b"PK\x03\x04": "is a zip archive, as PyTorch's .pth and .bin files are: convert it to safetensors",
     b"\x80\x02\x8a": "is a Python pickle, which is never read: convert it to safetensors",
@@ -27,14 +28,14 @@ def weights_file(path: str | Path) -> MappedFile:
     """Map a file of weights. Raises `CheckpointError` for a file that is recognized as something else."""
     file = MappedFile(path)
     start = file.bytes(0, 64).removeprefix(b"\xef\xbb\xbf")
-    for magic, what in STRANGERS.items():
+    for magic, what in OTHER_FORMATS.items():
         if start.startswith(magic):
             raise refused(path, what)
     if set(start[:4]) <= PRINTABLE:
         for first, what in TEXTS.items():
             if start.lstrip().startswith(first):
                 raise refused(path, what)
-    if len(start) > 8 and set(start) <= PRINTABLE:  # the magic number of llama2.c is text, too
+    if len(start) > 8 and set(start) <= PRINTABLE:  # The magic number of llama2.c is text, too.
         raise refused(path, "is text, not weights")
     return file
 
@@ -83,7 +84,7 @@ def folder_without_config(folder: Path) -> CheckpointError:
 
 
 def leads_out(path: Path) -> Path | None:
-    """Where a link leads, if that is outside the folder that it lies in; None for anything else.
+    """The target of a link that leads out of its folder; None for anything else.
 
     In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` beside `snapshots`, which belong to the
     model.

@@ -202,7 +202,7 @@ def _state(component: Any) -> Part | None:
 
 
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
-    """The same vocabulary, which is shared and not copied, with another normalizer and pre-tokenizer."""
+    """A tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary instead of copying it."""
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": empty}
     with library_errors(path, "not a usable tokenizer.json"):

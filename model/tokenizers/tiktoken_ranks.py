@@ -1,7 +1,7 @@
 """Llama 3's `tokenizer.model`: byte strings and their ranks. The algorithm is defined in `reference.byte_bpe`.
 
 Each line is a token in base64, a space and its rank, which is its id. The control tokens are not in the file: they
-follow, in the order of Meta's code (https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
+follow in the order of Meta's code (https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
 """
 
 import base64
@@ -26,14 +26,14 @@ SPECIAL = (
     "<|step_id|>",
     "<|start_header_id|>",
     "<|end_header_id|>",
-    "<|eom_id|>",  # end of a message that expects a tool's answer
-    "<|eot_id|>",  # end of a turn
+    "<|eom_id|>",  # the end of a message that expects a tool's answer
+    "<|eot_id|>",  # the end of a turn
     "<|python_tag|>",
     "<|image|>",
     *(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
 )  # 256 in all
 
-LONGEST_RUN = 25_000  # of white space, in characters; tiktoken's stack overflows somewhere below 1,000,000
+LONGEST_RUN = 25_000  # characters of white space; tiktoken's stack overflows somewhere below 1,000,000
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TiktokenTokenizer:
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
     _tokens: Sequence[bytes] = field(repr=False)  # by id, without the control tokens
-    _names: Sequence[str] = field(repr=False)  # of the control tokens, which follow
+    _names: Sequence[str] = field(repr=False)  # the control tokens, which follow
     _encoding: tiktoken.Encoding = field(repr=False)
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
@@ -69,7 +69,7 @@ class TiktokenTokenizer:
 
 
 def cut(text: str) -> Iterator[str]:
-    """`text` in parts, cut (as Meta does) where white space goes on for longer than tiktoken can bear.
+    """Cut `text` into parts where white space is longer than tiktoken can bear, as Meta does.
 
     >>> [len(part) for part in cut("a" + " " * 60_000 + "b")]
     [25001, 25000, 10001]
@@ -83,7 +83,7 @@ def cut(text: str) -> Iterator[str]:
 
 
 def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
-    """A tokenizer from the bytes of a file of ranks; `path` is for messages."""
+    """Read a tokenizer from the bytes of a file of ranks; `path` is for messages. Raises `CheckpointError`."""
     tokens = _parse(data, path)
     special = {name: len(tokens) + i for i, name in enumerate(SPECIAL)}
     encoding = tiktoken.Encoding(

@@ -1,29 +1,29 @@
-"""What every tokenizer does, whatever file it came from, and how ids become text again."""
+"""The interface of all tokenizers, whatever file they come from, and the way from ids back to text."""
 
 import codecs
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
-UNKNOWN = " ⁇ "  # what is printed for characters that a vocabulary without bytes could not spell, as SentencePiece does
+UNKNOWN = " ⁇ "  # SentencePiece prints this for a character that a vocabulary without bytes cannot spell.
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids, and an id to the bytes it stands for."""
+    """Turns text into ids, and an id into the bytes it stands for."""
 
     @property
     def vocab(self) -> int:
-        """Ids are 0 to vocab - 1."""
+        """The number of ids, which are 0 to vocab - 1."""
         ...
 
     @property
     def bos(self) -> int | None:
-        """The id that begins a text, where the model's convention has one."""
+        """The id that begins texts, or None where the model's convention has none."""
         ...
 
     @property
     def special(self) -> Mapping[str, int]:
-        """Control tokens by their names, such as "<s>" or "<|eot_id|>". No text spells them."""
+        """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". No text spells them."""
         ...
 
     @property
@@ -37,10 +37,10 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
-        """The ids of plain text: names of control tokens in it are just characters, and BOS is not added.
+        """The ids of plain text, without BOS. Names of control tokens in it are just characters.
 
-        `start=False` when it continues other text, and so gets no space in front.
-        Raises ValueError where `text` is not valid Unicode.
+        `start=False` says that it continues other text, and so gets no space in front. Raises ValueError where `text`
+        is not valid Unicode, or where the tokenizer's library fails over it.
         """
         ...
 
@@ -64,21 +64,21 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token: int) -> str:
-        """`token` as the vocabulary spells it."""
+        """The spelling of `token` in the vocabulary."""
         ...
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[int]:
-    """The ids of a whole text, BOS first where the model's convention has it."""
+    """The ids of a whole text, with BOS first where the model's convention has it."""
     begin = [tokenizer.bos] if bos and tokenizer.bos is not None else []
     return [*begin, *tokenizer.encode(text)]
 
 
 class Decoder:
-    """Ids in, one at a time; text out, as soon as its characters are whole.
+    """Turns ids into text, one at a time, as soon as the characters are whole.
 
-    The space that `encode` put in front is taken away when `start`: that is, when the ids begin a text
-    (control tokens before it, such as BOS, are not text) and do not continue one.
+    With `start`, the ids begin a text, and the space that `encode` put in front of it is taken away. Control tokens
+    before the text, such as BOS, do not count as text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, start: bool = True):
@@ -87,7 +87,7 @@ class Decoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that `token` completes; "" while a character still lacks bytes."""
+        """Feed the next id. Returns the text that it completes, "" while a character still lacks bytes."""
         spelling = self._tokenizer.bytes_of(token)
         if spelling and self._starts:
             spelling = self._tokenizer.first_bytes_of(token)
@@ -95,7 +95,7 @@ class Decoder:
         return self._utf8.decode(spelling)
 
     def finish(self) -> str:
-        """U+FFFD if the ids ended within a character."""
+        """End the text. Returns U+FFFD if the ids ended within a character."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -106,7 +106,7 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int], *, start: bool = True) -> s
 
 
 def check_text(text: str) -> None:
-    """Half of a surrogate pair cannot be encoded: libraries differ in what they make of it, so say so first.
+    """Raise ValueError where `text` has half of a surrogate pair, which libraries treat in different ways.
 
     >>> check_text("wave: \\ud83d")
     Traceback (most recent call last):
