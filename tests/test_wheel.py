@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("reference", "verify", "pallas_kernels", "model", "training", "benchmarks")
-NOT_PACKED = tuple(f"benchmarks/{name}" for name in ("LOG.md", "results/", "gpu_compile/", "others/"))
+PACKAGES = ("reference", "verify", "pallas_kernels", "model", "training", "commands", "benchmarks")
+NOT_PACKED = tuple(f"benchmarks/{name}" for name in ("results/", "gpu_compile/", "others/"))
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -1,4 +1,4 @@
-"""What CUDA graphs and overlapping kernels (PDL) are worth: a decode step with one, both or neither."""
+"""Gain from CUDA graphs and from overlapping kernels (PDL): a decode step with one, both or neither."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from benchmarks.report import Row, skipped
 from model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
 from pallas_kernels.parts.compat import Target, use_target
 
-IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the names that the report gives them
+IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, by their names in the report
     "everything": LOOPS_IN_GRAPHS,
     "a step": {"xla_gpu_enable_command_buffer": IN_GRAPHS},
     "nothing": {"xla_gpu_enable_command_buffer": ""},
@@ -19,7 +19,7 @@ IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the 
 
 
 def time_launches(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """A row for each setting, with PDL and without. The interpreter has no PDL to be switched off."""
+    """Time each setting, with PDL and without. The interpreter has no PDL."""
     model, context = scale.launched, scale.contexts[0]
     params = params_of(model, scale)
     for name, options in IN_A_GRAPH.items():

@@ -16,6 +16,15 @@ from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
 
+# This is the one state of a module in this package. Unfinished files belong to the whole process, and so does the set.
+_unfinished: set[Path] = set()
+
+
+def remove_unfinished() -> None:
+    """Remove all unfinished files, in a process that ends without unwinding its stack."""
+    for staged in list(_unfinished):
+        _remove(staged)
+
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
@@ -34,9 +43,10 @@ def new_directory(path: str | Path) -> Iterator[Path]:
                 _flush(file)
             _publish(staged, path)
         except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
+            _remove(staged)
             raise
         finally:
+            _unfinished.discard(staged)
             os.close(lock)
 
 
@@ -58,9 +68,10 @@ def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
             yield staged
             _publish(staged, path, replace=replace)
         except BaseException:
-            staged.unlink(missing_ok=True)
+            _remove(staged)
             raise
         finally:
+            _unfinished.discard(staged)
             os.close(lock)
 
 
@@ -77,6 +88,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
     """A new file or directory beside `path`, and the open descriptor that holds its lock."""
     while True:
         staged = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}.partial"
+        _unfinished.add(staged)
         if directory:
             staged.mkdir()
         else:
@@ -85,6 +97,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
         # Another writer may have taken it for stale before we had the lock: then it is gone, and we begin again.
         if lock is not None and _locked(lock, wait=True) and os.path.exists(staged):
             return staged, lock
+        _unfinished.discard(staged)
         if lock is not None:
             os.close(lock)
 
@@ -96,14 +109,17 @@ def _remove_stale(path: Path) -> None:
         if not name.fullmatch(found.name) or found.is_symlink() or (lock := _open(found.path)) is None:
             continue
         try:
-            if not _locked(lock, wait=False):
-                continue
-            if found.is_dir(follow_symlinks=False):
-                shutil.rmtree(found.path, ignore_errors=True)
-            else:
-                Path(found.path).unlink(missing_ok=True)
+            if _locked(lock, wait=False):
+                _remove(Path(found.path))
         finally:
             os.close(lock)
+
+
+def _remove(staged: Path) -> None:
+    if staged.is_dir():
+        shutil.rmtree(staged, ignore_errors=True)
+    else:
+        staged.unlink(missing_ok=True)
 
 
 def _prefix(path: Path) -> str:
