@@ -3,11 +3,13 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from model.chat.chat import Chat
 from model.chat.template import BUILT_IN, BUILT_IN_NAMES, LARGEST, ChatTemplate, SpecialTokens, find_template
 from model.chat.template_worker import LONGEST
 from model.checkpoints.checkpoint import CheckpointError
@@ -262,3 +264,22 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     special = SpecialTokens(tokenizer)
     assert special.encode(special.disguise("<s>") + special.disguise_names("<s>")) == tokenizer.encode("<s><s>")
+
+
+class Model:
+    """The parts of a `Llama` that a conversation needs before it computes anything."""
+
+    tokenizer, context, stops, places = LLAMA3, 100, frozenset[int](), ()
+
+    def session(self) -> None: ...
+
+
+def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
+    """2.8 million characters took 1.8 GB to encode."""
+    model: Any = Model()
+    chat = Chat(model, ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
+    with pytest.raises(
+        ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"
+    ):
+        chat.reply("a")
+    assert chat.messages == []

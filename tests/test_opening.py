@@ -121,6 +121,8 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
     for tensor in checkpoint.tensors.values():
         with pytest.raises(CheckpointError, match=r"was cut short while it was read: 100 bytes are left of [\d,]+$"):
             tensor.read()
+    with pytest.raises(CheckpointError, match="was cut short while it was read"):
+        checkpoint.release()
 
 
 WRITER = """

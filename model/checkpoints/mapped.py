@@ -43,7 +43,11 @@ class MappedFile:
         return view if view.flags.aligned else view.copy()
 
     def release(self) -> None:
-        """Drop the pages read so far from this process; views stay valid and read the file again."""
+        """Drop the pages read so far from this process; views stay valid and read the file again.
+
+        Raises `CheckpointError` as `array`: the end of a page beyond the end of the file reads as zeros.
+        """
+        self._check_size()
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def _check_size(self) -> None:
