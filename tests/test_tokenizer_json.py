@@ -188,6 +188,17 @@ BAD = {
     "an expression that backtracks": (
         file_of(normalizer=[{"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}]), "repeats a group",
     ),
+    "an expression of 250,000 groups": (
+        file_of(normalizer=[{"type": "Replace", "pattern": {"Regex": "(a+)" * 240_000 + "((a+))*"}, "content": ""}]),
+        "repeats a group",
+    ),
+    "classes without end": (
+        file_of(before=[{**SPLIT, "pattern": {"Regex": "[" * 400_000 + "]" * 400_000}}]), "tokenizer.json",
+    ),
+    "a normalizer nested deeply": (
+        b'{"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": ' + b"[" * 2_000 + b"]" * 2_000 + b"}",
+        "tokenizer.json",
+    ),
     "an expression that is copied": (
         file_of(before=[{**SPLIT, "pattern": {"Regex": "((a{1000}){1000}){1000}"}}]), "repeats too often",
     ),

@@ -17,7 +17,14 @@ from tokenizers import AddedToken, Tokenizer, models
 from model.checkpoints.checkpoint import CheckpointError, refused
 from model.checkpoints.strict_json import short
 from model.tokenizers.huggingface_decoder import Spelling, read_decoder
-from model.tokenizers.huggingface_parts import Part, check_charsmaps, check_parts, check_post_processor, places_of
+from model.tokenizers.huggingface_parts import (
+    Part,
+    check_growth,
+    check_patterns_and_tables,
+    check_post_processor,
+    places_of,
+    steps,
+)
 from model.tokenizers.limits import check_count, check_special
 from model.tokenizers.tokenizer import check_text
 from model.tokenizers.tokenizer_config import stated_bos
@@ -79,7 +86,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     """
     spec = _parse(data, path)
     vocab = _check_model(spec, path)
-    check_charsmaps(spec.get("normalizer"), path)
+    check_patterns_and_tables(spec, path)
     del spec  # The vocabulary need not be in memory twice.
     with library_errors(path, "not a usable tokenizer.json"):
         tokenizer = Tokenizer.from_buffer(data)
@@ -89,7 +96,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
-    check_parts(normalizer, before, path)
+    check_growth(steps(normalizer), "normalizer", path)
     check_post_processor(after, path)
 
     added = tokenizer.get_added_tokens_decoder()

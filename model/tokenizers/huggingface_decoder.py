@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders
 
 from model.checkpoints.checkpoint import CheckpointError, refused
 from model.checkpoints.strict_json import short
-from model.tokenizers.huggingface_parts import Part, check_growth, check_pattern, steps
+from model.tokenizers.huggingface_parts import Part, check_growth, steps
 
 Decode = Callable[[list[str]], str]
 
@@ -99,7 +99,6 @@ def _library(part: Part, path: str) -> decoders.Decoder:
         case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
             return decoders.Replace(pattern, content)
         case {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}:
-            check_pattern(pattern, "decoder", path)
             return decoders.Replace(Regex(pattern), content)
         case {"type": "Metaspace", "replacement": replacement, "prepend_scheme": scheme}:
             return decoders.Metaspace(replacement, scheme)

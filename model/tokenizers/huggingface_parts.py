@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from model.checkpoints.checkpoint import refused
@@ -16,6 +16,8 @@ Places = tuple[Part | None, Part | None]  # normalizer and pre-tokenizer
 MOST_GROWTH = 1_000  # Transformers 5 writes normalizers that may grow a text sixfold by this count.
 MOST_REPEATS = 1_000_000  # in all numbers of a regular expression such as {1,3}, multiplied
 LONGEST_PATTERN = 1_000_000  # characters
+DEEPEST_CLASS = 8  # classes of characters within classes
+REPEAT = re.compile(r"[*+]|\{\d*,\}")
 LISTS = ("normalizers", "pretokenizers", "decoders", "processors")  # the keys of a Sequence
 
 
@@ -28,29 +30,31 @@ def steps(component: Part | None) -> list[Part]:
     return [step for part in component[_list_of(component)] for step in steps(part)]
 
 
-def check_parts(normalizer: Part | None, before: Part | None, path: str) -> None:
-    """Refuse what would make the library crash, or take memory and time without end. Raises `CheckpointError`."""
-    check_growth(steps(normalizer), "normalizer", path)
-    for name, component in (("normalizer", normalizer), ("pre_tokenizer", before)):
-        for step in steps(component):
-            if isinstance(pattern := step.get("pattern"), dict) and "Regex" in pattern:
-                check_pattern(pattern["Regex"], name, path)
+def check_patterns_and_tables(spec: Mapping[str, Any], path: str) -> None:
+    """Check regular expressions and tables of characters in a tokenizer.json, before the library compiles them.
+
+    A damaged table makes the library panic, and an expression can make it take memory or time without end. Raises
+    `CheckpointError`.
+    """
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        left = [spec.get(name)]  # A loop bears any depth, and the file may be nested deeper than calls can be.
+        while left:
+            part = left.pop()
+            if isinstance(part, list):
+                left += part
+            elif isinstance(part, dict):
+                left += part.values()
+                if isinstance(pattern := part.get("Regex"), str):
+                    check_pattern(pattern, name, path)
+                if isinstance(encoded := part.get("precompiled_charsmap"), str):
+                    check_charsmap(_decoded(encoded), path)
 
 
-def check_charsmaps(component: object, path: str) -> None:
-    """Check the tables in a normalizer as its file has it, since the library panics while it reads a damaged one."""
-    if isinstance(component, list):
-        for part in component:
-            check_charsmaps(part, path)
-    elif isinstance(component, dict):
-        if isinstance(encoded := component.get("precompiled_charsmap"), str):
-            try:
-                table = base64.b64decode(encoded, validate=True)
-            except (binascii.Error, ValueError):
-                table = b""
-            check_charsmap(table, path)
-        for part in component.values():
-            check_charsmaps(part, path)
+def _decoded(encoded: str) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def check_growth(parts: Sequence[Part], name: str, path: str) -> None:
@@ -81,20 +85,20 @@ that repeats: "(?:a+|b)*"
         raise refused(path, f"its {name}'s regular expression has more than {LONGEST_PATTERN:,} characters")
     # Characters that mean themselves, and classes, become one letter each.
     plain = re.sub(r"\\[pPx]\{[^}]*\}|\\.", "x", pattern, flags=re.DOTALL)
-    while plain != (plain := re.sub(r"\[\^?\]?[^][]*\]", "x", plain)):
-        pass
+    for _ in range(DEEPEST_CLASS):
+        plain = re.sub(r"\[\^?\]?[^][]*\]", "x", plain)
     repeats = 1
     for least, most in re.findall(r"\{(\d*)(?:,(\d*))?\}", plain):
         repeats *= max(int(least[:9] or 0), int(most[:9] or 0), 1)
-    if repeats > MOST_REPEATS:
-        raise refused(path, f"its {name}'s regular expression repeats too often: {short(pattern)}")
+        if repeats > MOST_REPEATS:
+            raise refused(path, f"its {name}'s regular expression repeats too often: {short(pattern)}")
     inside = [False]  # for each open group, whether it repeats something without end
     for token in re.finditer(r"\(|\)|[*+]|\{\d*,\}", plain):
         if token[0] == "(":
             inside.append(False)
         elif token[0] == ")":
             inner = inside.pop() if len(inside) > 1 else False
-            if inner and re.match(r"[*+]|\{\d*,\}", plain[token.end() :]):
+            if inner and REPEAT.match(plain, token.end()):
                 raise refused(path, f"its {name}'s regular expression repeats a group that repeats: {short(pattern)}")
             inside[-1] |= inner
         else:
