@@ -13,6 +13,7 @@ from model.chat.chat import Chat
 from model.chat.template import BUILT_IN, BUILT_IN_NAMES, LARGEST, ChatTemplate, SpecialTokens, find_template
 from model.chat.template_worker import LONGEST
 from model.checkpoints.checkpoint import CheckpointError
+from model.llama import Llama
 from model.tokenizers.llama2c import read_llama2c
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken
@@ -266,18 +267,20 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
     assert special.encode(special.disguise("<s>") + special.disguise_names("<s>")) == tokenizer.encode("<s><s>")
 
 
-class Model:
-    """The parts of a `Llama` that a conversation needs before it computes anything."""
+class Model(Llama):
+    """The parts of a model that a conversation needs before it computes anything."""
 
-    tokenizer, context, stops, places = LLAMA3, 100, frozenset[int](), ()
+    context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
-    def session(self) -> None: ...
+    def __init__(self):
+        self.tokenizer, self.stops = LLAMA3, frozenset()
+
+    def session(self) -> Any: ...
 
 
 def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
     """2.8 million characters took 1.8 GB to encode."""
-    model: Any = Model()
-    chat = Chat(model, ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
+    chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
     with pytest.raises(
         ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"
     ):
