@@ -162,6 +162,7 @@ def template(*before: str, after: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": named}
 
 
+WORD_PIECE = {"vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 9, "continuing_subword_prefix": ""}
 BROKEN = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\x08\0\0\0" + b"\xff" * 9).decode()}
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BAD = {
@@ -204,6 +205,10 @@ BAD = {
     ),
     "a control token of 1 MB": (
         file_of(added_tokens=[added(450, "x" * 1_000_000, special=True)]), "1,000,000 characters, more than 1,000",
+    ),
+    "a model of no stated type": (
+        file_of(model=WORD_PIECE),
+        "type .Word.*only BPE is",
     ),
     "a vocabulary of 600,000": (
         file_of(model={"type": "BPE", "vocab": {f"{i:x}": i for i in range(600_000)}, "merges": []}),

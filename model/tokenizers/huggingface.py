@@ -91,7 +91,8 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     with library_errors(path, "not a usable tokenizer.json"):
         tokenizer = Tokenizer.from_buffer(data)
     model = tokenizer.model
-    assert isinstance(model, models.BPE)
+    if not isinstance(model, models.BPE):  # The library guesses the kind where the file does not name it.
+        raise refused(path, f"a model of type {short(type(model).__name__)} is not supported, only BPE is")
     model.dropout = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
