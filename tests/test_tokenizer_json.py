@@ -1,13 +1,14 @@
 """tokenizer.json against the `tokenizers` library: ids and text are equal, or the file is refused by a part's name."""
 
 import base64
+import copy
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 from tokenizers import Tokenizer
@@ -125,6 +126,48 @@ def test_ids_and_text_equal_the_librarys(data, text, shown):
         theirs = library.decode(ids, skip_special_tokens=True)
         # Where bytes are no character, the library marks valid ones beside them too, and needs to know what follows.
         assert decode(ours, ids) == theirs or ("\ufffd" in theirs and "\ufffd" in decode(ours, ids))
+
+
+STRANGE = [
+    None, True, 0, 1, -1, 450, 2**32 - 1, 2**40, 0.5, "", "a", "▁", "first", "Replace", "Isolated", [], {}, [[]],
+    {"String": ""}, {"Regex": "a*"}, {"type": "Fuse"}, {"type": "Lowercase"}, {"type": "NFKC"}, {"type": "Whitespace"},
+    {"type": "Digits", "individual_digits": True}, {"type": "Strip", "strip_left": True, "strip_right": True},
+]  # fmt: skip
+
+
+def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
+    """All values in an object and inside of it, without those of the vocabulary, each by its owner and key."""
+    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
+    inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
+    return [*((value, key) for key, _ in items), *inside]
+
+
+@seed(8)
+@settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@given(
+    data=variants, changes=st.lists(st.tuples(st.integers(0, 999), st.sampled_from(STRANGE)), min_size=1, max_size=2)
+)
+def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(data, changes):
+    spec = json.loads(data)
+    for place, value in changes:
+        owner, key = (found := places(spec))[place % len(found)]
+        owner[key] = copy.deepcopy(value)
+    changed = json.dumps(spec).encode()
+    try:
+        ours = read(changed)
+        ids = [ours.encode(text) for text in CHANGED]
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        return
+    library = Tokenizer.from_buffer(changed)
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True
+    assert ids == [library.encode(text, add_special_tokens=False).ids for text in CHANGED]
+    assert [decode(ours, each) for each in ids] == [library.decode(each) for each in ids]
+
+
+CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 
 
 @settings(max_examples=100, deadline=None)
