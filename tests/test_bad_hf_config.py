@@ -79,6 +79,12 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
     ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
     ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1.0"),
+    ({"rope_scaling": {"factor": 4.0}}, "rope_scaling has factor 4.0, but no rope_type that uses it"),
+    ({"rope_scaling": {"rope_type": "default", "factor": 4}}, "rope_scaling has factor 4, but no rope_type"),
+    (
+        {"rope_scaling": None, "rope_parameters": {"rope_theta": 7, "long_factor": [2]}},
+        "rope_parameters has long_factor a list, but no rope_type",
+    ),
     ({"rope_scaling": [1]}, "rope_scaling is a list, not an object"),
     ({"rope_scaling": None, "rope_parameters": "default"}, 'rope_parameters is "default"'),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),

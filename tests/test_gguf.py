@@ -16,7 +16,7 @@ from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, frequencies
 from tests import families, gguf_files
-from tests.gguf_files import CODES, U32, Tensor
+from tests.gguf_files import CODES, F32, STRING, U32, Tensor
 from tests.random_models import SMALL, random_checkpoint
 from tests.refusals import load
 
@@ -150,6 +150,24 @@ def test_the_published_llamas_are_recognized(factor, head_dim):
     assert factors is not None
     found = from_factors(factors, head_dim=head_dim, theta=500_000.0, path="x.gguf")
     assert found == Llama3Scaling(factor, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("type", "key", "expected"),
+    [
+        (None, "rope.scaling.factor", LinearScaling(4.0)),
+        (None, "rope.scale_linear", LinearScaling(4.0)),
+        ("linear", "rope.scaling.factor", LinearScaling(4.0)),
+        ("none", "rope.scaling.factor", None),
+    ],
+)
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path, type, key, expected):
+    config = families.FAMILIES["llama-2"]
+    file = gguf_files.file_of(config, families.random_tensors(config))
+    file.keys[f"llama.{key}"] = (F32, 4.0)
+    if type:
+        file.keys["llama.rope.scaling.type"] = (STRING, type)
+    assert load(file.write(tmp_path / "x.gguf")).config.scaling == expected
 
 
 def test_equal_factors_are_a_linear_rescaling():

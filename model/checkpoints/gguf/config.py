@@ -131,12 +131,12 @@ def _head_dim(metadata: Metadata, architecture: str, dim: int, heads: int) -> in
 
 def _scaling(metadata: Metadata, architecture: str, config: Config, factors: np.ndarray | None) -> Scaling | None:
     key = f"{architecture}.rope.scaling"
-    name = metadata.string(f"{key}.type", "none")
+    name = metadata.string(f"{key}.type", "linear")  # llama.cpp's default, too
     old = f"{architecture}.rope.scale_linear"
     factor = shortest(metadata.number(f"{key}.factor", metadata.number(old, 1.0)))
     if name not in ("none", "linear"):
         raise metadata.refused(f"{key}.type {short(name)} is not supported (only none and linear)")
-    linear = LinearScaling(factor) if name == "linear" or old in metadata else None
+    linear = LinearScaling(factor) if name == "linear" else None
     if factors is None:
         return linear if linear and linear.factor != 1 else None
     if linear and linear.factor != 1:

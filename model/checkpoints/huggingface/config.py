@@ -199,6 +199,9 @@ def _rope(fields: Fields, family: Family) -> tuple[float, Scaling | None]:
     if not isinstance(name, str) or name not in SCALINGS:
         raise refused(fields.path, f"rope_type {short(name)} is not supported (only {', '.join(sorted(SCALINGS))})")
     if name == "default":
+        for factor, value in rope.values.items():  # transformers would ignore it
+            if "factor" in factor and factor != "partial_rotary_factor" and value not in (None, 1):
+                raise refused(fields.path, f"{key} has {factor} {short(value)}, but no rope_type that uses it")
         return theta, None
     if name == "linear":
         return theta, LinearScaling(rope.number("factor"))
