@@ -959,8 +959,9 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     """Every op of small models, plain, as a CPU has it, and by kernels, in each dtype that models run in."""
     _prepare_jax()
     from model.candidates.kernels import OPS, runnable
-    from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+    from model.checkpoints.checkpoint import Checkpoint, Tensor
     from model.ops.block import CPU, XLA
+    from model.tensors import tensor_shapes
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 

@@ -200,7 +200,8 @@ def load_backend(
     weights = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
     chunk = min(prompt_chunk(config), capacity)
     rows = capacity + chunk  # the last chunk of a prompt is padded
-    params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
+    params = abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors)
+    params = with_roundings(params, found, config=config)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
     sizes = {"batch": 1, "context": capacity, "chunk": chunk}
     memory = memory_of(params, config, **sizes, cache_dtype=cache_dtype, platform=platform)
@@ -210,7 +211,7 @@ def load_backend(
     programs = compile_programs(
         params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype, greedy=greedy
     )
-    params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found)
+    params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found, config=config)
     return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
 
 

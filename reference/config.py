@@ -1,7 +1,7 @@
 """The hyperparameters of a Llama: every number that is chosen rather than learnt.
 
-Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3 and Mixtral are one architecture
-with these numbers and switches set differently.
+Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE are one
+architecture with these numbers and switches set differently.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ class Config:
 
     experts: int = 0  # feed-forward layers to choose from in each block; 0: one, always used (Mixtral)
     experts_per_token: int = 0
+    experts_renormalized: bool = True  # the chosen experts' weights are divided by their sum (not in every Qwen3-MoE)
 
     tied: bool = False  # the output projection is the embedding table (Llama 3.2, Qwen)
     qkv_bias: bool = False  # Qwen2

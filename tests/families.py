@@ -413,6 +413,11 @@ def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_matrix(name: str) -> bool:
+    """Whether schemes concern the tensor of that name: no embedding, norm, bias or router."""
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
+
+
 def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:
     """Weights that make every part of the model matter: peaked attention, uneven norms, large biases and logits."""
     # RandomState's streams never change again, so the goldens can be made anew; default_rng's may.

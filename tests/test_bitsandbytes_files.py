@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.bitsandbytes import STATE, BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
@@ -20,6 +20,7 @@ from model.weights.params import load_params
 from reference.quantizers import double_quantization
 from reference.quantizers.nf4 import NF4
 from tests import families
+from tests.families import is_matrix
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from model.cache import empty_cache
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.convert import CALIBRATED
@@ -34,6 +34,7 @@ from model.weights.params import Progress, load_params
 from reference import llama as reference
 from reference.quantizers import affine, awq, gptq
 from reference.quantizers.blocks import Quantized
+from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import Noise, U, noises, seeds
 from training.stories.corpus import story

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.codes import dequantized, exact_parts, is_matrix
+from model.checkpoints.codes import dequantized, exact_parts
 from model.checkpoints.gguf.rope import from_factors, to_factors
 from model.checkpoints.gguf.write import write_gguf
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, frequencies
 from tests import families, gguf_files
+from tests.families import is_matrix
 from tests.gguf_files import CODES, F32, STRING, U32, Tensor
 from tests.random_models import SMALL, random_checkpoint
 from tests.refusals import load

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import reference.llama
 from model.cache import empty_cache
 from model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
-from model.checkpoints.codes import EMBEDDING, alike, exact_parts, is_matrix
+from model.checkpoints.codes import exact_parts, in_common_form
 from model.checkpoints.gguf.blocks import KINDS
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
@@ -24,11 +24,13 @@ from model.ops.block import CPU, XLA
 from model.ops.gpu import PALLAS, refusals
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
+from model.tensors import EMBEDDING
 from model.weights.codes import Embedding, Int8Min, QuantizedMatrix
 from model.weights.gpu_codes import arranged
 from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from reference.quantizers import ggml
 from tests import families, gguf_files
+from tests.families import is_matrix
 from tests.gguf_files import CODES, NAMES, Tensor
 from tests.strategies import seeds
 
@@ -146,7 +148,7 @@ def test_what_has_no_form_in_common_is_float32(tmp_path):
     )
     weight, exact = matrices(checkpoint)["qkv"]
     np.testing.assert_array_equal(np.asarray(weight), exact)
-    assert alike([None]) is None
+    assert in_common_form([None]) is None
 
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))

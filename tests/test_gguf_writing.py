@@ -131,10 +131,10 @@ def test_progress_adds_up(tmp_path):
     ("config", "what"),
     [
         (replace(SMALL, windows=(3, None)), "llama has no sliding windows"),
-        (replace(SMALL, qk_norm=True, qkv_bias=True), "qwen3 has no biases"),
+        (replace(SMALL, qk_norm=True, qkv_bias=True), "qwen2 has no norms of q and k"),
         (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True), "qwen3 has no biases"),
         (replace(SMALL, qkv_bias=True, ffn_bias=True), "qwen2 has no biases"),
-        (replace(SMALL, qk_norm=True, experts=2, experts_per_token=1), "qwen3 has no experts"),
+        (replace(SMALL, qk_norm=True, experts=2, experts_per_token=1), "llama has no norms of q and k"),
         (replace(SMALL, qkv_bias=True, scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)), "qwen2 has no Llama 3's rescaling"),
     ],
 )

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from model.checkpoints import open_checkpoint
-from model.checkpoints.codes import dequantized, exact_parts, is_matrix
+from model.checkpoints.codes import dequantized, exact_parts
 from model.checkpoints.llama2c.write import write_llama2c
 from tests import llama2c_files
+from tests.families import is_matrix
 from tests.llama2c_files import Sizes
 from tests.refusals import load, refusal
 from tests.test_checkpoints import assert_holds

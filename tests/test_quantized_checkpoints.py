@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.awq_gptq import AWQ, GPTQ
 from model.checkpoints.huggingface.compressed import PackedIntegers
 from model.checkpoints.huggingface.rule import pack_words, unpack_words
@@ -26,6 +26,7 @@ from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.minifloat import E2M1, E4M3
 from tests import families
+from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
 from tests.strategies import seeds

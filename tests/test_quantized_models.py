@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 import cli
 from model import SamplingOptions, load
 from model.cache import empty_cache
-from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
 from model.forward import forward
 from model.ops.block import CPU, XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.quantizers.schemes import SCHEMES
+from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import assert_within, seeds
 from tests.test_model_against_reference import composed_bound, one_layer

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from model.cache import empty_cache
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.ops.block import XLA, Ops, Positions
 from model.running.reference_backend import load_reference_params
+from model.tensors import tensor_shapes
 from model.weights.params import load_params
 from verify.walk import CONFIGS, Model, first_wrong, report, table, walk, weights
 

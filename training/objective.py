@@ -20,10 +20,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from model.cache import LayerCache, empty_cache
-from model.checkpoints.checkpoint import tensor_shapes
 from model.forward import forward
 from model.ops.block import XLA, Ops, Positions
 from model.running.compile import compiler_options
+from model.tensors import tensor_shapes
 from model.weights.params import params_of, rope_table
 from reference.config import Config
 

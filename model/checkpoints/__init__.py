@@ -6,6 +6,6 @@ Writers are imported from their modules, so that nobody waits for them who only 
 from model.checkpoints.checkpoint import Checkpoint as Checkpoint
 from model.checkpoints.checkpoint import CheckpointError as CheckpointError
 from model.checkpoints.checkpoint import Tensor as Tensor
-from model.checkpoints.checkpoint import tensor_shapes as tensor_shapes
 from model.checkpoints.checks import check_finite as check_finite
 from model.checkpoints.open import open_checkpoint as open_checkpoint
+from model.tensors import tensor_shapes as tensor_shapes

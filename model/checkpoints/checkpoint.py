@@ -103,45 +103,6 @@ class Checkpoint:
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drop file pages read so far from memory
 
 
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor that a checkpoint of this configuration holds, in the order of use."""
-    dim, ffn = config.dim, config.ffn
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, dim)}
-
-    def linear(name: str, rows: int, cols: int, bias: bool):
-        shapes[f"{name}.weight"] = (rows, cols)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (dim,)
-        linear(f"{prefix}.self_attn.q_proj", q, dim, config.qkv_bias)
-        linear(f"{prefix}.self_attn.k_proj", kv, dim, config.qkv_bias)
-        linear(f"{prefix}.self_attn.v_proj", kv, dim, config.qkv_bias)
-        if config.qk_norm:
-            shapes[f"{prefix}.self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
-        linear(f"{prefix}.self_attn.o_proj", dim, q, config.o_bias)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (dim,)
-        if config.experts:
-            linear(f"{prefix}.block_sparse_moe.gate", config.experts, dim, False)
-        for expert in range(config.experts):
-            name = f"{prefix}.block_sparse_moe.experts.{expert}"
-            linear(f"{name}.w1", ffn, dim, False)
-            linear(f"{name}.w3", ffn, dim, False)
-            linear(f"{name}.w2", dim, ffn, False)
-        if not config.experts:
-            linear(f"{prefix}.mlp.gate_proj", ffn, dim, config.ffn_bias)
-            linear(f"{prefix}.mlp.up_proj", ffn, dim, config.ffn_bias)
-            linear(f"{prefix}.mlp.down_proj", dim, ffn, config.ffn_bias)
-    shapes["model.norm.weight"] = (dim,)
-    if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, dim)
-    return shapes
-
-
 @contextmanager
 def os_errors(path: str | Path) -> Iterator[None]:
     """Turn what the operating system refuses (missing, permission, full disk) into a `CheckpointError` about `path`."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from model.checkpoints.checkpoint import Checkpoint, Codes, Form, Part, Shifted, Tensor
+from model.tensors import quantizable
 from reference.quantizers import mx
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
@@ -17,7 +18,6 @@ from reference.quantizers.minifloat import E2M1, E4M3
 from reference.quantizers.nf4 import NF4
 from reference.quantizers.schemes import Scheme, scheme
 
-EMBEDDING = "model.embed_tokens.weight"
 PART = 1 << 20  # weights that are quantized at once: the arithmetic is float64's, and needs some copies of them
 
 WITH_MINIMA = ("int8_min", "int4_min")
@@ -76,7 +76,7 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
             yield weights[start : start + rows]
 
 
-def alike(each: Sequence[Codes | None]) -> list[Codes] | None:
+def in_common_form(each: Sequence[Codes | None]) -> list[Codes] | None:
     """The codes of matrices that are to become one, in a form that all have: their own, or integers of 8 bits.
 
     A GGUF file may hold q and k in Q4_K, say, and v in Q6_K. None where a matrix has no codes, or others than integers
@@ -119,8 +119,9 @@ def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
     Raises ValueError for a name that is no scheme.
     """
     rule, form = scheme(name), form_of(name)
+    matrices = quantizable(checkpoint.config)
     tensors = {
-        name: _quantized(tensor, rule, form) if is_matrix(name) else tensor
+        name: _quantized(tensor, rule, form) if name in matrices else tensor
         for name, tensor in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
@@ -134,15 +135,6 @@ def form_of(name: str) -> Form:
     """
     integers: dict[str, Form] = {"q8": "int8", "q8_row": "int8", "q4": "int4"}
     return integers.get(name) or next(form for form in get_args(Form) if form == name)
-
-
-def is_matrix(name: str) -> bool:
-    """Whether `--quantize` concerns the tensor of that name.
-
-    >>> [is_matrix(name) for name in ("lm_head.weight", "model.embed_tokens.weight", "a.block_sparse_moe.gate.weight")]
-    [True, False, False]
-    """
-    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
 def _quantized(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:

@@ -17,7 +17,7 @@ from jax.stages import Compiled, Lowered
 from jaxtyping import Array, Float
 
 from model.cache import Cache, empty_cache
-from model.checkpoints.checkpoint import Checkpoint, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint
 from model.forward import Text, decode, forward, prefill, text_after
 from model.insight.cost import decode_cost
 from model.ops.block import CPU, XLA, Ops
@@ -25,6 +25,7 @@ from model.options import SamplingOptions
 from model.running.compile import compiler_options
 from model.running.memory import forget_code, return_blocks_when_freed, return_freed_memory
 from model.sampling import as_arrays, random_key
+from model.tensors import tensor_shapes
 from model.weights.gpu_codes import has_kernels
 from model.weights.params import Params, load_params
 from reference.config import Config

@@ -7,6 +7,7 @@ three or two. Layers stay in a list, since slices of one large array would be co
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import alike
+from model.checkpoints.codes import in_common_form
+from model.tensors import Role, Stack, stacks, tensor_shapes
 from model.weights.codes import KINDS, Embedding, QuantizedMatrix, runs
 from model.weights.gpu_codes import as_read_here
 from reference.config import Config
@@ -128,10 +130,16 @@ def load_params(
     return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
 
 
-class _Names(NamedTuple):
-    """Of the tensors that become an array."""
+@dataclass(frozen=True)
+class Names:
+    """The names of the tensors that become one array: a leaf in its place in the tree."""
 
     names: tuple[str, ...]
+
+
+def array_names(config: Config, rope: Rope) -> Params:
+    """The tree of `load_params` with `Names` in the places of the arrays, except in `rope`."""
+    return _assemble(config, lambda *names: Names(names), rope)
 
 
 def _shared(
@@ -141,16 +149,11 @@ def _shared(
     found = {}
 
     def take(place: Any, held: Any) -> None:
-        if _is_names(place) and all(checkpoint.tensors[name] == other.tensors[name] for name in place.names):
+        if isinstance(place, Names) and all(checkpoint.tensors[name] == other.tensors[name] for name in place.names):
             found[place.names] = held.matrix if isinstance(held, Embedding) else held
 
-    places = _assemble(other.config, lambda *names: _Names(names), params.rope)
-    jax.tree.map(take, places, params, is_leaf=_is_names)
+    jax.tree.map(take, array_names(other.config, params.rope), params)
     return found
-
-
-def _is_names(node: Any) -> bool:
-    return isinstance(node, _Names)
 
 
 def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
@@ -164,7 +167,7 @@ def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
     """Tensors that are to be one along their rows: with codes that can run so, or without."""
     cols = math.prod(tensors[0].shape[1:])
-    codes = alike([tensor.codes for tensor in tensors])
+    codes = in_common_form([tensor.codes for tensor in tensors])
     usable = codes if codes and runs(codes[0], cols) else [None] * len(tensors)
     return [tensor._replace(codes=one) for tensor, one in zip(tensors, usable, strict=True)]
 
@@ -232,41 +235,40 @@ def abstract_params(
 def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
     """The whole tree of weights; `place` joins the tensors of the names that it is given along their rows."""
 
-    def linear(*names: str, bias: bool = False) -> Linear:
-        weight = place(*(f"{name}.weight" for name in names))
-        return Linear(weight, place(*(f"{name}.bias" for name in names)) if bias else None)
+    def placed(stack: Stack) -> Any:
+        array = place(*(weight.name for weight in stack.weights))
+        if stack.weights[0].role not in (Role.MATRIX, Role.EXPERT):
+            return array
+        return Linear(array, place(*(bias.name for bias in stack.biases)) if stack.biases else None)
 
-    def feed_forward(prefix: str) -> FeedForward | Experts:
-        if config.experts:
-            moe = f"{prefix}.block_sparse_moe"
-            experts = [f"{moe}.experts.{e}" for e in range(config.experts)]
-            return Experts(
-                router=place(f"{moe}.gate.weight"),
-                experts=[FeedForward(linear(f"{e}.w1", f"{e}.w3"), linear(f"{e}.w2")) for e in experts],
-            )
-        return FeedForward(
-            gate_up=linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.ffn_bias),
-            down=linear(f"{prefix}.mlp.down_proj", bias=config.ffn_bias),
-        )
+    by_block: dict[tuple[int | None, int | None], dict[str, Any]] = {}  # by layer and expert, then by field
+    for stack in stacks(config):
+        by_block.setdefault((stack.layer, stack.expert), {})[stack.field] = placed(stack)
 
-    def layer(prefix: str) -> Layer:
-        attention = f"{prefix}.self_attn"
+    def feed_forward(fields: dict[str, Any]) -> FeedForward:
+        return FeedForward(fields["gate_up"], fields["down"])
+
+    def layer(i: int) -> Layer:
+        fields = by_block[i, None]
         return Layer(
-            attention_norm=place(f"{prefix}.input_layernorm.weight"),
-            qkv=linear(*(f"{attention}.{name}_proj" for name in "qkv"), bias=config.qkv_bias),
-            q_norm=place(f"{attention}.q_norm.weight") if config.qk_norm else None,
-            k_norm=place(f"{attention}.k_norm.weight") if config.qk_norm else None,
-            o=linear(f"{attention}.o_proj", bias=config.o_bias),
-            ffn_norm=place(f"{prefix}.post_attention_layernorm.weight"),
-            ffn=feed_forward(prefix),
+            attention_norm=fields["attention_norm"],
+            qkv=fields["qkv"],
+            q_norm=fields.get("q_norm"),
+            k_norm=fields.get("k_norm"),
+            o=fields["o"],
+            ffn_norm=fields["ffn_norm"],
+            ffn=Experts(fields["router"], [feed_forward(by_block[i, e]) for e in range(config.experts)])
+            if config.experts
+            else feed_forward(fields),
         )
 
-    table, norm = place("model.embed_tokens.weight"), place("model.norm.weight")
+    outside = by_block[None, None]
+    table, norm = outside["embedding"], outside["norm"]
     return Params(
         embedding=Embedding(table, config.dim, norm.dtype) if isinstance(table, QuantizedMatrix) else table,
-        layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
+        layers=[layer(i) for i in range(config.layers)],
         norm=norm,
-        head=table if config.tied else place("lm_head.weight"),
+        head=table if config.tied else outside["head"],
         rope=rope,
     )
 

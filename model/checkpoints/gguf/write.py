@@ -21,6 +21,8 @@ from model.checkpoints.gguf.file import Value
 from model.checkpoints.gguf.rope import to_factors
 from model.checkpoints.recognize import GGUF
 from model.checkpoints.staging import new_file
+from model.family import Architecture, nearest_family
+from model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, halves_to_interleaved
@@ -35,12 +37,12 @@ AT_ONCE = 1 << 20  # weights encoded at a time
 
 
 class Stored(NamedTuple):
-    """A tensor of the file, and which of ours it is made of: several where it holds all experts of a layer."""
+    """A tensor of the file, and the weights that it holds: several where it has all experts of a layer."""
 
     name: str
     shape: tuple[int, ...]
     type: str
-    ours: tuple[str, ...]
+    weights: tuple[Weight, ...]
     heads: int
 
     @property
@@ -74,34 +76,24 @@ def write_gguf(
             _write_padded(file, factors.tobytes())
         for tensor in stored:
             written = 0
-            for name in tensor.ours:
-                for part in _encoded(checkpoint, name, tensor):
+            for weight in tensor.weights:
+                for part in _encoded(checkpoint, weight.name, tensor):
                     file.write(part.data)
                     written += part.nbytes
                 checkpoint.release()
                 if progress:
-                    progress(name, checkpoint.tensors[name].bytes)
+                    progress(weight.name, checkpoint.tensors[weight.name].bytes)
             file.write(bytes(-written % layout.ALIGNMENT))
     wanted = _type(to)
-    return [t.name for t in stored if wanted in ggml.TYPES and _is_matrix(t.name, t.shape) and t.type in DTYPES]
+    return [t.name for t in stored if wanted in ggml.TYPES and _may_have_type(t.weights[0]) and t.type in DTYPES]
 
 
-def architecture_for(checkpoint: Checkpoint) -> str:
+def architecture_for(checkpoint: Checkpoint) -> Architecture:
     """The architecture of llama.cpp that this model is. Raises `CheckpointError` where there is none."""
-    config = checkpoint.config
-    name = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.o_bias else "llama"
-    reasons = {"sliding windows": config.windows is not None and any(config.windows)}
-    if name != "llama":
-        reasons |= {
-            "experts": config.experts > 0,
-            "biases but those of q, k and v": config.o_bias or config.ffn_bias,
-            "biases beside norms of q and k": config.qk_norm and config.qkv_bias,
-            "Llama 3's rescaling of RoPE": isinstance(config.scaling, Llama3Scaling),
-        }
-    for reason, applies in reasons.items():
-        if applies:
-            raise refused(checkpoint.path, f"llama.cpp's {name} has no {reason}")
-    return name
+    architecture = nearest_family(checkpoint.config).gguf
+    if lacking := architecture.lacks(checkpoint.config):
+        raise refused(checkpoint.path, f"llama.cpp's {architecture.name} has no {lacking}")
+    return architecture
 
 
 def _type(to: str | None) -> str | None:
@@ -112,65 +104,59 @@ def _type(to: str | None) -> str | None:
     return (FLOATS | SCHEMES)[to]
 
 
-def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and not name.endswith("ffn_gate_inp.weight")
+def _may_have_type(weight: Weight) -> bool:
+    """Whether the type that is asked for holds for a weight."""
+    return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 
-def _stored(checkpoint: Checkpoint, architecture: str, to: str | None) -> Iterator[Stored]:
+def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[Stored]:
     """What the file holds, in its order."""
-    parts: dict[str, list[str]] = {}
+    held: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
-    for ours, place in places.items():
-        parts.setdefault(place.name, []).append(ours)
-    head = layout.EMBEDDING if checkpoint.config.tied else layout.HEAD
-    for name, ours in parts.items():
-        first, place = checkpoint.tensors[ours[0]], places[ours[0]]
-        shape = first.shape if place.expert is None else (len(ours), *first.shape)
-        as_stored = FLOATS[first.dtype.name]
+    for weight, place in places.items():
+        held.setdefault(place.name, []).append(weight)
+    head = Role.EMBEDDING if checkpoint.config.tied else Role.HEAD
+    for name, weights in held.items():
+        first, place = weights[0], places[weights[0]]
+        shape = first.shape if place.expert is None else (len(weights), *first.shape)
+        as_stored = FLOATS[checkpoint.tensors[first.name].dtype.name]
         wanted = _type(to) or as_stored
-        if wanted in FOUR_BITS and name == head:
+        if wanted in FOUR_BITS and first.role is head:
             wanted = "Q8_0"
-        if not _is_matrix(name, shape):
+        if not _may_have_type(first):
             wanted = "F32"
         elif shape[-1] % layout.BLOCKS[wanted].weights:
             wanted = as_stored
-        yield Stored(name, shape, wanted, tuple(ours), place.heads)
+        yield Stored(name, shape, wanted, tuple(weights), place.heads)
 
 
 def _file_type(checkpoint: Checkpoint, to: str | None) -> int:
-    return FILE_TYPES[_type(to) or FLOATS[checkpoint.tensors["model.embed_tokens.weight"].dtype.name]]
+    return FILE_TYPES[_type(to) or FLOATS[checkpoint.tensors[EMBEDDING].dtype.name]]
 
 
-def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str, Value]:
+def _keys(checkpoint: Checkpoint, architecture: Architecture, file_type: int) -> dict[str, Value]:
     config = checkpoint.config
     keys: dict[str, Value] = {
-        "general.architecture": architecture,
+        "general.architecture": architecture.name,
         "general.name": Path(checkpoint.path).stem,
         "general.file_type": file_type,
         "general.quantization_version": QUANTIZATION,
     }
     own: dict[str, Value] = {
         "vocab_size": config.vocab,
-        "context_length": config.context,
-        "embedding_length": config.dim,
-        "block_count": config.layers,
-        "feed_forward_length": config.ffn,
-        "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.eps),
         "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.theta),
     }
-    if config.experts:
-        own |= {"expert_count": config.experts, "expert_used_count": config.experts_per_token}
+    for name, key in architecture.keys.items():
+        if config.experts or name not in ("experts", "experts_per_token"):
+            value = getattr(config, name)
+            own[key] = float(value) if Config.__annotations__[name] is float else value
     match config.scaling:
         case LinearScaling(factor):
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
         case Llama3Scaling(original_context=original):  # the rest is in rope_freqs.weight
             own |= {"rope.scaling.original_context_length": original}
-    return keys | {f"{architecture}.{key}": value for key, value in own.items()}
+    return keys | {f"{architecture.name}.{key}": value for key, value in own.items()}
 
 
 def _factors(config: Config) -> np.ndarray | None:

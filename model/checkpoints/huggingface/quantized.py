@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from model.checkpoints.checkpoint import Codes, Tensor, refused
-from model.checkpoints.codes import PART, dequantized, is_matrix
+from model.checkpoints.codes import PART, dequantized
 from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq
 from model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
 from model.checkpoints.huggingface.compressed import read_compressed_tensors
@@ -21,6 +21,7 @@ from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Store
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry
 from model.checkpoints.strict_json import short
+from model.tensors import QUANTIZABLE, Weight
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
@@ -45,20 +46,21 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
     return methods[method](fields)
 
 
-def take_quantized(rule: Rule, shapes: Mapping[str, tuple[int, ...]], located: Located, path: str) -> dict[str, Tensor]:
-    """The quantized matrices among the tensors of `shapes`; what they are made of is removed from `located`.
+def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
+    """The quantized matrices among the `expected` weights, by the file's names; their parts leave `located`.
 
     Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or dtype.
     """
     taken = {}
-    for name, shape in shapes.items():
-        if is_matrix(name) and len(shape) == 2:
-            stored = rule.stored(*shape)
+    for name, weight in expected.items():
+        if weight.role in QUANTIZABLE:
+            rows, cols = weight.shape
+            stored = rule.stored(rows, cols)
             module, first = name.removesuffix(".weight"), next(iter(stored))
             entry = located.get(f"{module}.{first}")
             if entry and entry[1].dtype.name in stored[first].dtypes:
-                taken[name] = _take(rule, module, stored, (shape[0], shape[1]), located, path)
-                _drop_extras(module, located, wanted=f"{module}.bias" in shapes, path=path)
+                taken[name] = _take(rule, module, stored, (rows, cols), located, path)
+                _drop_extras(module, located, wanted=f"{module}.bias" in expected, path=path)
     if not taken:
         raise refused(path, "no tensor is quantized, but config.json has a quantization_config")
     return taken

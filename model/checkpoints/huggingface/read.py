@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused, tensor_shapes
-from model.checkpoints.huggingface.config import read_config, read_tokens
+from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
+from model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
 from model.checkpoints.huggingface.quantized import Located, read_rule, take_quantized
 from model.checkpoints.huggingface.rule import FLOATS
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strict_json import read_object, short
+from model.tensors import EMBEDDING, HEAD
+from model.tensors import weights as weights_of
 from reference.config import Config
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
@@ -41,12 +42,14 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Chec
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
     _check_number(path, config, located)
-    shapes = tensor_shapes(config)
-    quantized = take_quantized(rule, shapes, located, path) if rule else {}
-    plain = {name: shape for name, shape in shapes.items() if name not in quantized}
+    names = family_of(Fields(values, config_path)).names
+    expected = {weight.named(names): weight for weight in weights_of(config)}
+    quantized = take_quantized(rule, expected, located, path) if rule else {}
+    plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located)
     tensors = {
-        name: quantized[name] if name in quantized else _tensor(located[name], shape) for name, shape in shapes.items()
+        weight.name: quantized[name] if name in quantized else _tensor(located[name], weight.shape)
+        for name, weight in expected.items()
     }
     release = partial(_release, list(files.values()))
     return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, release=release)

@@ -12,12 +12,13 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import is_matrix
 from model.checkpoints.huggingface.bitsandbytes import BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
+from model.family import Family, nearest_family
+from model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, quantizable, weights
 from reference.quantizers.affine import Affine
 
 Written = CompressedTensors | BitsAndBytes
@@ -50,13 +51,15 @@ def write_huggingface(
     """
     checkpoint = _held(checkpoint)
     rule = _rule(checkpoint, int8_activations=int8_activations)
-    entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(name, tensor, rule)]
+    family = nearest_family(checkpoint.config)
+    names = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
+    entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
     # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
     stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
     dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
     if rule:
-        config["quantization_config"] = _format(rule, plain=_plain_modules(checkpoint))
+        config["quantization_config"] = _format(rule, plain=_plain_modules(checkpoint, family))
     tokens = {key: value for key, value in format_tokens(checkpoint).items() if value is not None}
     header = format_header(stored)
     place, end = {}, len(header)  # where the next bytes of each tensor go
@@ -72,7 +75,7 @@ def write_huggingface(
         with open(staged / "model.safetensors", "wb") as file:
             file.write(header)
             for name, tensor in checkpoint.tensors.items():
-                for part, array in _arrays(name, tensor, rule, path=checkpoint.path):
+                for part, array in _arrays(names[name], tensor, rule, path=checkpoint.path):
                     file.seek(place[part])
                     place[part] += file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                     checkpoint.release()
@@ -84,18 +87,19 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
     """What transformers is to run in, to which it rounds scales; mxfp4 it decodes to bfloat16, exactly."""
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
-    return checkpoint.tensors["model.embed_tokens.weight"].dtype.name
+    return checkpoint.tensors[EMBEDDING].dtype.name
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
     """Without the codes of an embedding, and of groups of one; of a GGUF file whose types differ, or are none of
     compressed-tensors'."""
-    matrices = [tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)]
-    theirs = {(tensor.codes.form, tensor.codes.group) for tensor in matrices if tensor.codes and tensor.type}
+    matrices = quantizable(checkpoint.config)
+    stored_so = [tensor for name, tensor in checkpoint.tensors.items() if name in matrices and tensor.type]
+    theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
     keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
 
     def tensor(name: str, stored: Tensor) -> Tensor:
-        kept = is_matrix(name) and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
+        kept = name in matrices and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
         return stored if kept else stored._replace(codes=None)
 
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
@@ -133,14 +137,14 @@ def _format(rule: Written, *, plain: list[str]) -> dict[str, Any]:
     return format_compressed_tensors(rule, plain=plain)
 
 
-def _plain_modules(checkpoint: Checkpoint) -> list[str]:
-    """What transformers has as linear modules and is not quantized."""
+def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
+    """The linear modules of transformers that are not quantized."""
     plain = [
-        name.removesuffix(".weight")
-        for name, tensor in checkpoint.tensors.items()
-        if tensor.codes is None and (is_matrix(name) or name.endswith(".gate.weight"))
+        weight.named(family.names).removesuffix(".weight")
+        for weight in weights(checkpoint.config)
+        if checkpoint.tensors[weight.name].codes is None and weight.role in (*QUANTIZABLE, Role.ROUTER)
     ]
-    return [*plain, "lm_head"] if checkpoint.config.tied else plain
+    return [*plain, HEAD.removesuffix(".weight")] if checkpoint.config.tied else plain
 
 
 def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:

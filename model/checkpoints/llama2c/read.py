@@ -10,9 +10,9 @@ from jaxtyping import Float32
 
 from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_model
-from model.checkpoints.codes import EMBEDDING, is_matrix
 from model.checkpoints.llama2c import layout
 from model.checkpoints.mapped import MappedFile
+from model.tensors import rotated_heads
 from reference.config import Config
 from reference.quantizers.blocks import Quantized
 from reference.rope import interleaved_to_halves
@@ -40,15 +40,11 @@ def open_llama2c(file: MappedFile) -> Checkpoint:
     tensors = {}
     offset = layout.HEADER_BYTES[version]
     for tensor in layout.stored_tensors(config, version=version, group=group):
-        if tensor.name != layout.ROPE_TABLES:
-            heads = _interleaved_heads(tensor.name, config)
+        if weight := tensor.weight:
+            heads = rotated_heads(weight, config)
             read = partial(_read, file, tensor.shape, offset, group=tensor.group, heads=heads)
-            codes = (
-                _codes(file, tensor, offset, heads=heads)
-                if is_matrix(tensor.name) or tensor.name == EMBEDDING
-                else None
-            )
-            tensors[tensor.name] = Tensor(tensor.shape, FLOAT32, read, codes)
+            codes = _codes(file, tensor, offset, heads=heads) if len(tensor.shape) == 2 else None
+            tensors[weight.name] = Tensor(tensor.shape, FLOAT32, read, codes)
         offset += tensor.bytes
     name = "kuiper-int8" if version == layout.KUIPER else f"llama2c-v{version}"
     return Checkpoint(file.path, name, config, tensors, bos=layout.BOS, stops=layout.STOPS, release=file.release)
@@ -106,13 +102,6 @@ def _kuiper_group(file: MappedFile, config: Config) -> int | None:
     if _undivided(config, layout.KUIPER, group):
         return None
     return group if layout.file_bytes(config, version=layout.KUIPER, group=group) == file.size else None
-
-
-def _interleaved_heads(name: str, config: Config) -> int:
-    """How many heads of interleaved pairs the rows of a tensor are; 0: none."""
-    if name.endswith("self_attn.q_proj.weight"):
-        return config.heads
-    return config.kv_heads if name.endswith("self_attn.k_proj.weight") else 0
 
 
 def _read(

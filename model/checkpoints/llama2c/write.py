@@ -10,6 +10,7 @@ from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.llama2c import layout
 from model.checkpoints.staging import new_file
+from model.tensors import Weight, rotated_heads
 from reference.config import Config
 from reference.quantizers import llama2c
 from reference.rope import halves_to_interleaved
@@ -37,16 +38,16 @@ def write_llama2c(
         group = llama2c.group_size(config.dim, config.ffn) if int8 else 0
         file.write(_header(config, group))
         for stored in layout.stored_tensors(config, version=2 if int8 else 0, group=group):
-            if stored.name == layout.ROPE_TABLES:
+            if stored.weight is None:
                 _write_rope_tables(file, config)
             elif stored.group:
-                file.write(llama2c.pack(llama2c.quantize(_stored(checkpoint, stored.name), group=group)).data)
+                file.write(llama2c.pack(llama2c.quantize(_values(checkpoint, stored.weight), group=group)).data)
                 checkpoint.release()
             else:
-                file.write(_stored(checkpoint, stored.name).reshape(-1).view(np.uint8).data)
+                file.write(_values(checkpoint, stored.weight).reshape(-1).view(np.uint8).data)
                 checkpoint.release()
             if progress:
-                progress(stored.name, stored.bytes)
+                progress(stored.weight.name if stored.weight else layout.ROPE_TABLES, stored.bytes)
 
 
 def _header(config: Config, group: int) -> bytes:
@@ -77,16 +78,12 @@ def _refuse_unsayable(checkpoint: Checkpoint) -> None:
             raise refused(checkpoint.path, f"llama2.c's format cannot hold {reason}")
 
 
-def _stored(checkpoint: Checkpoint, name: str) -> np.ndarray:
-    array = checkpoint.tensors[name].read()
-    check_finite(name, array, path=checkpoint.path)
+def _values(checkpoint: Checkpoint, weight: Weight) -> np.ndarray:
+    array = checkpoint.tensors[weight.name].read()
+    check_finite(weight.name, array, path=checkpoint.path)
     array = np.ascontiguousarray(array, "<f4")
-    config = checkpoint.config
-    if name.endswith("self_attn.q_proj.weight"):
-        return halves_to_interleaved(array, heads=config.heads)
-    if name.endswith("self_attn.k_proj.weight"):
-        return halves_to_interleaved(array, heads=config.kv_heads)
-    return array
+    heads = rotated_heads(weight, checkpoint.config)
+    return halves_to_interleaved(array, heads=heads) if heads else array
 
 
 def _write_rope_tables(file: BinaryIO, config: Config) -> None:
