@@ -24,6 +24,10 @@ def rope(**changes) -> dict[str, Any]:
     return {"rope_scaling": {**CONFIG["rope_scaling"], **changes}}
 
 
+def qwen3_moe(**changes):
+    return {"model_type": "qwen3_moe", "moe_intermediate_size": 8, **changes}
+
+
 BIG = 10**18
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": "64"}, 'hidden_size is "64", not an integer'),
@@ -117,6 +121,12 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral", "num_local_experts": 10**9}, "1000000000 experts"),
     ({"model_type": "mixtral", "num_local_experts": 0}, "num_local_experts is 0"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token of 8"),
+    (qwen3_moe(num_experts=0), "num_experts is 0"),
+    (qwen3_moe(decoder_sparse_step=2), "decoder_sparse_step 2 is not supported (only 1)"),
+    (qwen3_moe(mlp_only_layers=[0]), "mlp_only_layers a list is not supported (only [])"),
+    (qwen3_moe(norm_topk_prob="yes"), 'norm_topk_prob is "yes", not true or false'),
+    ({"model_type": "qwen3_moe"}, "lacks moe_intermediate_size"),
+    (qwen3_moe(num_experts=1, num_experts_per_tok=1), "lacks tensor model.layers.0.self_attn.q_norm.weight"),
 ]
 
 

@@ -21,7 +21,9 @@ from tests.gguf_files import CODES, F32, STRING, U32, Tensor
 from tests.random_models import SMALL, random_checkpoint
 from tests.refusals import load
 
-READABLE = [name for name, config in families.FAMILIES.items() if name not in ("qwen2-window", "mistral")]
+READABLE = [
+    name for name, config in families.FAMILIES.items() if name not in ("qwen2-window", "mistral", "qwen3-moe-window")
+]
 
 
 FACTOR_ROUNDINGS = 32 * 32 * 2.0**-24  # see `gguf_rope.ROUNDINGS`; no factor here is above 32
@@ -36,7 +38,7 @@ def written(path: Path, family: str, *, type: str = "F32", seed: int = 0) -> dic
     config = families.FAMILIES[family]
     tensors = families.random_tensors(config, seed=seed)
     gguf_files.file_of(config, tensors, type=type).write(path)
-    return tensors
+    return families.by_our_names(tensors)
 
 
 @pytest.mark.parametrize("family", READABLE)

@@ -142,15 +142,15 @@ def _keys(checkpoint: Checkpoint, architecture: Architecture, file_type: int) ->
         "general.file_type": file_type,
         "general.quantization_version": QUANTIZATION,
     }
-    own: dict[str, Value] = {
-        "vocab_size": config.vocab,
-        "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
-    }
+    own: dict[str, Value] = {"vocab_size": config.vocab}
     for name, key in architecture.keys.items():
         if config.experts or name not in ("experts", "experts_per_token"):
             value = getattr(config, name)
             own[key] = float(value) if Config.__annotations__[name] is float else value
+        if name == "head_dim":
+            own["attention.value_length"] = config.head_dim
+        if name == "eps":
+            own["rope.dimension_count"] = config.head_dim
     match config.scaling:
         case LinearScaling(factor):
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
