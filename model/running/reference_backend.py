@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -179,7 +179,7 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
         return Linear(matrix([weight]), tensor(bias) if bias in checkpoint.tensors else None)
 
     def layer(i: int) -> Layer:
-        each = {
+        each: dict[str, Any] = {
             part: linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
             for part, weights in parts[i].items()
             if part != "router"
