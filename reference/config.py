@@ -1,4 +1,4 @@
-"""The hyperparameters of a Llama: every number that is chosen rather than learnt.
+"""The hyperparameters of a Llama: every number that is chosen, not learned.
 
 Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE are one
 architecture with these numbers and switches set differently.
@@ -11,7 +11,7 @@ from reference.rope import Scaling
 
 @dataclass(frozen=True)
 class Config:
-    """A Llama-like decoder. Hashable, so that it can be a static argument of a compiled function."""
+    """A Llama-like decoder. It is hashable, so that it can be a static argument of a compiled function."""
 
     dim: int  # width of the residual stream
     layers: int
@@ -24,7 +24,7 @@ class Config:
 
     eps: float  # inside the root of every RMSNorm
     theta: float  # base of the RoPE frequencies
-    scaling: Scaling | None = None  # how RoPE was stretched to a longer context
+    scaling: Scaling | None = None  # how RoPE is stretched to a longer context
     windows: tuple[int | None, ...] | None = None  # per layer, how many last positions it sees; None: all (Mistral)
 
     experts: int = 0  # feed-forward layers to choose from in each block; 0: one, always used (Mixtral)
@@ -38,5 +38,5 @@ class Config:
     qk_norm: bool = False  # RMSNorm of every q and k head before RoPE (Qwen3)
 
     def window(self, layer: int) -> int | None:
-        """How many last positions `layer` sees, itself included; None: all."""
+        """Return how many last positions `layer` sees, its own included; None: all."""
         return self.windows[layer] if self.windows else None

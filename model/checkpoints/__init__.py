@@ -1,6 +1,6 @@
 """Checkpoints: files and directories of weights, tensor by tensor.
 
-Writers are imported from their modules, so that nobody waits for them who only reads.
+Import writers from their own modules: programs that only read then start faster.
 """
 
 from model.checkpoints.checkpoint import Checkpoint as Checkpoint

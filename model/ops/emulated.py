@@ -95,14 +95,14 @@ def emulated_ops(ops: Ops) -> Ops:
 
 
 def with_roundings(params: Params, found: dict[str, str], *, config: Config) -> Params:
-    """`params`, or their shapes, whose matrices round what they are multiplied by as `roundings` says."""
+    """Wrap the matrices of `params`, or their shapes, so that they round their inputs as `roundings` says."""
 
     def rounding(place: Any, held: Any) -> Any:
         if isinstance(place, Names) and place.names[0] in found:
             return Rounding(held, found[place.names[0]])
         return held
 
-    # Nothing is multiplied by the embedding, unless it is the head as well.
+    # The embedding multiplies nothing; a tied head is a leaf of its own.
     return jax.tree.map(rounding, array_names(config, params.rope), params)._replace(embedding=params.embedding)
 
 

@@ -1,17 +1,17 @@
-"""Quantizes a model by the activations that a text gives rise to: AWQ, GPTQ and SmoothQuant, layer after layer.
+"""Quantize a model by the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
 
-The text is cut into windows, whose residual streams pass through the model once. In a layer there are four kinds of
-matrices, by their inputs, in the order in which those come about:
+The text is cut into windows, whose residual streams pass through the model once. A layer has four kinds of matrices,
+by their inputs, in the order of computation:
 
     q, k, v          rmsnorm(x)             1 / s goes into the norm's weight
     o                attention's outputs    1 / s goes into the rows of v
     gate, up         rmsnorm(x)             1 / s goes into the norm's weight, and s into a router's columns
     down             silu(gate) * up        1 / s goes into the rows of up
 
-Each kind is quantized for what the layers and matrices before it, quantized already, make of the text. Matrices that
-share inputs share s; so do the heads of a group, which read the same values, in o. Rows of v and up are divided by
-dividing their scales, as their codes stay. SmoothQuant divides norms alone. Embeddings and head stay as they are. All
-experts see all tokens, since one that the text seldom chooses would else be fitted to very few.
+Each kind is quantized for the inputs that the quantized layers and matrices before it compute from the text. Matrices
+that share inputs share s. In o, the heads of a group share s, since they read the same values. Rows of v and up are
+divided through their scales; their codes stay. SmoothQuant divides norms only. Embeddings and head are not quantized.
+All experts see all tokens, so that rarely chosen experts are not fitted to very few.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,15 +39,15 @@ from reference.config import Config
 from reference.quantizers import smoothquant
 from reference.quantizers.blocks import Quantized
 
-WINDOW = 512  # tokens, or the context of a model that has less
-WINDOWS = 128  # at most: as many as AWQ and GPTQ are usually given
-BYTES = 1 << 20  # of a file: with 4 to a token, four times what these windows hold
+WINDOW = 512  # tokens; a model with a shorter context takes that
+WINDOWS = 128  # at most, the usual number for AWQ and GPTQ
+BYTES = 1 << 20  # read of a file: at 4 bytes per token, four times what these windows hold
 
 
 def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int[np.ndarray, "windows seq"]:
-    """The first windows of a UTF-8 text, each with BOS in front where the model's convention has it.
+    """Read the first windows of a UTF-8 text, each with BOS in front if the model's convention has it.
 
-    Raises CheckpointError for a file that `read_text` refuses, or that holds fewer tokens than one window.
+    Raises `CheckpointError` if `read_text` refuses the file, or if it holds fewer tokens than one window.
     """
     text = read_text(path, most=BYTES)
     begin = [] if tokenizer.bos is None else [tokenizer.bos]
@@ -66,11 +66,11 @@ def calibrated(
     method: str,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """`checkpoint` with its layers' matrices quantized by one of `METHODS` for the tokens of `windows`.
+    """Quantize the layers' matrices of `checkpoint` by one of `METHODS` for the tokens of `windows`, lazily.
 
-    A layer is computed when the first of its tensors is read, and forgotten when the next one is: read them in their
-    order, as writers do; who goes back begins anew. `progress` is told of each layer. Raises ValueError for another
-    method, CheckpointError for a model that is quantized already.
+    Reading the first tensor of a layer computes the layer and drops the one before. Read tensors in order, as writers
+    do: going back starts from the first layer. `progress` is called for each layer. Raises ValueError for an unknown
+    method, `CheckpointError` for a model that is quantized already.
     """
     if method not in METHODS:
         raise ValueError(f"{method} is none of the methods {', '.join(METHODS)}")
@@ -81,7 +81,7 @@ def calibrated(
 
 
 class _Walk:
-    """The residual streams of all windows, as they enter the layer that comes next."""
+    """The residual streams of all windows at the input of the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, windows: np.ndarray, method: Method, progress: Progress):
         self._checkpoint, self._windows, self._method, self._progress = checkpoint, windows, method, progress
@@ -91,7 +91,7 @@ class _Walk:
         self._streams: list[Array] = []
 
     def tensor(self, name: str) -> Tensor:
-        """What becomes of a tensor: known now, computed when it is read."""
+        """Return the tensor that replaces `name`: its shape and dtype are known now, its values when it is read."""
         stored, method, weight = self._checkpoint.tensors[name], self._method, self._table[name]
         if weight.layer is None:
             return stored
@@ -141,7 +141,7 @@ def _in_parts(part: Quantized) -> Iterator[Quantized]:
 
 
 class _Layer:
-    """One layer while it is quantized: what each weight is now, and the codes of those that are done."""
+    """One layer while it is quantized: the present weights, and the codes of finished matrices."""
 
     def __init__(
         self, checkpoint: Checkpoint, index: int, stacked: Sequence[Stack], method: Method, progress: Progress
@@ -160,11 +160,11 @@ class _Layer:
         self._kinds_done = 0
 
     def results(self) -> dict[str, Any]:
-        """By its whole name the codes of each matrix, and what each other tensor has become."""
+        """Return, by name, the codes of each matrix and the new values of each other tensor."""
         return {name: self._parts.get(name, values) for name, values in self._now.items()}
 
     def pass_through(self, streams: Sequence[Array]) -> list[Array]:
-        """Quantize the layer for these residual streams; what it, quantized, makes of them."""
+        """Quantize the layer for these residual streams, and return its outputs for them."""
         config, seq = self._config, streams[0].shape[1]
         table = rope_table(config, seq)
         positions = Positions(jnp.arange(seq)[None], table.cos[None], table.sin[None])
@@ -198,7 +198,7 @@ class _Layer:
         norm: str | None = None,
         rows: str | None = None,
     ) -> None:
-        """Quantize the matrices that meet `inputs`, which the field `norm` or the rows of the matrix `rows` scale."""
+        """Quantize the matrices with these `inputs`; the norm `norm` or the rows of the matrix `rows` absorb 1 / s."""
         method = self._method
         seen = observe(self._inputs(inputs, streams), gram=method.gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
@@ -225,7 +225,7 @@ class _Layer:
             self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
 
     def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
-        """Of codes the scales. The heads of a group have the same s for the values that they share."""
+        """Divide rows through their scales. The heads of a group have the same s for their shared values."""
         rows = len(self._now[name])
         if rows < len(s):
             s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)
@@ -248,7 +248,7 @@ class _Layer:
             yield inputs(x, layer)
 
     def _layer(self) -> Layer:
-        """The layer as it is now, on the default device."""
+        """Return the present layer, on the default device."""
 
         def array(weights: Sequence[Weight]) -> Array | None:
             return jnp.asarray(np.concatenate([self._now[weight.name] for weight in weights])) if weights else None
@@ -310,6 +310,6 @@ def _fed_forward(x: Float[Array, "1 seq dim"], layer: Layer, *, config: Config) 
 
 
 def _over_groups(means: Float64[np.ndarray, " width"], config: Config) -> Float64[np.ndarray, " width"]:
-    """The mean over the heads that share values, for each of them."""
+    """Average over the heads that share values, and give each of them the average."""
     by_head = means.reshape(config.kv_heads, -1, config.head_dim)
     return np.broadcast_to(by_head.mean(axis=1, keepdims=True), by_head.shape).reshape(-1)

@@ -144,9 +144,9 @@ def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, 
 
 
 def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None) -> Params:
-    """Every tensor of `checkpoint` in float64: of quantized ones, the weights that their codes stand for.
+    """Read every tensor of `checkpoint` in float64, quantized ones decoded exactly.
 
-    `roundings` are those of `model.ops.emulated`, for the matrices that they name.
+    `roundings`, from `model.ops.emulated`, says how the named matrices round the vectors that they are multiplied by.
     """
     config, rounded_to = checkpoint.config, roundings or {}
 
@@ -169,7 +169,7 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
     parts = by_layer(config)
 
     def matrix(weights: Sequence[Weight]) -> np.ndarray:
-        """The matrices of all experts, stacked, or the one that there is."""
+        """Read the matrices of all experts, stacked, or a single matrix."""
         names = [weight.name for weight in weights]
         arrays = [tensor(name) for name in names]
         return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else arrays[0], *names)

@@ -1,7 +1,7 @@
-"""The weights of a Llama as JAX arrays: what is multiplied together is stacked once, here.
+"""The weights of a Llama as JAX arrays; matrices with the same input are stacked here, at load.
 
-q, k and v share their input, and so do gate and up: stacked, each is one product a layer instead of
-three or two. Layers stay in a list, since slices of one large array would be copied at every use.
+q, k and v share their input, and so do gate and up: one product per layer replaces three or two. Layers stay in a list,
+since slices of one large array would be copied at every use.
 """
 
 import math
@@ -25,14 +25,14 @@ from reference.config import Config
 from reference.rope import frequencies
 
 PART = 16 << 20  # bytes
-Progress = Callable[[str, float], object]  # told what goes on, and what share of it is done
+Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
 
 
 def no_progress(stage: str, share: float) -> None:
-    """Tell nobody."""
+    """Report nothing: the default `Progress`."""
 
 
-HUGE_PAGE = 2 << 20  # bytes; weights that start on one are read faster, and JAX on a CPU takes them as they are
+HUGE_PAGE = 2 << 20  # bytes; JAX on a CPU reads weights that are aligned to it faster, and without a copy
 
 
 Matrix = Float[Array, "rows cols"] | QuantizedMatrix
@@ -64,7 +64,7 @@ class Layer(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """The angles of every position, from float64: a float32 angle is off by a percent at position 100,000."""
+    """Cosines and sines of every position's angles, from float64: a float32 angle is off by a percent at position 100,000."""
 
     cos: Float[Array, "positions pairs"]
     sin: Float[Array, "positions pairs"]
@@ -74,7 +74,7 @@ class Params(NamedTuple):
     embedding: Float[Array, "vocab dim"] | Embedding
     layers: Sequence[Layer]
     norm: Float[Array, " dim"]
-    head: Matrix  # [vocab, dim]; the same arrays as the embedding, where the two are tied
+    head: Matrix  # [vocab, dim]; the embedding's own arrays if the two are tied
     rope: Rope
 
     @property
@@ -83,10 +83,10 @@ class Params(NamedTuple):
 
 
 def rope_table(config: Config, positions: int) -> Rope:
-    """cos and sin of the first `positions` positions, float32."""
+    """Compute cos and sin of the first `positions` positions, float32."""
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
     cos, sin = np.empty((2, positions, len(turns)), np.float32)
-    for start in range(0, positions, 4096):  # in parts: in float64 the whole would be several times as large
+    for start in range(0, positions, 4096):  # in parts: the whole in float64 would take several times the memory
         angles = np.arange(start, min(start + 4096, positions))[:, None] * turns
         cos[start : start + 4096], sin[start : start + 4096] = np.cos(angles), np.sin(angles)
     return Rope(jax.device_put(cos), jax.device_put(sin))
@@ -100,10 +100,10 @@ def load_params(
     loaded: tuple[Checkpoint, Params] | None = None,
     progress: Progress = no_progress,
 ) -> Params:
-    """Read every tensor of `checkpoint` onto the default device: codes as codes, all else as `dtype`.
+    """Read every tensor of `checkpoint` onto the default device: codes as codes, all others as `dtype`.
 
-    `check_weights` comes first. `positions` is the number of positions that the RoPE table covers. Of another
-    checkpoint that is `loaded`, of the same shapes, the arrays of the tensors that are in both are shared.
+    Call `check_weights` first. `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint
+    of the same shapes with its parameters: arrays of tensors that both checkpoints have are shared.
     """
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     shared = _shared(checkpoint, *loaded) if loaded else {}
@@ -132,20 +132,20 @@ def load_params(
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the tensors that become one array: a leaf in its place in the tree."""
+    """The names of the tensors that one array is made of: a leaf that stands in the array's place."""
 
     names: tuple[str, ...]
 
 
 def array_names(config: Config, rope: Rope) -> Params:
-    """The tree of `load_params` with `Names` in the places of the arrays, except in `rope`."""
+    """Build the tree of `load_params` with `Names` in the places of arrays, and `rope` as given."""
     return _assemble(config, lambda *names: Names(names), rope)
 
 
 def _shared(
     checkpoint: Checkpoint, other: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix]:
-    """Arrays of `params`, read from `other`, by the names of the tensors in them, where `checkpoint` has the same."""
+    """Find the arrays of `params`, read from `other`, whose tensors `checkpoint` has too; by the tensors' names."""
     found = {}
 
     def take(place: Any, held: Any) -> None:
@@ -157,7 +157,7 @@ def _shared(
 
 
 def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
-    """Runs of a tensor's rows as the arrays of `shapes` hold them."""
+    """Yield consecutive rows of a tensor in the form of the arrays of `shapes`."""
     if isinstance(shapes, QuantizedMatrix):
         assert tensor.codes
         return (shapes.stored(part, tensor.codes) for part in tensor.codes.parts())
@@ -165,7 +165,7 @@ def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors that are to be one along their rows: with codes that can run so, or without."""
+    """Give tensors that will be stacked one form: codes that can run, else none."""
     cols = math.prod(tensors[0].shape[1:])
     codes = in_common_form([tensor.codes for tensor in tensors])
     usable = codes if codes and runs(codes[0], cols) else [None] * len(tensors)
@@ -173,7 +173,7 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
-    """The arrays for what `_joined` gives."""
+    """Return the shapes and dtypes of the arrays for tensors from `_joined`."""
     rows, row = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
     if codes := tensors[0].codes:
         return KINDS[codes.form].shapes(rows, math.prod(row), codes)
@@ -181,7 +181,7 @@ def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
 
 
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
-    """Raise CheckpointError for a tensor that holds NaN or infinity."""
+    """Raise `CheckpointError` for a tensor that holds NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, tensor in checkpoint.tensors.items():
         for rows in _checked(name, tensor, checkpoint.path):
@@ -191,7 +191,7 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 
 
 def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
-    """Check runs of rows, the scales of codes for all that they scale; how many rows each has."""
+    """Check consecutive rows (of codes, their scales), and yield how many rows each part has."""
     if not tensor.codes:
         for values in _in_parts(tensor.read()):
             check_finite(name, values, path=path)
@@ -211,16 +211,16 @@ def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
-    """The tree of named tensors that are arrays already, as in training: traceable, and so differentiable."""
+    """Build the tree from named arrays, as in training: traceable, and so differentiable."""
     return _assemble(config, lambda *names: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
 def abstract_params(
     config: Config, *, dtype: np.dtype, positions: int, tensors: Mapping[str, Tensor] | None = None
 ) -> Params:
-    """The shapes and dtypes that `load_params` will give: enough to compile for.
+    """Return the shapes and dtypes that `load_params` will give, for compilation.
 
-    `tensors` are a checkpoint's; without them, those of one that is not quantized.
+    `tensors` are those of the checkpoint; without them, no tensor is quantized.
     """
     plain = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
     known = tensors or plain
@@ -233,7 +233,7 @@ def abstract_params(
 
 
 def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
-    """The whole tree of weights; `place` joins the tensors of the names that it is given along their rows."""
+    """Build the tree of weights; `place` makes one array of the named tensors, stacked along their rows."""
 
     def placed(stack: Stack) -> Any:
         array = place(*(weight.name for weight in stack.weights))
@@ -274,7 +274,7 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
 
 def weight_bytes(params: Params) -> int:
-    """Bytes that the weights take, each stored once: of `abstract_params`, before there are any."""
+    """Count the bytes of the weights, each stored once; also of `abstract_params`."""
     head = None if params.tied else params.head
     return sum(
         int(np.prod(leaf.shape)) * leaf.dtype.itemsize
@@ -283,14 +283,14 @@ def weight_bytes(params: Params) -> int:
 
 
 def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Runs of rows of a few megabytes, so that little of the file is in memory beside what it is copied to."""
+    """Yield consecutive rows, a few megabytes at a time, so that little of the file is in memory at once."""
     rows = max(1, PART // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         yield values[start : start + rows]
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in memory of its own, in huge pages as far as it fills them, the rest in small ones."""
+    """Allocate an array of zeros in memory of its own, in huge pages except for an incomplete last one."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE

@@ -1,4 +1,4 @@
-"""A GGUF file's keys, read into a `Config` with the meaning that llama.cpp gives them.
+"""Read a GGUF file's keys into a `Config`, with the meaning that llama.cpp gives them.
 
 The architectures of `model.families` are read; "llama" is Mistral and Mixtral as well. A key that would change a number
 and is not implemented is refused by name.
@@ -20,7 +20,7 @@ from reference.rope import LinearScaling, Scaling
 
 SPLITS = "split.count"
 
-# Keys of an architecture that change the computation, and the values with which they do not.
+# Keys that change the computation unless they have one of these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -46,7 +46,7 @@ STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenize
 
 
 def architecture_of(metadata: Metadata) -> Architecture:
-    """The architecture that a file names. Raises `CheckpointError` for an unknown one, or a part of a split file."""
+    """Return the architecture that a file names. Raises `CheckpointError` if unknown, or for a part of a split file."""
     if (count := metadata.integer(SPLITS, 1)) > 1:
         raise metadata.refused(f"is one of {count} parts: merge them first, with llama-gguf-split --merge")
     name, known = metadata.string("general.architecture"), architectures()
@@ -58,7 +58,7 @@ def architecture_of(metadata: Metadata) -> Architecture:
 def read_config(
     metadata: Metadata, architecture: Architecture, tensors: Container[str], *, vocab: int, factors: np.ndarray | None
 ) -> Config:
-    """The hyperparameters of a file that holds `tensors`; `factors` are its rope_freqs. Raises `CheckpointError`."""
+    """Read the hyperparameters of a file with these tensors and rope_freqs `factors`. Raises `CheckpointError`."""
 
     def key(name: str) -> str:
         return f"{architecture.name}.{name}"
@@ -102,7 +102,7 @@ def read_config(
 
 
 def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozenset[int]]:
-    """The id that begins a text, where the file says, and those that end one. Raises `CheckpointError`."""
+    """Read the id that begins a text, or None, and the ids that end one. Raises `CheckpointError`."""
     ids = {key: metadata.integer(key) for key in (BOS, *STOPS) if key in metadata}
     for key, id in ids.items():
         if not 0 <= id < vocab:
@@ -111,7 +111,7 @@ def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozense
 
 
 def shortest(number: float) -> float:
-    """The decimal that somebody wrote before it became float32: the shortest of those that do.
+    """Return the shortest decimal that rounds to this float32: most likely what its author wrote.
 
     >>> shortest(9.999999747378752e-06), shortest(500000.0)
     (1e-05, 500000.0)
@@ -136,7 +136,7 @@ def _scaling(
     metadata: Metadata, architecture: Architecture, config: Config, factors: np.ndarray | None
 ) -> Scaling | None:
     key = f"{architecture.name}.rope.scaling"
-    name = metadata.string(f"{key}.type", "linear")  # llama.cpp's default, too
+    name = metadata.string(f"{key}.type", "linear")  # as in llama.cpp
     old = f"{architecture.name}.rope.scale_linear"
     factor = shortest(metadata.number(f"{key}.factor", metadata.number(old, 1.0)))
     if name not in ("none", "linear"):

@@ -1,4 +1,4 @@
-"""How GGUF files are laid out (https://github.com/ggml-org/ggml, docs/gguf.md), and what they call a Llama's parts.
+"""The layout of GGUF files (https://github.com/ggml-org/ggml, docs/gguf.md).
 
     "GGUF", u32 version, u64 number of tensors, u64 number of keys
     each key        string, u32 type of the value, the value; a list is u32 type, u64 length, the values
@@ -6,10 +6,10 @@
     padding         to a multiple of general.alignment, 32 unless it is said; offsets count from here
     each tensor     its rows, in blocks (see `reference.quantizers.ggml`), padded likewise
 
-All little-endian; a string is a u64 length and UTF-8. Version 3 only added files that are big-endian throughout.
+All numbers are little-endian; a string is a u64 length and UTF-8. Version 3 added big-endian files, and nothing else.
 
-llama.cpp keeps the pairs of q and k interleaved in the architecture "llama" and as halves in the others, the matrices
-of all experts of a layer in one tensor, and leaves out an output matrix that is the embedding.
+The architecture "llama" interleaves the pairs of q and k, the others keep them as halves. One tensor holds the matrices
+of all experts of a layer. A tied output matrix is left out.
 """
 
 import struct
@@ -36,7 +36,7 @@ EMBEDDING, ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
 
 
 class Blocks(NamedTuple):
-    """A type of ggml: so many weights of a row become so many bytes."""
+    """A type of ggml: how many weights of a row share a block, and the block's bytes."""
 
     weights: int
     bytes: int
@@ -54,15 +54,15 @@ TYPE_CODES = {name: code for code, name in TYPE_NAMES.items()}
 
 
 class Place(NamedTuple):
-    """Where a file holds one of our tensors."""
+    """The location of a weight in a file."""
 
     name: str
-    expert: int | None  # which part of it, counted along the outermost axis; None: the whole
-    heads: int  # its rows are so many heads of interleaved pairs; 0: none
+    expert: int | None  # index along the outermost axis; None: the whole tensor
+    heads: int  # number of heads of interleaved pairs among its rows; 0: none
 
 
 def places(config: Config, architecture: Architecture) -> dict[Weight, Place]:
-    """Where a file holds each weight, in the order of use."""
+    """Return the location of each weight, in the order of use."""
     return {
         weight: Place(
             weight.named(architecture.names),

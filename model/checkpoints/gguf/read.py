@@ -1,4 +1,4 @@
-"""Reads GGUF files of Llamas, as llama.cpp has them."""
+"""Read GGUF files of models that `model.families` describes."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ Entries = dict[str, Entry]
 
 
 def open_gguf(file: MappedFile) -> Checkpoint:
-    """Open a file of version 2 or 3. Raises `CheckpointError` unless its tensors are exactly those of a Llama."""
+    """Open a file of version 2 or 3. Raises `CheckpointError` unless it has exactly the tensors that its keys imply."""
     version, metadata, entries = read_header(file)
     architecture = architecture_of(metadata)
     config = _config(file, metadata, architecture, entries)
@@ -50,7 +50,7 @@ def _config(file: MappedFile, metadata: Metadata, architecture: Architecture, en
 
 
 def _places(path: str, config: Config, architecture: Architecture, entries: Entries) -> dict[Weight, layout.Place]:
-    """Where each weight is. Refuses a file whose tensors are not exactly those of `config`."""
+    """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
     if config.layers > len(entries):  # before a name is made for each
         raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"

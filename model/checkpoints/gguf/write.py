@@ -1,8 +1,8 @@
-"""Writes GGUF files as llama.cpp reads them: weights as they are stored, in another float, or as Q8_0, Q4_0 or MXFP4.
+"""Write GGUF files for llama.cpp: weights in the stored dtype, in another float, or as Q8_0, Q4_0 or MXFP4.
 
-What is chosen holds for matrices alone. Vectors and routers are float32, since llama.cpp computes with them so. Of a
-file of four bits a weight the output matrix, or the embedding that serves as one, is Q8_0: llama.cpp spends more on it,
-too (Q6_K), as every logit depends on it. A matrix whose rows are no whole blocks stays as it is.
+The chosen type holds for matrices only. Vectors and routers are float32, as llama.cpp computes with them. With four
+bits per weight, the output matrix (or a tied embedding) is Q8_0, since every logit depends on it; llama.cpp also spends
+more on it (Q6_K). A matrix whose rows are not whole blocks keeps its stored type.
 """
 
 import struct
@@ -32,12 +32,12 @@ SCHEMES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FOUR_BITS = ("Q4_0", "MXFP4")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
-QUANTIZATION = 2  # general.quantization_version: of the blocks' layouts
+QUANTIZATION = 2  # general.quantization_version, of the blocks' layouts
 AT_ONCE = 1 << 20  # weights encoded at a time
 
 
 class Stored(NamedTuple):
-    """A tensor of the file, and the weights that it holds: several where it has all experts of a layer."""
+    """A tensor of the file, and the weights in it: several if it holds all experts of a layer."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ def write_gguf(
     vocabulary: Mapping[str, Value] | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> list[str]:
-    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is told each tensor's name and bytes.
+    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
     `to` is one of `FLOATS` or `SCHEMES`; None keeps what is stored. `vocabulary` holds the keys of tokenizer and chat
     template (see `model.tokenizers.gguf_writer`). Returns the matrices that `to` could not divide into blocks. Raises
@@ -89,7 +89,7 @@ def write_gguf(
 
 
 def architecture_for(checkpoint: Checkpoint) -> Architecture:
-    """The architecture of llama.cpp that this model is. Raises `CheckpointError` where there is none."""
+    """Return the architecture of llama.cpp that fits this model. Raises `CheckpointError` if there is none."""
     architecture = nearest_family(checkpoint.config).gguf
     if lacking := architecture.lacks(checkpoint.config):
         raise refused(checkpoint.path, f"llama.cpp's {architecture.name} has no {lacking}")
@@ -105,12 +105,12 @@ def _type(to: str | None) -> str | None:
 
 
 def _may_have_type(weight: Weight) -> bool:
-    """Whether the type that is asked for holds for a weight."""
+    """Return whether the chosen type holds for a weight."""
     return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 
 def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[Stored]:
-    """What the file holds, in its order."""
+    """Yield the tensors of the file, in its order."""
     held: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
     for weight, place in places.items():
@@ -189,7 +189,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    """The type of a value and the value: integers in 32 bits, numbers in float32."""
+    """Encode a value behind its type: integers in 32 bits, numbers in float32."""
     match value:
         case bool():
             return struct.pack("<I?", layout.BOOL, value)
@@ -207,7 +207,7 @@ def _value(value: Value) -> bytes:
 
 
 def _encoded(checkpoint: Checkpoint, name: str, stored: Stored) -> Iterator[UInt8[np.ndarray, " bytes"]]:
-    """The bytes of one of our tensors as `stored` has it, some rows at a time."""
+    """Yield the bytes of a weight in the type of `stored`, some rows at a time."""
     array = checkpoint.tensors[name].read()
     check_finite(name, array, path=checkpoint.path)
     if stored.heads:

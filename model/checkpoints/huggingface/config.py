@@ -1,4 +1,4 @@
-"""Hugging Face's config.json, read into a `Config` with the meaning that transformers gives it.
+"""Read Hugging Face's config.json into a `Config`, with the meaning that transformers gives it.
 
 The families of `model.families` are read; SmolLM2, TinyLlama and others call themselves "llama". Where transformers 4
 and 5 spell a thing differently, both spellings are read. A key that would change a number and is not implemented is
@@ -21,7 +21,7 @@ SCALINGS = {"default", "linear", "llama3"}
 
 
 class Fields:
-    """A JSON object whose values are fetched by key and type; a `CheckpointError` names the key of a wrong one."""
+    """A JSON object whose values are fetched by key and type; a `CheckpointError` names the key of a wrong value."""
 
     def __init__(self, values: dict[str, Any], path: str | Path):
         self.values, self.path = values, path
@@ -51,14 +51,14 @@ class Fields:
         return self._typed(key, value, "true or false", type(value) is bool)
 
     def ids(self, key: str) -> frozenset[int] | None:
-        """Token ids given as one integer or a list; None where there is none."""
+        """Token ids, given as one integer or a list; None if absent."""
         value: Any = self.values.get(key)
         ids = value if isinstance(value, list) else [value]
         self._typed(key, value, "an integer or a list of them", value is None or all(type(id) is int for id in ids))
         return None if value is None else frozenset(ids)
 
     def object(self, key: str) -> dict[str, Any]:
-        """An object, empty where it is absent or null."""
+        """An object; empty if absent or null."""
         value = self.values.get(key)
         return self._typed(key, value, "an object", value is None or isinstance(value, dict)) or {}
 
@@ -69,7 +69,7 @@ class Fields:
 
 
 def read_config(values: dict[str, Any], path: str | Path) -> Config:
-    """The hyperparameters that config.json, parsed, describes; `path` is for errors. Raises `CheckpointError`."""
+    """Read the hyperparameters in a parsed config.json; `path` is for errors. Raises `CheckpointError`."""
     fields = Fields(values, path)
     family = family_of(fields)
     theta, scaling = _rope(fields, family)
@@ -78,7 +78,7 @@ def read_config(values: dict[str, Any], path: str | Path) -> Config:
         given[name] = _value(fields, name, keys, family)
     if "experts" in family.keys and not given["experts"]:
         raise refused(path, f"{family.keys['experts'][0]} is 0")
-    if not 1 <= given["layers"] <= MOST_LAYERS:  # before a window is made for each
+    if not 1 <= given["layers"] <= MOST_LAYERS:  # checked before a window is made for each layer
         raise refused(path, f"num_hidden_layers is {short(given['layers'])}, outside 1 to {MOST_LAYERS}")
     if given["kv_heads"] is None:
         given["kv_heads"] = given["heads"]
@@ -95,9 +95,9 @@ def read_config(values: dict[str, Any], path: str | Path) -> Config:
 def read_tokens(
     values: dict[str, Any], path: str | Path, generation: dict[str, Any], generation_path: str | Path, *, vocab: int
 ) -> tuple[int | None, frozenset[int]]:
-    """The id that begins a text and those that end one: generation_config.json's, else config.json's.
+    """Read the id that begins a text and those that end one: from generation_config.json, else from config.json.
 
-    Raises `CheckpointError` where an id is none of the `vocab`. A null in generation_config.json says nothing.
+    Raises `CheckpointError` for an id outside `vocab`. A null in generation_config.json counts as absent.
     """
     family = family_of(Fields(values, path))
     stated = Fields({"bos_token_id": family.bos, "eos_token_id": family.stop} | values, path)
@@ -116,7 +116,7 @@ def read_tokens(
 
 
 def family_of(fields: Fields) -> Family:
-    """The family that config.json names. Raises `CheckpointError` where nobody knows it, or it computes otherwise."""
+    """Return the family that config.json names. Raises `CheckpointError` for an unknown family or unsupported key."""
     name, known = fields.values.get("model_type"), families()
     if not isinstance(name, str) or name not in known:
         raise refused(fields.path, f"model_type {short(name)} is not supported (only {', '.join(known)})")
@@ -130,7 +130,7 @@ def family_of(fields: Fields) -> Family:
 
 
 def _value(fields: Fields, name: str, keys: tuple[str, ...], family: Family) -> Any:
-    """What the first of `keys` that is there says of a field of `Config`, else the family's default."""
+    """Read a field of `Config` from the first of `keys` that is present, else take the family's default."""
     key = next((key for key in keys if key in fields.values), keys[0])
     default = family.defaults.get(name)
     if name in ("kv_heads", "head_dim"):
@@ -145,7 +145,7 @@ def _value(fields: Fields, name: str, keys: tuple[str, ...], family: Family) -> 
 
 
 def _rope(fields: Fields, family: Family) -> tuple[float, Scaling | None]:
-    """Theta and the rescaling. As in transformers, `rope_scaling` (4) wins over `rope_parameters` (5)."""
+    """Read theta and the rescaling. As in transformers, `rope_scaling` (4) wins over `rope_parameters` (5)."""
     key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
     rope = Fields(fields.object(key), fields.path)
     if any(isinstance(value, dict) for value in rope.values.values()):
@@ -161,7 +161,7 @@ def _rope(fields: Fields, family: Family) -> tuple[float, Scaling | None]:
     if not isinstance(name, str) or name not in SCALINGS:
         raise refused(fields.path, f"rope_type {short(name)} is not supported (only {', '.join(sorted(SCALINGS))})")
     if name == "default":
-        for factor, value in rope.values.items():  # transformers would ignore it
+        for factor, value in rope.values.items():  # transformers ignores it
             if "factor" in factor and factor != "partial_rotary_factor" and value not in (None, 1):
                 raise refused(fields.path, f"{key} has {factor} {short(value)}, but no rope_type that uses it")
         return theta, None
@@ -176,7 +176,7 @@ def _rope(fields: Fields, family: Family) -> tuple[float, Scaling | None]:
 
 
 def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, ...] | None:
-    """Per layer, how many last positions it sees; None where every layer sees all."""
+    """Read how many last positions each layer sees; None if every layer sees all."""
     if family.windows == "none":
         return None
     used = family.windows == "every layer" or fields.boolean("use_sliding_window")

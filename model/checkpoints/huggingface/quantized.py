@@ -1,7 +1,6 @@
-"""Reads the quantized matrices of Hugging Face's checkpoints, as config.json's quantization_config describes them.
+"""Read the quantized matrices of Hugging Face's checkpoints, as quantization_config in config.json describes them.
 
-A module that has a plain weight is not quantized. That activations were to be quantized, too, changes nothing: here
-they are not.
+A module with a plain weight is not quantized. Activations are never quantized here, even if config.json says so.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ Located = dict[str, tuple[MappedFile, Entry]]
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
-    """What config.json, parsed, says of quantization; None where nothing is quantized. Raises `CheckpointError`."""
+    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`."""
     fields = Fields(Fields(values, path).object("quantization_config"), path)
     if not fields.values:
         return None
@@ -47,7 +46,7 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
 
 
 def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
-    """The quantized matrices among the `expected` weights, by the file's names; their parts leave `located`.
+    """Take the quantized matrices among the `expected` weights out of `located`; both are keyed by the file's names.
 
     Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or dtype.
     """
@@ -106,7 +105,7 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Quant
 
 
 def _drop_extras(module: str, located: Located, *, wanted: bool, path: str) -> None:
-    """What quantizers write beside the weights, and what has no part in the numbers: scales of inputs, biases of 0."""
+    """Drop tensors of quantizers that change no number: scales of inputs, biases of 0."""
     for part in ("input_scale", "input_zero_point", "output_scale"):
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

@@ -1,4 +1,4 @@
-"""Writes Hugging Face's directory: config.json, generation_config.json and model.safetensors."""
+"""Write Hugging Face's directory: config.json, generation_config.json and model.safetensors."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from reference.quantizers.affine import Affine
 
 Written = CompressedTensors | BitsAndBytes
 
-# What belongs to a model beside its weights: how it reads and writes text.
+# Files beside the weights that define how a model reads and writes text.
 COMPANIONS = (
     "tokenizer.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -40,21 +40,19 @@ def write_huggingface(
 ) -> None:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantized matrices are written as compressed-tensors has them, NF4 as bitsandbytes does, their scales in float32
-    unless they are exponents; those of a GGUF file in float32 where there is no layout for all of them.
-    `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
-    Tokenizer files and chat template that lie in or beside the source, under their usual names, come along; `files` in
-    their place.
-    `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
-    directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
-    or neither can hold its codes.
+    Quantized matrices are written in the layouts of compressed-tensors, NF4 in that of bitsandbytes, with scales in
+    float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all of them.
+    `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
+    and chat template in or beside the source are copied, unless `files` replaces them. `progress` is called with each
+    tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, if the directory exists, the disk is
+    full, a weight is not finite, or no family of transformers or no layout fits the model.
     """
     checkpoint = _held(checkpoint)
     rule = _rule(checkpoint, int8_activations=int8_activations)
     family = nearest_family(checkpoint.config)
     names = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
-    # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
+    # We put wider elements first, so that every tensor is aligned, and keep the order of use otherwise.
     stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
     dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
@@ -84,15 +82,14 @@ def write_huggingface(
 
 
 def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
-    """What transformers is to run in, to which it rounds scales; mxfp4 it decodes to bfloat16, exactly."""
+    """Return the dtype for transformers to run in, which also rounds scales; bfloat16 decodes mxfp4 exactly."""
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
     return checkpoint.tensors[EMBEDDING].dtype.name
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the codes of an embedding, and of groups of one; of a GGUF file whose types differ, or are none of
-    compressed-tensors'."""
+    """Drop codes that no layout holds: of embeddings, groups of one column, GGUF files with other or several types."""
     matrices = quantizable(checkpoint.config)
     stored_so = [tensor for name, tensor in checkpoint.tensors.items() if name in matrices and tensor.type]
     theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
@@ -106,13 +103,13 @@ def _held(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
-    """How the quantized matrices are written, all in the same way; None where there are none."""
+    """Choose one layout for all quantized matrices; None if there are none."""
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
     each = [tensor.codes for tensor in matrices.values() if tensor.codes]
     if not each:
         return None
     layout = "bitsandbytes" if each[0].form == "nf4" else "compressed-tensors"
-    # bitsandbytes goes on with a block from row to row.
+    # bitsandbytes continues blocks from row to row.
     grouped = any(one.codes.group < one.shape[1] or one.codes.form == "nf4" for one in matrices.values() if one.codes)
     for name, tensor in matrices.items():
         codes = tensor.codes
@@ -138,7 +135,7 @@ def _format(rule: Written, *, plain: list[str]) -> dict[str, Any]:
 
 
 def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
-    """The linear modules of transformers that are not quantized."""
+    """List the linear modules of transformers that are not quantized."""
     plain = [
         weight.named(family.names).removesuffix(".weight")
         for weight in weights(checkpoint.config)
@@ -148,7 +145,7 @@ def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
-    """The stored tensors that a tensor becomes, with their dtypes and shapes."""
+    """Yield the stored tensors of a weight, with their dtypes and shapes."""
     if rule is None or tensor.codes is None:
         yield name, (tensor.dtype, tensor.shape)
         return
@@ -158,7 +155,7 @@ def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[
 
 
 def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Runs of rows of each stored tensor, in order."""
+    """Yield consecutive rows of each stored tensor."""
     if rule is None or tensor.codes is None:
         array = tensor.read()
         check_finite(name, array, path=path)
@@ -166,7 +163,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
-        assert not isinstance(part, Shifted)  # which has no format
+        assert not isinstance(part, Shifted)  # no format holds them
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):
@@ -174,7 +171,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         for stored, array in rule.pack(part).items():
             yield f"{module}.{stored}", array
     if zeros:
-        assert isinstance(rule, CompressedTensors)  # the other has none
+        assert isinstance(rule, CompressedTensors)  # bitsandbytes has no zero points
         for stored, array in rule.pack_zeros(np.concatenate(zeros)).items():
             yield f"{module}.{stored}", array
     rows, cols = tensor.shape

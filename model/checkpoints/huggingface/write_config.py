@@ -1,4 +1,4 @@
-"""A `Config` as config.json: in a form that transformers 4, transformers 5 and `huggingface.config` read alike."""
+"""Write a `Config` as a config.json that means the same to transformers 4, transformers 5 and `huggingface.config`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from reference.rope import LinearScaling, Llama3Scaling, Scaling
 
 
 def format_config(checkpoint: Checkpoint, *, dtype: str) -> dict[str, Any]:
-    """The contents of config.json. Raises `CheckpointError` for a combination of switches that no family has."""
+    """Format the contents of config.json. Raises `CheckpointError` for a combination of switches that no family has."""
     config = checkpoint.config
     family = nearest_family(config)
     if differing := family.differences(config):
@@ -19,7 +19,7 @@ def format_config(checkpoint: Checkpoint, *, dtype: str) -> dict[str, Any]:
 
 
 def format_tokens(checkpoint: Checkpoint) -> dict[str, Any]:
-    """bos_token_id and eos_token_id, null where there is none: an absent key would mean the family's own."""
+    """Format bos_token_id and eos_token_id, null if there is none: an absent key would mean the family's default."""
     stops: list[int] = sorted(checkpoint.stops)
     return {"bos_token_id": checkpoint.bos, "eos_token_id": stops[0] if len(stops) == 1 else stops or None}
 
@@ -32,7 +32,7 @@ def _format(config: Config, family: Family) -> dict[str, Any]:
         "hidden_act": "silu",
         **{key: values[0] for key, values in family.understood.items()},
         **family.written(config),
-        "rope_theta": config.theta,  # transformers 4 reads this and the next, 5 the one after
+        "rope_theta": config.theta,  # transformers 4 reads this and the next key, 5 the one after
         "rope_scaling": scaling,
         "rope_parameters": {"rope_theta": config.theta, **(scaling or {"rope_type": "default"})},
         "use_cache": True,

@@ -1,4 +1,4 @@
-"""Writes llama2.c's files: version 0 in float32, which run.c and everything else reads, and version 2 in int8."""
+"""Write llama2.c's files: version 0 in float32, which run.c and everything else reads, and version 2 in int8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +25,10 @@ def write_llama2c(
     int8: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is told each tensor's name and bytes.
+    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
-    Weights of other dtypes become float32, exactly. With `int8` all but the norms are quantized as export.py does, in
-    groups that divide every row, of which it does not take care (see `reference.quantizers.llama2c`). Raises
+    Weights of other dtypes become float32, exactly. With `int8` all but the norms are quantized as in export.py, but in
+    groups that divide every row (see `reference.quantizers.llama2c`). Raises
     `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite, or
     the model has something that the format cannot say.
     """
@@ -51,7 +51,7 @@ def write_llama2c(
 
 
 def _header(config: Config, group: int) -> bytes:
-    """Of version 2 where there are groups, else of version 0."""
+    """Format a header of version 2 if there are groups, else of version 0."""
     sizes = config.dim, config.ffn, config.layers, config.heads, config.kv_heads
     if group:
         header = layout.HEADER.pack(layout.MAGIC, 2, *sizes, config.vocab, config.context, config.tied)
@@ -87,7 +87,7 @@ def _values(checkpoint: Checkpoint, weight: Weight) -> np.ndarray:
 
 
 def _write_rope_tables(file: BinaryIO, config: Config) -> None:
-    """Cosines, then sines. The angles are rounded to float32 as export.py's are, their functions correctly."""
+    """Write cosines, then sines. Angles are rounded to float32 as in export.py, cosines and sines correctly."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = 1 / np.float32(layout.THETA) ** exponents  # [pairs]
     for function in (np.cos, np.sin):
