@@ -2,8 +2,8 @@
 
 Each configuration is a whole `config.json`: half in the spelling that most of the hub still carries (`rope_theta`,
 `rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in that of transformers 5 (`rope_parameters`,
-`dtype`). Widths and contexts are shrunk; what makes a family what it is stays. Imports nothing of this repository, so
-that an interpreter which has transformers can write the same files: see `tests.goldens.make_logits`.
+`dtype`). Widths and contexts are shrunk; all switches are kept. This file imports nothing of this repository, so that
+an interpreter with transformers can write the same files: see `tests.goldens.make_logits`.
 """
 
 import json
@@ -443,7 +443,7 @@ FAMILIES: dict[str, dict] = {
 
 
 def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor that the hub's files hold for `config`."""
+    """Return the name and shape of every tensor in the hub's files for `config`."""
     dim, ffn = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
@@ -493,12 +493,12 @@ def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def is_matrix(name: str) -> bool:
-    """Whether schemes concern the tensor of that name: no embedding, norm, bias or router."""
+    """Return whether schemes concern this tensor, by its name: no embedding, norm, bias or router."""
     return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
 def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tensors by the names that a `Checkpoint` has for them: experts and routers are called as in Mixtral."""
+    """Rename tensors as in a `Checkpoint`, which names experts and routers as Mixtral does."""
     ours = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
     matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
@@ -511,7 +511,7 @@ def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """Weights that make every part of the model matter: peaked attention, uneven norms, large biases and logits."""
+    """Draw weights with which every part of the model matters: peaked attention, uneven norms, large biases, logits."""
     # RandomState's streams never change again, so the goldens can be made anew; default_rng's may.
     random = np.random.RandomState(seed)
     tensors = {}
@@ -556,7 +556,7 @@ def write_checkpoint(directory: Path, config: dict, *, seed: int = 0, dtype: str
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """Write a .safetensors file: the header's length in 8 bytes, a JSON header, then the tensors' bytes end to end.
 
-    By hand, since the library's own NumPy front end had no bfloat16 before 0.8, which changed how it takes raw bytes.
+    We format it ourselves: the library's NumPy front end had no bfloat16 before 0.8.
     """
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,4 +1,4 @@
-"""config.json with a value that is wrong, impossible or not supported: refused in one line that names the key."""
+"""config.json with a wrong, impossible or unsupported value: refused in one line that names the key."""
 
 import json
 from pathlib import Path

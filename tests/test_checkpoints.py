@@ -1,4 +1,4 @@
-"""Checkpoints that are as they should be: every tensor of every format comes out bit for bit."""
+"""Valid checkpoints: every tensor of every format is read bit for bit."""
 
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.llama2c_files import Sizes
 
 
 def assert_holds(checkpoint, expected):
-    """`checkpoint` holds the tensors of `expected`, bit for bit, and says so before they are read."""
+    """Assert that `checkpoint` holds `expected`, bit for bit, and has its shapes and dtypes before reading."""
     assert checkpoint.tensors.keys() == expected.keys()
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(checkpoint.config)
     for name, tensor in checkpoint.tensors.items():
@@ -155,7 +155,7 @@ def test_a_hub_cache_links_its_shards(tmp_path):
 
 
 def resident_file_pages() -> int:
-    """Bytes of mapped files that this process keeps in memory."""
+    """Read how many bytes of mapped files this process keeps in memory."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssFile"))
 

@@ -1,4 +1,4 @@
-"""config.json says the same to us as to transformers, in the spelling of either version, and goes there and back."""
+"""config.json means the same to us as to transformers, in the spelling of either version, and round-trips."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 from tests.families import FAMILIES
 
-# What no family has a default for.
+# No family has a default for these keys.
 BARE = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -27,7 +27,7 @@ def read(family: str, **changes) -> Config:
     return read_config({"model_type": family, **BARE, **changes}, "config.json")
 
 
-# As the configuration classes of transformers 5.23 have it.
+# These are the defaults of the configuration classes of transformers 5.23 and 5.24.
 @pytest.mark.parametrize(
     ("family", "kv_heads", "head_dim", "context", "eps", "theta", "window"),
     [
@@ -133,7 +133,7 @@ def checkpoint_of(config: Config, bos: int | None = 1, stops: frozenset[int] = f
 
 @st.composite
 def configs(draw) -> dict:
-    """The arguments of a `Config`, with every combination of switches that some family has."""
+    """Draw the arguments of a `Config` with any combination of switches that some family has."""
     family = draw(st.sampled_from(["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]))
     number = st.floats(1e-30, 1e30)
     layers, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))
@@ -176,7 +176,7 @@ def test_a_config_goes_there_and_back(config, bos, stops):
     values = format_config(checkpoint_of(config, bos, stops), dtype="float32")
     assert read_config(values, "config.json") == config
     assert read_tokens(values, "config.json", {}, "generation_config.json", vocab=3) == (bos, stops)
-    # What transformers 4 reads and what 5 reads say the same.
+    # The keys of transformers 4 and those of 5 say the same.
     four = {key: value for key, value in values.items() if key not in ("rope_parameters", "layer_types")}
     five = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
     assert read_config(five, "config.json") == config

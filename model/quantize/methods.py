@@ -1,7 +1,7 @@
 """AWQ, GPTQ and SmoothQuant for one matrix, from sums over its inputs.
 
-`reference.quantizers.awq`, `gptq` and `smoothquant` define them for inputs X [tokens, cols] in memory. Here we keep only
-sums over X. If Q replaces a matrix W, the error of the outputs is
+`reference.quantizers.awq`, `gptq` and `smoothquant` define them for inputs X [tokens, cols] in memory. Here we keep
+only sums over X. If Q replaces a matrix W, the error of the outputs is
 
     || (Q - W) X^T ||^2  =  tr (Q - W) G (Q - W)^T        G = X^T X
 

@@ -64,7 +64,7 @@ class Layer(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """Cosines and sines of every position's angles, from float64: a float32 angle is off by a percent at position 100,000."""
+    """Cosines and sines of every position, from float64: a float32 angle is off by a percent at position 100,000."""
 
     cos: Float[Array, "positions pairs"]
     sin: Float[Array, "positions pairs"]

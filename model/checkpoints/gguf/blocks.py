@@ -19,28 +19,28 @@ from reference.rope import interleaved_to_halves
 AT_ONCE = 1 << 20  # weights decoded at a time, in float64
 
 
-class Kind(NamedTuple):
+class FormOfBlocks(NamedTuple):
     """The form and group size of a type's blocks, as `model.checkpoints.checkpoint.Codes` has them."""
 
     form: Form
     group: int
 
 
-KINDS = {
-    "Q8_0": Kind("int8", 32),
-    "Q5_0": Kind("int8", 32),
-    "Q5_1": Kind("int8_min", 32),
-    "Q4_0": Kind("int4", 32),
-    "Q4_1": Kind("int4_min", 32),
-    "Q6_K": Kind("int8", 16),
-    "Q5_K": Kind("int8_min", 32),
-    "Q4_K": Kind("int4_min", 32),
-    "Q3_K": Kind("int4", 16),
-    "Q2_K": Kind("int4_min", 16),
-    "IQ4_NL": Kind("iq4_nl", 32),
-    "MXFP4": Kind("mxfp4", 32),
-    "TQ1_0": Kind("int4", 256),
-    "TQ2_0": Kind("int4", 256),
+FORMS = {
+    "Q8_0": FormOfBlocks("int8", 32),
+    "Q5_0": FormOfBlocks("int8", 32),
+    "Q5_1": FormOfBlocks("int8_min", 32),
+    "Q4_0": FormOfBlocks("int4", 32),
+    "Q4_1": FormOfBlocks("int4_min", 32),
+    "Q6_K": FormOfBlocks("int8", 16),
+    "Q5_K": FormOfBlocks("int8_min", 32),
+    "Q4_K": FormOfBlocks("int4_min", 32),
+    "Q3_K": FormOfBlocks("int4", 16),
+    "Q2_K": FormOfBlocks("int4_min", 16),
+    "IQ4_NL": FormOfBlocks("iq4_nl", 32),
+    "MXFP4": FormOfBlocks("mxfp4", 32),
+    "TQ1_0": FormOfBlocks("int4", 256),
+    "TQ2_0": FormOfBlocks("int4", 256),
 }
 
 
@@ -60,7 +60,7 @@ def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
 
     Its rows are `heads` heads of interleaved pairs, which become halves; with 0 heads rows keep their order.
     """
-    if entry.type not in KINDS:
+    if entry.type not in FORMS:
         return None
     rows, cols = entry.shape
     head_dim = rows // heads if heads else 1
@@ -75,7 +75,7 @@ def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
                 part = type(part)(*(interleaved_to_halves(array, heads=count) for array in part))
             yield part
 
-    form, group = KINDS[entry.type]
+    form, group = FORMS[entry.type]
     return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts)
 
 
@@ -100,7 +100,7 @@ def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized |
         scales, minima = _product(blocks.d, scales), -_product(blocks.e, blocks.minima)
     if name != "MXFP4":  # its scales are exponents
         scales = scales.astype(np.float32)
-    if minima is None or KINDS[name].form not in WITH_MINIMA:
+    if minima is None or FORMS[name].form not in WITH_MINIMA:
         return Quantized(codes, rows(scales))
     return Shifted(codes, rows(scales), rows(minima.astype(np.float32)))
 
