@@ -250,7 +250,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
     prepare_jax()
     from model.candidates.walking import random_checkpoint, tables
-    from model.checkpoints.checkpoint import tensor_shapes
+    from model.tensors import tensor_shapes
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from model.candidates.walking import random_checkpoint, tables, walkable
-from model.checkpoints.checkpoint import tensor_shapes
 from model.ops.block import XLA, Ops
+from model.tensors import tensor_shapes
 from verify.walk import CONFIGS, first_wrong, report, table, walk, walk_through, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)

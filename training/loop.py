@@ -27,11 +27,12 @@ import optax
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused
 from model.checkpoints.checks import check_model
 from model.checkpoints.huggingface.write import COMPANIONS, write_huggingface
 from model.checkpoints.open import BUILT_IN, open_checkpoint
 from model.checkpoints.staging import new_file
+from model.tensors import tensor_shapes
 from model.text import read_text
 from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer

@@ -304,15 +304,22 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts)
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
-    return rounded(mixed(n, layer.ffn, x, experts_per_token=config.experts_per_token, unit=unit), unit)
+    chosen, renormalized = config.experts_per_token, config.experts_renormalized
+    return rounded(mixed(n, layer.ffn, x, experts_per_token=chosen, renormalized=renormalized, unit=unit), unit)
 
 
-def mixed(n: Approx, experts: Experts, start: Approx, *, experts_per_token: int, unit: float) -> Approx:
+def mixed(
+    n: Approx, experts: Experts, start: Approx, *, experts_per_token: int, unit: float, renormalized: bool = True
+) -> Approx:
     """`start` and what the experts say of each of n [tokens dim]; `NO_BOUND` as in `moe_add`."""
     router, gate, up, down = experts
     logits = projected(n, router)
     p, p_error = softmaxed(logits.value, logits.error)
-    chosen, weights = routed(n.value, router, p, p_error, experts_per_token=experts_per_token)
+    if renormalized:
+        chosen, weights = routed(n.value, router, p, p_error, experts_per_token=experts_per_token)
+    else:
+        chosen, _ = route(n.value, router, experts_per_token=experts_per_token)
+        weights = Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
 
     y = start
     for rank in range(experts_per_token):

@@ -1,4 +1,4 @@
-"""Files mapped into memory: read where they are touched, and dropped from memory on request."""
+"""A memory-mapped file: pages are read when they are touched, and dropped on request."""
 
 import mmap
 import os
@@ -11,12 +11,12 @@ from model.checkpoints.checkpoint import os_errors, refused
 
 
 class MappedFile:
-    """A regular, non-empty file mapped read-only. Raises `CheckpointError` where it cannot be."""
+    """A regular, non-empty file, mapped read-only. Raises `CheckpointError` if it cannot be mapped."""
 
     def __init__(self, path: str | Path):
         self.path = str(path)
         with os_errors(path):
-            # We look at the file before we open it, since opening a pipe would wait for its other end.
+            # We check the type before opening, since opening a pipe would wait for its other end.
             if stat.S_ISDIR(mode := os.stat(path).st_mode):
                 raise refused(path, "is a directory, not a file")
             if not stat.S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""JSON from an untrusted file: limited in size, and an object whose keys are unique."""
+"""JSON from an untrusted file: bounded in size, an object with unique keys."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.mapped import MappedFile
 
-# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object for each in a header. Both limits are ten times
-# larger, and keep the cost of a hostile file within a second and 200 MB.
+# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object per tensor in a header. Both bounds are ten
+# times as large, and a hostile file costs at most a second and 200 MB.
 LARGEST = 4 << 20  # bytes
-MOST_OBJECTS = 50_000  # Other JSON is parsed a hundred times faster than objects are checked.
+MOST_OBJECTS = 50_000  # other JSON is parsed a hundred times faster than objects are checked
 
 
 def read_object(path: str | Path) -> dict:
@@ -47,7 +47,7 @@ def parse_object(text: bytes, path: str | Path) -> dict:
 
 
 def short(value: object) -> str:
-    """`value` as JSON, short enough for an error's line.
+    """Format `value` as JSON, cut to fit an error's line.
 
     >>> short(None), short("x" * 100), short([1, 2])
     ('null', '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...', 'a list')

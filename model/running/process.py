@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.checkpoints.checkpoint import tensor_shapes
 from model.system import forget_code, return_blocks_when_freed, return_freed_memory
+from model.tensors import tensor_shapes
 from reference.config import Config
 
 SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
