@@ -14,7 +14,7 @@ from model.tokenizers.gguf_writer import vocabulary_keys
 from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from reference.quantizers.schemes import SCHEMES
 
-Progress = Callable[[str, int], None]
+TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
 
 CALIBRATED = ("awq", "gptq", "smoothquant")
 SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(GGUF_SCHEMES)}
@@ -54,17 +54,21 @@ def convert(
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
     calibration: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: TensorWritten | None = None,
     calibrating: Callable[[str, float], object] = lambda stage, share: None,
 ) -> list[str]:
     """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
 
-    Matrices are quantized by the scheme, or (in a GGUF file) become `dtype`; else every weight stays as it is stored.
-    A GGUF file takes along the tokenizer at a path, for None the model's own, and its chat template; what is inside one
-    becomes files of a directory. The schemes that are `CALIBRATED` quantize for a text, in the file `calibration`, and
-    tell `calibrating` of each layer and what share of it is done. Returns what a person should know, a line each.
-    Raises ValueError for a request that `check_request` refuses, CheckpointError for files, or a model that the format
-    cannot hold.
+    - `quantize` is a scheme for the matrices, and `dtype` their dtype in a GGUF file. By default every weight stays as
+      it is stored.
+    - `tokenizer` is a path, by default the model's own. A GGUF file holds the tokenizer and its chat template. A
+      directory that is made from a GGUF file gets them as files.
+    - `calibration` is a file of text, for the schemes that are `CALIBRATED`. They call `calibrating` with each layer
+      and the share of it that is done.
+    - `progress` is called after each tensor.
+
+    Returns remarks for a person, a line each. Raises ValueError for a request that `check_request` refuses,
+    CheckpointError for files that cannot be used, or for a model that the format cannot hold.
     """
     check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
     if to == "gguf":
@@ -85,7 +89,7 @@ def convert(
 
 
 def _files_inside(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """A GGUF file's own tokenizer and chat template, as files."""
+    """Give a GGUF file's own tokenizer and chat template as files, by name."""
     found = tokenizer_inside(checkpoint)
     if found is None:
         return {}
@@ -116,7 +120,7 @@ def _to_gguf(
     *,
     to: str | None,
     tokenizer: str | Path | None,
-    progress: Progress | None,
+    progress: TensorWritten | None,
 ) -> list[str]:
     notes = []
     found = tokenizer_if_any(checkpoint, tokenizer)

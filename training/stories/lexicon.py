@@ -73,7 +73,7 @@ COLOURS = ("red", "blue", "green", "yellow", "white", "orange", "purple", "pink"
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """What someone of this kind may be called: the name says whether it is he or she."""
+    """List the names for someone of this kind: the name says whether it is he or she."""
     return {"girl": GIRLS, "boy": BOYS}.get(kind, SHE_ANIMALS + HE_ANIMALS)
 
 
@@ -82,7 +82,7 @@ def character(name: str, kind: str) -> Character:
 
 
 def friend_of(hero: Character, choices: Choices) -> Character:
-    """Of another kind than the hero, and she where the hero is he, so that every pronoun has one meaning."""
+    """Choose a friend of another kind and the other pronoun than the hero, so that every pronoun has one meaning."""
     others = SHE_ANIMALS if not hero.she else HE_ANIMALS
     kinds = ("girl" if not hero.she else "boy", *(kind for kind in ANIMALS if kind != hero.kind))
     kind = choices.pick(kinds, (4, *(1 for _ in kinds[1:])))
@@ -217,7 +217,7 @@ PLACES = (
 
 @dataclass(frozen=True, eq=False)
 class Spot:
-    """Where a lost thing lies, why the hero cannot get at it, and who can."""
+    """The place where a lost thing lies, why the hero cannot get at it, and who can."""
 
     at: str
     landings: tuple[str, ...]
@@ -375,7 +375,7 @@ SOILS = (
 
 @dataclass(frozen=True, eq=False)
 class Weather:
-    """What two friends are caught in."""
+    """Weather that two friends are caught in."""
 
     noun: str
     when: str
@@ -461,7 +461,7 @@ WEATHERS = (
 
 @dataclass(frozen=True, eq=False)
 class Need:
-    """What somebody asks for before they give."""
+    """A wish that somebody has before they give."""
 
     said: str
     does: str
@@ -478,7 +478,7 @@ NEEDS = (
 
 @dataclass(frozen=True, eq=False)
 class Rescue:
-    """Who is in trouble, how, and what one does who has learnt."""
+    """Somebody in trouble, and what a hero does who has learned to help."""
 
     who: str
     trouble: str
@@ -487,7 +487,7 @@ class Rescue:
 
 @dataclass(frozen=True, eq=False)
 class Skill:
-    """Something to learn: what goes wrong at first, who can teach it, and what it is good for."""
+    """A skill to learn: what goes wrong at first, who can teach it, and its use."""
 
     verb: str
     place: str
