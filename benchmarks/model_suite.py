@@ -40,7 +40,7 @@ from model.insight.profile import Trace, named
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, choose_dtype, load_backend
-from model.ops.block import Ops
+from model.ops.table import Ops
 from model.options import SamplingOptions, choose_context
 from model.running.device import free_bytes
 from model.running.jax_backend import choose_ops

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from model.checkpoints.checkpoint import Checkpoint
-    from model.ops.block import Ops
+    from model.ops.table import Ops
     from reference.llama import Params
     from verify.campaign import Campaign, Job
     from verify.runner import Report
@@ -212,7 +212,8 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     prepare_jax()
     from model.candidates.kernels import OPS, runnable
     from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-    from model.ops.block import CPU, XLA
+    from model.ops.cpu import CPU
+    from model.ops.xla import XLA
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 
@@ -261,7 +262,7 @@ def _walkable(checkpoint: Checkpoint, table: Ops, dtype: np.dtype, rows: int) ->
     import numpy as np
 
     from model.cache import empty_cache
-    from model.ops.block import Ops, Positions
+    from model.ops.table import Ops, Positions
     from model.running.reference_backend import load_reference_params
     from model.weights.params import load_params
     from verify.walk import Model

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from model import SamplingOptions, load
 from model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
-from model.ops.block import LONGEST_SPAN, XLA, Positions, attend
+from model.ops.attention import SPANS, attend
 from model.ops.gpu import pallas_ops
+from model.ops.table import Positions
+from model.ops.xla import XLA
 from model.weights.params import abstract_params
 from reference.attention import attention, causal_mask
 from reference.config import Config
@@ -77,7 +79,7 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     noise=st.builds(Noise, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-4, 1), outliers=st.booleans()),
     heads=st.sampled_from([(2, 2), (6, 2)]),
     queries=st.sampled_from([1, 3]),
-    longest=st.sampled_from([3, LONGEST_SPAN]),
+    longest=st.sampled_from([3, SPANS.longest]),
     window=st.sampled_from([None, 3]),
 )
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
@@ -91,7 +93,9 @@ def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, 
     stored = LayerCache(*(append(rows, jnp.asarray(a[None]), start) for rows, a in zip(empty, (k, v), strict=True)))
     angles = jnp.zeros((1, queries, head_dim // 2))
     positions = Positions(jnp.arange(keys - queries, keys)[None], angles, angles)
-    h = attend(jnp.asarray(q[None]), stored, positions, window=window, config=config, longest=longest)
+    h = attend(
+        jnp.asarray(q[None]), stored, positions, window=window, config=config, spans=SPANS._replace(longest=longest)
+    )
     ours = np.asarray(h).reshape(queries, heads[0], head_dim)
 
     held: list[np.ndarray] = []

@@ -17,7 +17,7 @@ from model.checkpoints import Checkpoint, open_checkpoint
 from model.checkpoints.codes import quantized
 from model.forward import forward as run_forward
 from model.llama import load_backend
-from model.ops.block import CPU, XLA, cpu_product, dot
+from model.ops.cpu import CPU
 from model.ops.emulated import (
     EMULATED,
     ROUNDINGS,
@@ -28,6 +28,8 @@ from model.ops.emulated import (
     roundings,
     with_roundings,
 )
+from model.ops.products import cpu_product, dot
+from model.ops.xla import XLA
 from model.running.jax_backend import choose_ops
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params

@@ -9,7 +9,8 @@ import pytest
 
 from model.cache import empty_cache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.ops.block import XLA, Ops, Positions
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from verify.walk import CONFIGS, Model, first_wrong, report, table, walk, weights

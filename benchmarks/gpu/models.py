@@ -16,8 +16,9 @@ from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
 from model.insight.cost import decode_cost, prefill_cost
 from model.insight.timing import Effort, Seconds, measure
-from model.ops.block import XLA, Ops
 from model.ops.gpu import PALLAS
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.session import tokens_at_once
 from model.weights.gpu_codes import arranged

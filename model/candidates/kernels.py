@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from model.ops.block import XLA
 from model.ops.gpu import PALLAS
+from model.ops.xla import XLA
 from model.running.device import default_device
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel

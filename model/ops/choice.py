@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.ops.block import CPU, XLA, Ops
+from model.ops.cpu import CPU
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.running.device import HOPPER, Device, default_device
 from model.weights.params import Params
 from reference.config import Config

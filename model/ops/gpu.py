@@ -23,7 +23,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
-from model.ops.block import XLA, Ops, Positions, dot, plain
+from model.ops.products import dot
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA, plain
 from model.weights.codes import Int8, QuantizedMatrix
 from model.weights.gpu_codes import Int4Words
 from model.weights.params import FeedForward, Layer, Matrix, Params

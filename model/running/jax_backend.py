@@ -13,8 +13,10 @@ from model.cache import Cache
 from model.checkpoints.checkpoint import Checkpoint
 from model.forward import Text, forward, text_after
 from model.insight.cost import decode_cost
-from model.ops.block import CPU, XLA, Ops
 from model.ops.choice import Choice, describe
+from model.ops.cpu import CPU
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.backend import check_logits
 from model.running.device import Device, default_device
