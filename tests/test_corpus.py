@@ -152,7 +152,7 @@ def test_a_conversation_takes_turns(conversations):
 
 def test_no_two_stories_of_many_are_the_same():
     # Where nobody checks every call's types, ten times as fast.
-    tell = "import random; from model.stories.corpus import story"
+    tell = "import random; from training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     told = subprocess.run(
         [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True

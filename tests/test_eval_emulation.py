@@ -30,7 +30,6 @@ from model.ops.emulated import (
 )
 from model.ops.products import cpu_product, dot
 from model.ops.xla import XLA
-from model.running.jax_backend import choose_ops
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.linear import linear
@@ -273,6 +272,6 @@ def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     mixed = {**quantized(plain, "q8").tensors, value: plain.tensors[value]}
     with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight are of"):
         roundings(replace(plain, tensors=mixed), "q8_0")
-    assert emulated_ops(choose_ops("xla")) in EMULATED.values()
+    assert emulated_ops(XLA) in EMULATED.values()
     with pytest.raises(ValueError, match="choose xla or cpu"):
         emulated_ops(XLA._replace(attend=CPU.norm_logits))

@@ -15,7 +15,7 @@ from reference.config import Config
 
 # On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
 # of which some is never given back. `python -m benchmarks.process_memory` measures them, for models of 2, 8 and 24
-# layers; what they make of each is within 50 MB of benchmarks/results/process-memory.json (jax 0.12.0.1, Linux).
+# layers; what they make of each is within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
