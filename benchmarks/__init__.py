@@ -1,1 +1,1 @@
-"""What is timed or compiled to see how fast it is; `results/` keeps the figures with their machine beside them."""
+"""Programs that time or compile our code; `results/` keeps summaries of their figures, each with its machine."""

@@ -1,4 +1,4 @@
-"""The decode step of each published Llama through our kernels: what is compiled without a GPU."""
+"""Decode steps of the published Llamas through our kernels, compiled without a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,18 +13,19 @@ from benchmarks.random_model import random_shapes
 from model.cache import empty_cache
 from model.forward import decode
 from model.insight.shapes import SHAPES
-from model.ops.gpu import PALLAS, refusals
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
 from model.running.programs import CACHE, decode_shapes, longest_burst
 from model.weights.gpu_codes import arranged
 
 CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2
-DRAWN = "drawn"  # in the name of a step that does not take the likeliest token
+DRAWN = "drawn"  # in the name of a step that samples
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
-# Models with heads of 64 or 128, for which attention has kernels; in float32 those that are run in it; of the schemes
-# that have kernels, each for one model, and the coarsest for the largest. Two draw tokens, from a small vocabulary and
-# from a large one; the others take the likeliest.
+# Attention has kernels for heads of 64 and 128, so the models have those. Float32 is compiled for models that run in
+# it, and each scheme with kernels for one model, the coarsest for the largest. Two steps sample, from a small and from
+# a large vocabulary; the others are greedy.
 STEPS = (
     *(f"{name} bfloat16" for name, config in SHAPES.items() if config.head_dim in (64, 128)),
     *(f"{name} float32" for name in ("stories-110m", "tinyllama-1.1b")),
@@ -36,31 +37,32 @@ STEPS = (
 
 
 class DecodeStep(NamedTuple):
-    """The loop that draws tokens, for one sequence; its body is the step."""
+    """Loop that draws tokens for one sequence; its body is the step."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...]
     layers: int
-    cache: int  # bytes that are to be updated in place
+    cache: int  # bytes, updated in place
     plain: int  # ops of a layer whose kernels refuse this model
 
 
 def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
-    """A step of `STEPS`, with the first so many of the model's layers or with all."""
+    """Build a step of `STEPS`, with the first `layers` layers of the model or with all."""
     model, dtype, *others = name.split()
     scheme = next((word for word in others if word != DRAWN), None)
     config = replace(SHAPES[model], layers=layers or SHAPES[model].layers)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPES[dtype]))
     params = random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme)
     params = jax.eval_shape(arranged, params)
-    refused = refusals(config, params, capacity=CAPACITY)
+    ops, reasons = pallas_ops(config, params, capacity=CAPACITY)
+    refused = [name for name in Ops._fields if reasons.get(name)]
 
     return DecodeStep(
-        function=partial(decode, greedy=DRAWN not in others, burst=longest_burst("gpu"), config=config, ops=PALLAS),
+        function=partial(decode, greedy=DRAWN not in others, burst=longest_burst("gpu"), config=config, ops=ops),
         arguments=(params, *decode_shapes(config, cache)),
         donated=(CACHE,),
         layers=config.layers,
         cache=sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(cache.layers)),
-        plain=sum(reason is not None for op, reason in refused.items() if op != "norm_logits"),
+        plain=len(set(refused) - {"norm_logits"}),
     )

@@ -1,4 +1,4 @@
-"""What more work costs: the slope of a row of measurements, beside what the machine's own rates make of it."""
+"""Cost of more work: the slope of a series of measurements, beside the slope that the machine's own rates allow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from model.insight.machine import Ceilings
 
 
 class Series(NamedTuple):
-    """Rows that differ in one number."""
+    """Measurements that differ in one number."""
 
-    grows: str  # the key of that number
-    each: str  # what one more of it is
-    of: str  # what takes longer by it
-    share: Callable[[Row], float]  # of a row's call, what is looked at
+    grows: str  # key of that number
+    each: str  # one more of it, in words
+    of: str  # what takes longer, in words
+    share: Callable[[Row], float]  # share of a row's call that the slope counts
 
 
 SERIES = {
@@ -26,7 +26,7 @@ SERIES = {
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line nearest to the points, by least squares.
+    """Compute the slope of the least-squares line through the points.
 
     >>> slope([(0, 1.0), (1, 3.0), (2, 5.0)])
     2.0
@@ -37,7 +37,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
-    """For each series of at least two rows what one more adds, measured and as bytes and operations would have it."""
+    """Compute what one more adds in each series of at least two rows: measured, and by bytes and by operations."""
     found = []
     for name, series in SERIES.items():
         chosen = [row for row in rows if row.get("series") == name]
@@ -58,14 +58,14 @@ def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
 
 
 def sentences(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For a person.
+    """Describe slopes in sentences.
 
     >>> row = {"each": "a sequence more", "of": "a step", "seconds": 3e-6, "reading": 1e-6, "computing": 2e-6}
     >>> print(*sentences([row]))
-    a sequence more adds 3.000 us to a step: reading what is its from memory would take 1.000, computing it 2.000
+    a sequence more adds 3.000 us to a step; reading its bytes would take 1.000, computing it 2.000
     """
     return [
-        f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}: reading what is its from memory would take "
+        f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}; reading its bytes would take "
         f"{max(0.0, row['reading']) * 1e6:,.3f}, computing it {row['computing'] * 1e6:,.3f}"
         for row in found
     ]

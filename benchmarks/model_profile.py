@@ -1,4 +1,4 @@
-"""Where the time of a prompt and of a decoding step goes, by part of the model."""
+"""Time of a prompt and of a decoding step, by part of the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,17 +24,17 @@ COLUMNS = (
 
 
 def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[str, list[Row]], Trace]:
-    """Rows for a prompt of `context` tokens and for a step of decoding after it, the longest first; and their trace.
+    """Profile a prompt of `context` tokens and a decoding step after it.
 
-    Of several runs those of the median length are told of; a step is one of a burst, on average. The programs are of
-    ops that `model.insight.profile.named` gave their names.
+    Returns rows, the longest first, and the trace. The rows are of the run of median length. A step is the average over
+    a burst. The ops of the programs must have names from `model.insight.profile.named`.
     """
     calls = {
         "prefill": prefilling(programs, params, tokens=context),
         "decode": decoding(programs, params, context=context),
     }
     for call in calls.values():
-        jax.block_until_ready(call())  # what is traced is warm
+        jax.block_until_ready(call())  # warms the program that is traced
     trace = record({f"{span} {run}": call for run in range(RUNS) for span, call in calls.items()})
     middle = context + programs.burst / 2
     read = decode_bytes(params, programs.config, position=middle, batch=programs.batch)
@@ -45,12 +45,12 @@ def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The model, and what `tables` makes of its parts."""
+    """Render the model and the tables of its parts."""
     return "\n".join([model_line(report["model"]), "", tables(report["parts"], context=report["context"])]) + "\n"
 
 
 def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
-    """One for the prompt, one for the step."""
+    """Render a table for the prompt and one for the step."""
     titles = {"prefill": f"a prompt of {context} tokens", "decode": f"a step of decoding after {context}"}
     texts = []
     for span, rows in parts.items():

@@ -1,4 +1,4 @@
-"""What `benchmarks.model_suite` found, for a person and as a chart."""
+"""Reports of `benchmarks.model_suite` as text and as a chart."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The machine, the model, and tables."""
+    """Render the machine, the model and the tables."""
     lines = [*machine_lines(report), model_line(report["model"]), ""]
     lines.append(table(COLUMNS, [row for row in report["rows"] if "median" in row]))
     if any(row.get("cached") for row in report["rows"]):
@@ -61,7 +61,7 @@ def _cached(cache: int | None) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Tokens a second as the work grows, or how much of the floor is reached."""
+    """Draw tokens a second as the work grows, or the share of the floor."""
     about, rows = report["about"], [row for row in report["rows"] if "median" in row]
     remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"
     if report["suite"] == "decode":
@@ -83,5 +83,5 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """Nothing is judged here."""
+    """Return no complaints: these suites judge nothing."""
     return []

@@ -1,4 +1,4 @@
-"""How fast a model reads a prompt and decodes: the compiled programs of `generate`, without what is around them."""
+"""Speed of prompts and of decoding: the compiled programs of `generate`, timed without what surrounds them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from benchmarks.random_model import random_cache
 from model.cache import Cache, empty_cache
 from model.forward import decode, prefill, text_after
 from model.insight.timing import Effort, Seconds, measure
-from model.ops.block import Ops
+from model.ops.table import Ops
 from model.options import SamplingOptions
 from model.running.compile import compiler_options
 from model.running.process import give_back_compilers_memory, keep_heaps_small
@@ -28,16 +28,16 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 @dataclass(frozen=True)
 class Programs:
-    """A model's programs, compiled for `batch` sequences of up to `capacity` tokens."""
+    """Programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
 
     prefill: Callable[..., Cache]
-    decode: Callable[[bool], Any]  # greedy or not: that program, compiled when it is first asked for
+    decode: Callable[[bool], Any]  # by greedy: a program, compiled when it is first needed
     config: Config
     capacity: int
-    chunk: int  # tokens of a prompt at once
-    burst: int  # tokens that are drawn by one call
+    chunk: int  # tokens of a prompt that a call reads
+    burst: int  # tokens that a call draws
     batch: int
-    seconds: float  # that compiling took, of prefill and of greedy decoding
+    seconds: float  # to compile prefill and greedy decoding
 
 
 def compile_programs(
@@ -93,9 +93,9 @@ def decoding(
     context: int,
     options: SamplingOptions = GREEDY,
 ) -> Callable[..., Any]:
-    """A call that draws a burst after `context` tokens, or, given one, another number of tokens.
+    """Make a call that draws a burst after `context` tokens, or as many tokens as it is given.
 
-    Raises ValueError for more than there is room for, as does the call for more than a burst.
+    Raises ValueError for more than there is room for; the call raises it for more than a burst.
     """
     config, batch = programs.config, programs.batch
     if context + programs.burst > programs.capacity:
@@ -109,7 +109,7 @@ def decoding(
     fixed = jax.device_put(fixed)
 
     def call(tokens: int = programs.burst):
-        nonlocal cache  # the program takes the old one over
+        nonlocal cache  # the program reuses the old buffer
         if tokens > programs.burst:
             raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
         rewound = cache._replace(lengths=lengths + 0)
@@ -126,12 +126,12 @@ def decode_seconds(
     context: int,
     effort: Effort,
 ) -> Seconds:
-    """Of one step of `decoding`, of the likeliest tokens."""
+    """Time one greedy step of `decoding`."""
     return measure(decoding(programs, params, context=context), effort).over(programs.burst)
 
 
 def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
-    """A call that reads a prompt of so many tokens, a chunk after the other. Raises ValueError for too many."""
+    """Make a call that reads a prompt of so many tokens, chunk by chunk. Raises ValueError for too many."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
         raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")
@@ -155,12 +155,12 @@ def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[
 
 
 def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: Effort) -> Seconds:
-    """Of a call of `prefilling`."""
+    """Time a call of `prefilling`."""
     return measure(prefilling(programs, params, tokens=tokens), effort)
 
 
 def first_token_seconds(programs: Programs, params: Params) -> float:
-    """From a prompt of a chunk, which nothing was computed of, to its first token; for once, and not warm."""
+    """Time a prompt of one chunk up to its first token, once and cold."""
     config, batch = programs.config, programs.batch
     cache = empty_cache(config, batch=batch, capacity=programs.capacity, dtype=params.embedding.dtype)
     began = perf_counter()
@@ -172,7 +172,7 @@ def first_token_seconds(programs: Programs, params: Params) -> float:
 
 
 def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
-    """What the decoding program takes after the weights."""
+    """Arguments of the decoding program after the weights."""
     return (
         text_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
         cache,

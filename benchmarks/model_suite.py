@@ -1,4 +1,4 @@
-"""A model's speed on the default device, and how it changes as the work grows."""
+"""Speed of a model on the default device, and how it changes as the work grows."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -40,10 +40,9 @@ from model.insight.profile import Trace, named
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, choose_dtype, load_backend
-from model.ops.block import Ops
+from model.ops.choice import check_kernels, ops_for
 from model.options import SamplingOptions, choose_context
-from model.running.device import free_bytes
-from model.running.jax_backend import choose_ops
+from model.running.device import default_device, free_bytes
 from model.running.memory import Memory, check_fits, memory_of
 from model.running.programs import longest_burst, prompt_chunk
 from model.running.session import Session
@@ -52,12 +51,12 @@ from model.weights.params import Params, abstract_params, check_weights, load_pa
 from reference.config import Config
 
 PROMPT = 512  # tokens, unless the model's context is short
-DRAWN = 16  # tokens, by the reference, and by programs at least
-GROWTH = (128, 8192)  # from so many tokens to so many, doubling
+DRAWN = 16  # tokens: for the reference, and the least for programs
+GROWTH = (128, 8192)  # least and most tokens; each length is twice the last
 BATCHES = (1, 2, 4, 8, 16, 32)
 EFFORT = Effort(5)
-PATIENT = Effort(3, warm=1)  # for what is slow
-# What takes memory that a generation does not: a program to draw with beside the greedy one, and a trace.
+PATIENT = Effort(3, warm=1)  # for slow calls
+# These take memory that a generation does not: a program that samples beside the greedy one, and a trace.
 NOT_COUNTED = ("decode, top-p", "breakdown")
 
 Progress = Callable[[str, float], object]
@@ -65,14 +64,14 @@ Progress = Callable[[str, float], object]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed: a model, its weights as shapes until they are wanted, and what runs it."""
+    """Model to be timed, with its weights as shapes until they are needed, and the kernels that run it."""
 
     name: str
     config: Config
-    shapes: Callable[[int], Params]  # for so many positions
+    shapes: Callable[[int], Params]  # by number of positions
     load: Callable[[Params], Params]
     checkpoint: Callable[[], Checkpoint]
-    ops: Ops
+    kernels: str  # auto, xla, cpu or pallas
     dtype: str
     quantize: str | None
     effort: Effort = EFFORT
@@ -81,7 +80,7 @@ class Subject:
         return {"name": self.name, "dtype": self.dtype, "quantize": self.quantize}
 
     def memory(self, shapes: Params, *, context: int, batch: int) -> Memory:
-        """What sequences of up to `context` tokens take on the default device."""
+        """Compute the memory of sequences of up to `context` tokens on the default device."""
         return memory_of(
             *(shapes, self.config),
             **{"batch": batch, "context": context, "chunk": prompt_chunk(self.config, jax.default_backend())},
@@ -91,22 +90,24 @@ class Subject:
 
     @property
     def burst(self) -> int:
-        """Tokens that are drawn by one call: of a short context few, so that something can come before them."""
+        """Tokens that one call draws: few if the context is short, so that other tokens fit before them."""
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
-        """Programs for sequences of up to `longest` tokens, and the shapes that they take: those given, or the least.
+        """Compile programs for sequences of up to `longest` tokens.
 
-        Raises MemoryError where weights and cache do not fit.
+        Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
         """
         chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
         capacity = -(-(longest + burst + chunk) // 8) * 8
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
-        # While one cache is read, the next is drawn.
+        # Two caches are in memory while one is read and the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
+        dtype = shapes.embedding.dtype
+        ops = ops_for(self.kernels, self.config, shapes, batch=batch, capacity=capacity, cache_dtype=dtype).ops
         programs = compile_programs(
-            shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
+            shapes, self.config, ops=named(ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )
         return programs, shapes
 
@@ -114,11 +115,11 @@ class Subject:
 def choose_subject(
     *, model: str, shape: str | None, dtype: str | None, quantize: str | None, kernels: str = "auto", platform: str = ""
 ) -> Subject:
-    """A published shape with random weights, or else a model. Raises ValueError for names that are none.
+    """Choose a published shape with random weights, or a model. Raises ValueError for unknown names.
 
     `platform` is "cpu" or "gpu" where it is not the default device's.
     """
-    ops = choose_ops(kernels)
+    check_kernels(kernels, default_device())
     platform = platform or jax.default_backend()
     if shape is not None:
         if shape not in SHAPES:
@@ -131,7 +132,7 @@ def choose_subject(
             shapes=lambda rows: random_shapes(config, dtype=published, positions=rows, quantize=quantize),
             load=lambda shapes: random_params(shapes, config),
             checkpoint=lambda: random_checkpoint(config),
-            ops=ops,
+            kernels=kernels,
             dtype=published.name,
             quantize=quantize,
         )
@@ -150,7 +151,7 @@ def choose_subject(
         shapes=lambda rows: abstract_params(config, dtype=chosen, positions=rows, tensors=run.tensors),
         load=load,
         checkpoint=lambda: checkpoint,
-        ops=ops,
+        kernels=kernels,
         dtype=chosen.name,
         quantize=quantize,
     )
@@ -162,7 +163,7 @@ def planned(
 ) -> Plan:  # fmt: skip
     """Plan what `choose_subject` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
-    Raises ValueError for names that are none, and a context that the model does not have.
+    Raises ValueError for unknown names and for a context that the model does not have.
     """
     if device is not None and device not in DEVICES:
         raise ValueError(f"no device named {device}: there are {', '.join(DEVICES)}")
@@ -190,8 +191,8 @@ def run_suite(
 ) -> dict[str, Any]:
     """Measure the machine, then what `choose_subject` chooses, and report it.
 
-    `context` is how many tokens a prompt has, and how many come before those that are decoded; None is 512, or half of
-    what the model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
+    `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
+    model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
@@ -208,7 +209,7 @@ def run_suite(
         case "decode", reader:
             found = decode_rows(subject, tokens=tokens, batch=batch, reader=reader, progress=progress)
         case _:
-            # Random weights mean as little beyond what a model was trained for as within it.
+            # Random weights have no trained length, so the context may be longer.
             longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
             found = growth_rows(subject, batch=batch, longest=longest, reader=reader, progress=progress)
     rows, peak = [], 0
@@ -234,7 +235,7 @@ def run_suite(
 
 
 def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, progress: Progress) -> Iterator[Row]:
-    """The first token, a prompt of `tokens`, and decoding after as many."""
+    """Time the first token, a prompt of `tokens`, and decoding after as many."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
     progress("weights", 0.3)
@@ -256,11 +257,11 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, pr
 
 
 def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iterator[Row]:
-    """A prompt and decoding by the definition, in float64; no floor, which this machine is not measured for."""
+    """Time a prompt and decoding by the definition, in float64, without a floor: the float64 rate is not measured."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
     backend = load_backend(checkpoint, backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
-    ids = [i % vocab for i in range(tokens + 1)]  # the last is fed as the first of those that are decoded
+    ids = [i % vocab for i in range(tokens + 1)]  # decoding feeds the last one first
     decoding = Session(backend, vocab=vocab)
 
     def read():
@@ -278,7 +279,7 @@ def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iter
 
 
 def growth_rows(subject: Subject, *, batch: int, longest: int, reader: Reader, progress: Progress) -> Iterator[Row]:
-    """Prompts and contexts that double, and then batches that do."""
+    """Time prompts, contexts and batches that double."""
     lengths = [length for length in _doubling(*GROWTH) if length <= longest] or [longest]
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=lengths[-1], batch=batch)
@@ -316,12 +317,12 @@ def decode_row(
     name: str = "greedy",
     options: SamplingOptions = GREEDY,
 ) -> Row:
-    """Where weights come from memory, with what it gave in each round, which may wander while a model is timed."""
+    """Time decoding; weights that come from memory are timed with its bandwidth in each round, which may vary."""
     call = decoding(programs, params, context=context, options=options)
     middle = context + programs.burst / 2
     cost = decode_cost(params, subject.config, position=middle, batch=programs.batch)
     rounds = []
-    if cost.bytes <= (last_level_cache() or 0):  # what is read between would take their place
+    if cost.bytes <= (last_level_cache() or 0):  # reading between rounds would evict the weights
         seconds = measure(call, subject.effort).over(programs.burst)
     else:
         rounds = [(taken / programs.burst, read) for taken, read in in_turn(call, reader, subject.effort)]
@@ -346,7 +347,7 @@ def _row(
 def profile_model(
     *, context: int | None, progress: Progress = lambda stage, share: None, **chosen: Any
 ) -> tuple[dict[str, Any], Trace]:
-    """`benchmarks.model_profile` of what `choose_subject` chooses, as a report, and the trace.
+    """Profile what `choose_subject` chooses; returns a report and the trace.
 
     `context` is as in `run_suite`, and so are the errors.
     """
@@ -362,7 +363,7 @@ def profile_model(
 
 
 def _tokens(subject: Subject, context: int | None) -> int:
-    """Of a prompt, and before those that are decoded."""
+    """Choose the tokens of a prompt, and before decoding."""
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
         raise ValueError(f"{context} tokens and {subject.burst} to decode: this model holds {subject.config.context}")
@@ -370,7 +371,7 @@ def _tokens(subject: Subject, context: int | None) -> int:
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """With rates, shares of the machine's own, and floors: of memory none where what is read comes from a cache."""
+    """Add rates, shares of the machine's own rates, and floors. Reads from a cache have no floor of memory."""
     if row["what"] == "breakdown":
         parts = row["parts"]["decode"]
         read, seconds = (sum(part.get(key, 0) for part in parts) for key in ("bytes", "seconds"))
@@ -396,7 +397,8 @@ def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:
-    """
+    """Yield the least number and its doubles up to the most.
+
     >>> list(_doubling(128, 600))
     [128, 256, 512]
     """
@@ -406,7 +408,7 @@ def _doubling(first: int, last: int) -> Iterator[int]:
 
 
 def peak_bytes() -> int:
-    """The most memory that the model took: the device's, or this process's where they are the same."""
+    """Peak memory of the model: the device's, or this process's on a CPU."""
     if stats := jax.devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     return peak_resident_bytes()

@@ -1,14 +1,14 @@
-"""Do the contracts let right implementations pass? Thousands of draws an op, written down as they are done.
+"""Campaign against false alarms: right implementations must pass thousands of draws an op.
 
     python -m benchmarks.no_false_alarms numpy xla onnxruntime kernels --seed 1 --python /path/to/onnxruntime's/python
 
     numpy         the right implementations that mutants are made from, in float32
     xla           jax's own functions and our plain ops on a CPU, float32 and bfloat16, over at most 64 shapes each
-    onnxruntime   and gguf, in a Python of their own, within their documented domains
-    kernels       ours, in the interpreter
+    onnxruntime   onnxruntime and gguf, in a Python of their own, within their documented domains
+    kernels       our kernels, in the interpreter
 
-What the log has (a line of JSON each) is not run again: stopped, it goes on where it was. Without the log it begins
-anew.
+A log in benchmarks/results/raw/ gets a line of JSON for each op and dtype. A run skips what its log has, so a stopped
+campaign continues where it was. `python -m benchmarks.summary` makes the kept summary from the log.
 """
 
 import argparse
@@ -24,17 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME
+from benchmarks.report import RAW
 from model.candidates.table import CANDIDATES
 from verify.campaign import Campaign, Job, run
 from verify.catalogue import IMPLEMENTATIONS
 
-LOG = Path(__file__).parent / "results" / "no-false-alarms.jsonl"
+LOG = RAW / "no-false-alarms.jsonl"
 EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
 KERNEL_SHAPES = 8  # a shape takes the interpreter seconds
 
 
 def jobs(group: str) -> list[Job]:
-    """What a group runs."""
+    """List the jobs of a group."""
     match group:
         case "numpy":
             return [Job(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
@@ -54,7 +55,7 @@ def _ours(*, kernel: bool) -> list[Job]:
 
 
 def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, python: str) -> Iterator[dict[str, Any]]:
-    """A row for each op and dtype of a group that is not in `done`, as it comes."""
+    """Run the ops and dtypes of a group that are not in `done`; yields a row for each as it ends."""
     python = python if group == "onnxruntime" else sys.executable
     dtypes = ("float32",) if group in ("numpy", "onnxruntime") else ("float32", "bfloat16")
     where = {
@@ -103,13 +104,13 @@ print(json.dumps(found))
 
 
 def versions(python: str) -> dict[str, str]:
-    """Of a Python, and of what it has of the libraries that run here."""
+    """Look up the versions of a Python and of its libraries."""
     asked = subprocess.run([python, "-c", ASK % (LIBRARIES,)], capture_output=True, text=True, check=True)
     return json.loads(asked.stdout)
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
-    """Candidates and dtypes that the log has, within bounds, with as many examples as are asked for."""
+    """Read the candidates and dtypes that the log has within bounds, with as many examples as asked for."""
     if not log.exists():
         return set()
     logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -128,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python that has onnxruntime and gguf")
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args(arguments)
+    options.log.parent.mkdir(parents=True, exist_ok=True)
     wrong = 0
     for group in options.groups:
         done = finished(options.log, examples=options.examples)

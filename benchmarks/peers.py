@@ -1,11 +1,11 @@
-"""This implementation beside others: the same weights and prompts, on the same cores, in turn, in one run.
+"""Comparison with llama.cpp and transformers: the same weights and prompts, on the same cores, in turn, in one run.
 
 python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
 
 Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
-of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all; llama.cpp quantizes its own files,
-and keeps its cache in float16, as is its default, where ours has the dtype of the weights. Prints tables in Markdown,
-and keeps every figure in benchmarks/results/peers.json.
+of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all. llama.cpp quantizes its own files,
+and its cache is in float16, its default; ours has the dtype of the weights. Prints tables in Markdown, and writes every
+figure to benchmarks/results/raw/peers.json.
 """
 
 import json
@@ -25,6 +25,7 @@ import click
 import numpy as np
 
 from benchmarks.random_model import random_checkpoint
+from benchmarks.report import RAW, write_report
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.gguf.write import write_gguf
 from model.checkpoints.huggingface.write import write_huggingface
@@ -34,18 +35,18 @@ from reference.config import Config
 
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "peer_workers"
-KEPT = Path(__file__).parent / "results" / "peers.json"
+KEPT = RAW / "peers.json"
 CONFIG = Config(768, 12, 12, 12, 64, 2048, vocab=32_000, context=1024, eps=1e-5, theta=1e4)
 TINY = replace(CONFIG, dim=256, layers=2, heads=4, kv_heads=4, ffn=512, vocab=512)
 CORES = 2
 PROMPT, DECODED = 512, 64  # tokens
-PAUSE = 0.3  # seconds, in which threads that spin for more work give up
+PAUSE = 0.3  # seconds: idle threads stop spinning
 
 OURS = ("float32", "bfloat16", "q8", "q8_row", "q4")
-LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # by how llama.cpp's quantizer names them
+LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # names of llama.cpp's quantizer
 TRANSFORMERS = ("float32", "bfloat16")
 
-# What is divided by what, and what is aimed at in decoding and with a prompt.
+# Ratios of speeds, with our aims in decoding and with a prompt.
 RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("ours float32", "llama.cpp F32"): (1.0, 1.0),
     ("ours float32", "transformers float32"): (2.2, 1.0),
@@ -61,11 +62,11 @@ RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("ours q4", "llama.cpp Q4_K_M"): (0.75, None),
 }
 
-Rates = dict[str, dict[str, list[float]]]  # tokens a second: of an engine, decoding or a prompt, a round each
+Rates = dict[str, dict[str, list[float]]]  # tokens a second, by engine, by request, a round each
 
 
 class Engine(NamedTuple):
-    """A process that answers, and what it said of itself."""
+    """Process that answers requests, and the versions that it reported."""
 
     ask: Callable[[str, int], dict[str, Any]]
     versions: dict[str, str]
@@ -73,7 +74,7 @@ class Engine(NamedTuple):
 
 @contextmanager
 def engine(*command: str, threads: int) -> Iterator[Engine]:
-    """Start one, on this process's cores. Raises ValueError where it ends instead of answering."""
+    """Start an engine on this process's cores. Raises ValueError if it ends instead of answering."""
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = {**os.environ, **dict.fromkeys(variables, str(threads))}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -100,7 +101,7 @@ def engine(*command: str, threads: int) -> Iterator[Engine]:
 def commands(
     folder: Path, checkpoint: Checkpoint, *, llama_cpp: str | None, transformers: str | None, cores: int
 ) -> dict[str, list[str]]:
-    """Write the model for each engine, and say how each is started."""
+    """Write the model for each engine; returns the command that starts each."""
     ours = folder / "hf"
     write_huggingface(checkpoint, ours)
     found = {
@@ -122,7 +123,7 @@ def commands(
 
 
 def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
-    """Tokens a second in rounds, after one that only warms; and what each drew."""
+    """Measure tokens a second in rounds, after a warm-up round; also returns the tokens that each engine drew."""
     rates: Rates = {name: {"prefill": [], "decode": []} for name in [*engines, "the floor"]}
     drawn: dict[str, list[int]] = {}
     for number in range(rounds + 1):
@@ -142,7 +143,7 @@ def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str],
 
 
 def ratios(rates: Rates) -> list[dict[str, Any]]:
-    """Of each pair that was measured, round by round: the median, the least and the most.
+    """Compute the ratio of each measured pair round by round: its median, least and most.
 
     >>> rates = {"ours q4": {"decode": [6.0, 9.0]}, "ours float32": {"decode": [2.0, 3.0]}}
     >>> [(row["ours"], row["to"], row["ratio"], row["least"]) for row in ratios(rates)]
@@ -159,7 +160,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
 
 
 def alike(drawn: Mapping[str, list[int]]) -> dict[str, int]:
-    """How many tokens each engine draws as ours does in float32, before they differ: rounding decides from there on.
+    """Count the first tokens that each engine draws as ours does in float32; rounding decides the later ones.
 
     >>> alike({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}
@@ -172,7 +173,7 @@ def alike(drawn: Mapping[str, list[int]]) -> dict[str, int]:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The machine, the versions, what was reached, and the ratios with their spread."""
+    """Render the machine, the versions, the speeds and the ratios with their spread."""
     versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items())
     lines = [
         f"{report['cores']} cores of {report['processor']}; {versions}. Medians of {report['rounds']} rounds in turn "
@@ -223,11 +224,10 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 @click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
 @click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
 def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
-    from benchmarks.report import write_report
     from model.insight.machine import about
 
     cores = sorted(os.sched_getaffinity(0))[:CORES]
-    os.sched_setaffinity(0, cores)  # and with this process all that it starts
+    os.sched_setaffinity(0, cores)  # engines inherit this
     checkpoint = random_checkpoint(TINY if tiny else CONFIG)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         click.echo("writing the models", err=True)

@@ -1,9 +1,9 @@
-"""What a process takes beside its arrays on a CPU, while it compiles a model and while it runs one.
+"""Memory of a process beside its arrays on a CPU, while it compiles a model and while it runs one.
 
-    python -m benchmarks.process_memory --json benchmarks/results/process-memory.json
+    python -m benchmarks.process_memory --json benchmarks/results/raw/process-memory.json
 
-`model.running.memory` plans with what this finds. Each model is loaded in a process of its own, with an empty
-cache of compiled programs; its arrays are small, and what `memory_of` says of them is taken off.
+`model.running.memory` plans with these figures. Each model is loaded in a process of its own, with an empty cache of
+compiled programs. Its arrays are small, and their size by `memory_of` is subtracted.
 """
 
 import argparse
@@ -29,9 +29,9 @@ COLUMNS = (
 
 
 def measured(layers: int, quantize: str | None) -> Row:
-    """What this process takes: once JAX has started, and on top of that at most while it compiles and while it runs.
+    """Measure this process: after JAX has started, and the peaks above that while it compiles and while it runs.
 
-    Of the latter the arrays are taken off.
+    The peak while it runs leaves out the arrays.
     """
     import jax
     import numpy as np
@@ -75,7 +75,7 @@ def measured(layers: int, quantize: str | None) -> Row:
 
 
 def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
-    """Bytes for a model, and for each of its layers: the line nearest to the rows.
+    """Fit bytes for a model and for each of its layers, by least squares.
 
     >>> fitted([{"layers": 2, "running": 9.0}, {"layers": 4, "running": 13.0}], "running")
     (5.0, 2.0)
@@ -90,10 +90,10 @@ def _in_a_process_of_its_own(layers: int, quantize: str | None) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None):
-    """The command line: of this process where `arguments` is None."""
-    parser = argparse.ArgumentParser(description="What a process takes beside its arrays on a CPU.")
-    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="of the models")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every figure, with the machine and versions")
+    """Run the command line; None reads the arguments of this process."""
+    parser = argparse.ArgumentParser(description="Memory of a process beside its arrays on a CPU.")
+    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="numbers of layers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure, with machine and versions")
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.only:

@@ -1,4 +1,4 @@
-"""Weights and caches of random numbers, drawn on the device: as fast as a trained model's, without a file."""
+"""Random weights and caches, drawn on the device: as fast as a trained model's, without a file."""
 
 from functools import partial
 from typing import Any
@@ -16,11 +16,11 @@ from model.weights.codes import Embedding
 from model.weights.params import Params, abstract_params, aligned_zeros, rope_table
 from reference.config import Config
 
-NO_NAN = 0x77  # the bits of a code that may be set: no pattern of them is NaN in any scheme
+NO_NAN = 0x77  # bits of a code that may be set: no such pattern is NaN in any scheme
 
 
 def random_checkpoint(config: Config) -> Checkpoint:
-    """A model in main memory: normal weights, of a size that keeps activations near 1, and norms of 1."""
+    """Make a model in main memory: normal weights, of a size that keeps activations near 1, and norms of 1."""
     rng = np.random.default_rng(0)
 
     def tensor(shape: tuple[int, ...]) -> Tensor:
@@ -33,7 +33,7 @@ def random_checkpoint(config: Config) -> Checkpoint:
 
 
 def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: str | None = None) -> Params:
-    """The shapes and dtypes of a model's weights, in one of `reference.quantizers.schemes` where asked for."""
+    """Shapes and dtypes of a model's weights; `quantize` names one of `reference.quantizers.schemes`."""
     nothing = np.empty(0, dtype)
     tensors = {name: Tensor(shape, dtype, lambda: nothing) for name, shape in tensor_shapes(config).items()}
     checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
@@ -43,10 +43,10 @@ def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: 
 
 
 def random_params(shapes: Params, config: Config) -> Params:
-    """Weights of these shapes: norms about 1, matrices of a size that keeps activations there, codes of any value.
+    """Draw weights of these shapes: norms about 1, matrices of a size that keeps activations there, codes of any value.
 
-    On a CPU they lie as `load_params` places them, which decides how fast they are read. The largest are drawn first,
-    while there is memory for what drawing them takes beside.
+    On a CPU they lie in memory as `load_params` places them, which decides how fast they are read. The largest are
+    drawn first, since drawing takes additional memory.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
     place = _aligned if jax.default_backend() == "cpu" else lambda drawn: drawn
@@ -55,18 +55,18 @@ def random_params(shapes: Params, config: Config) -> Params:
         leaves[i] = place(_weight(i, shape, scales="scales" in str(path[-1])))
     params = jax.tree.unflatten(tree, [leaves[i] for i in range(len(paths))])
     params = params._replace(rope=rope_table(config, len(shapes.rope.cos)))
-    give_back_compilers_memory(config, platform=jax.default_backend())  # to draw is compiled, to load is not
+    give_back_compilers_memory(config, platform=jax.default_backend())  # drawing compiles programs, loading does not
     table = params.embedding
     return params._replace(head=table.matrix if isinstance(table, Embedding) else table) if config.tied else params
 
 
 def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int = 1) -> Cache:
-    """A cache whose every position is random, of which none counts as used yet."""
+    """Draw a cache whose positions are all random; none counts as used yet."""
     shape = (batch, config.kv_heads, capacity, config.head_dim)
     layers = [
         LayerCache(*(random_numbers(2 * i + j, *shape, dtype=dtype) for j in (0, 1))) for i in range(config.layers)
     ]
-    give_back_compilers_memory(config, platform=jax.default_backend())  # as above
+    give_back_compilers_memory(config, platform=jax.default_backend())  # drawing compiles programs
     return Cache(layers, jnp.zeros(batch, jnp.int32))
 
 
@@ -78,7 +78,7 @@ def _aligned(drawn: jax.Array) -> jax.Array:
 
 def _weight(seed: int, shape: Any, *, scales: bool) -> jax.Array:
     if scales:
-        # About 2^-8, which powers of 2 are stored as the exponent of (reference.quantizers.mx).
+        # A scale that is a power of 2 is stored as its exponent (reference.quantizers.mx): this is about 2^-8.
         return jnp.full(shape.shape, 119 if shape.dtype == np.uint8 else 2.0**-8, shape.dtype)
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         return _codes(jax.random.key(seed, impl="rbg"), shape.shape, shape.dtype)

@@ -1,4 +1,4 @@
-"""What a benchmark finds, as rows: numbers that are measured, and those that follow from them."""
+"""Rows of a benchmark: numbers that are measured, numbers that follow from them, and tables of both."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,23 +10,27 @@ from model.insight.timing import Seconds
 
 Row = dict[str, Any]
 
+RESULTS = Path(__file__).parent / "results"  # summaries, which README and docs cite
+RAW = RESULTS / "raw"  # every figure of a run; ignored by git
+
 
 class Column(NamedTuple):
-    """Of a table: where its values are, and how they are shown."""
+    """Column of a table: where its values are, and how they are shown."""
 
     heading: str
     key: str
-    form: str = ""  # as in format()
-    scale: float = 1  # that a number is multiplied by
+    form: str = ""  # a format specification
+    scale: float = 1  # factor of a number
 
 
 def skipped(name: str, why: str = "no time was left") -> Row:
-    """What was to be measured and was not."""
+    """Make a row for a measurement that did not happen."""
     return {"skipped": name, "why": why}
 
 
 def in_a_line(error: Exception) -> str:
-    """
+    """Describe an error in a line: its type and the first line of its message.
+
     >>> in_a_line(ValueError("no such tile\\nat all"))
     'ValueError: no such tile'
     """
@@ -34,14 +38,14 @@ def in_a_line(error: Exception) -> str:
 
 
 def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
-    """Seconds, and the bytes and operations that they were for."""
+    """Make a row of seconds with the bytes and operations that they took."""
     return {**seconds._asdict(), "bytes": bytes, "flops": flops, "dtype": dtype}
 
 
 def with_shares(row: Row, ceilings: Ceilings) -> Row:
-    """What a timed row says of the machine: the rates, and what share of the machine's own they are.
+    """Add rates to a timed row, and their shares of the machine's own rates.
 
-    `share` is that of the copy bandwidth, `of_floor` that of the fastest that bandwidth and matrix rate would allow.
+    `share` is the share of the copy bandwidth, `of_floor` that of the speed that bandwidth and matrix rate allow.
     """
     if "median" not in row or "bytes" not in row:
         return row
@@ -57,13 +61,13 @@ def with_shares(row: Row, ceilings: Ceilings) -> Row:
 
 
 def write_report(report: Any, file: Path) -> None:
-    """Write a report as JSON, a value a line, so that a version of it can be compared with the one before."""
+    """Write a report as JSON, a value a line, so that two reports can be compared with `diff`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def machine_lines(report: Mapping[str, Any]) -> list[str]:
-    """The device, the versions, and how fast it is."""
+    """Describe the device, the versions and the measured rates."""
     about, ceilings = report["about"], report["ceilings"]
     words = [about["device"], about["processor"], f"driver {about['driver']}" if about["driver"] else None]
     words += [f"{name} {found}" for name, found in about["versions"].items()]
@@ -73,7 +77,8 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def model_line(model: Mapping[str, Any]) -> str:
-    """
+    """Describe a model in a line.
+
     >>> model_line({"name": "stories", "dtype": "float32", "quantize": "q8"})
     'stories, float32, matrices in q8'
     """
@@ -81,7 +86,7 @@ def model_line(model: Mapping[str, Any]) -> str:
 
 
 def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
-    """Rows as a Markdown table that is aligned for a terminal, too; a column that no row has is left out.
+    """Render rows as a Markdown table, aligned for a terminal too; a column that no row has is left out.
 
     >>> print(table([Column("name", "n"), Column("us", "s", ",.1f", 1e6)], [{"n": "a", "s": 8e-6}, {"n": "b"}]))
     | name |  us |

@@ -1,21 +1,21 @@
-"""How much memory this process has in use, as Linux counts it."""
+"""Memory of this process, as Linux counts it."""
 
 import re
 from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Now."""
+    """Read the memory in use now, in bytes."""
     return _marked("VmRSS")
 
 
 def peak_resident_bytes() -> int:
-    """At most, since the process began or `forget_peak` was called."""
+    """Read the most memory in use since the process began or `forget_peak` was called, in bytes."""
     return _marked("VmHWM")
 
 
 def forget_peak() -> None:
-    """The most from now on is what is in use now."""
+    """Reset the peak to the memory in use now."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -1,4 +1,4 @@
-"""A model in every form that there is here: whole, in each scheme, calibrated, as GGUF files would hold it."""
+"""Forms of a model: whole, in each scheme, calibrated, and as GGUF files would hold it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,22 +17,22 @@ from model.quantize.methods import METHODS
 from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
 
-GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # in blocks of 32, which small models have rows of
-SUPERBLOCKS = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")  # of 256, which are decoded only
+GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # blocks of 32, which divide the rows of small models
+SUPERBLOCKS = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")  # blocks of 256, timed in decoding only
 INT8 = {"emulate_activations": "int8"}
 
 
 class Form(NamedTuple):
-    """A model as a scheme has it, and how it runs."""
+    """Model in one scheme, and the options that it runs with."""
 
     name: str
     checkpoint: Checkpoint
-    options: Mapping[str, Any]  # of `load_backend`; none: the weights alone differ
-    scaled: bool = False  # whether a scheme moved scales between matrices, so that weights cannot be compared
+    options: Mapping[str, Any]  # of `load_backend`; empty if the weights alone differ
+    scaled: bool = False  # True if scales moved between matrices, so that weights cannot be compared
 
 
 def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[Form]:
-    """Of a model whose matrices are floats, one at a time; `windows` are what AWQ, GPTQ and SmoothQuant see."""
+    """Yield the forms of a model with float matrices; `windows` calibrate AWQ, GPTQ and SmoothQuant."""
     yield Form("float32", changed(base, lambda w: w.astype(np.float32)), {})
     yield Form("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
     for name in SCHEMES:
@@ -51,12 +51,12 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
 
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """What schemes are for."""
+    """Select the matrices, which schemes quantize."""
     return {name: tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)}
 
 
 def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:
-    """The same model with hidden vectors of whole blocks: what is added to them is zeros."""
+    """Pad the hidden vectors of a model with zeros to whole blocks."""
     config = replace(checkpoint.config, ffn=-(-checkpoint.config.ffn // block) * block)
     shapes = tensor_shapes(config)
 
@@ -70,7 +70,7 @@ def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:
 
 
 def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], **fields: Any) -> Checkpoint:
-    """The model with other matrices, of another dtype perhaps."""
+    """Replace the matrices of a model; the dtype may change."""
 
     def tensor(old: Tensor) -> Tensor:
         new = change(old.read())
@@ -81,7 +81,7 @@ def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], 
 
 
 def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
-    """The model with the weights that a GGUF file of that type would hold."""
+    """Round the matrices of a model to what a GGUF file of that type would hold."""
 
     def rounded(weights: np.ndarray) -> np.ndarray:
         return ggml.decode(ggml.encode(weights.astype(np.float32), type), type).astype(np.float32)
@@ -90,7 +90,7 @@ def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
 
 
 def in_memory(checkpoint: Checkpoint) -> Checkpoint:
-    """The model whose tensors are all read, in order: calibration begins anew for who goes back."""
+    """Read all tensors of a model in order, since calibration starts over for a reader that goes back."""
 
     def tensor(old: Tensor) -> Tensor:
         values, codes = old.read(), old.codes
@@ -103,7 +103,7 @@ def in_memory(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def bits(checkpoint: Checkpoint) -> float:
-    """Of a weight, scales included, over all matrices."""
+    """Compute the mean bits of a weight over all matrices, with scales."""
     each = matrices(checkpoint).values()
 
     def bits_of(tensor: Tensor) -> float:
@@ -116,7 +116,7 @@ def bits(checkpoint: Checkpoint) -> float:
 
 
 def weight_error(base: Checkpoint, checkpoint: Checkpoint) -> float:
-    """`relative_error` of all matrices together, without what `padded` has added to them."""
+    """Compute `relative_error` over all matrices together, without the zeros that `padded` added."""
 
     def flat(model: Checkpoint) -> np.ndarray:
         parts = (model.tensors[name].read()[: old.shape[0], : old.shape[1]] for name, old in matrices(base).items())

@@ -1,12 +1,12 @@
-"""What a scheme costs: bits a weight, what a model then predicts, how far weights move, and how fast decoding gets.
+"""Cost of each scheme: bits a weight, predictions, error of weights, and speed of decoding.
 
 python -m benchmarks.schemes [--tokens 4096] [--rounds 5]
 
-Predictions are of stories that the model itself tells, in float32 at temperature 1, each from its beginning to its end,
-as the model was trained on them. AWQ, GPTQ and SmoothQuant are calibrated with other stories of its own; SmoothQuant is
-judged with activations of int8, which it is made for, and GGUF's types with hidden vectors that zeros fill up to whole
-blocks. Models are the built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is of random weights, of all forms
-in turn in each round. Prints a table in Markdown, and keeps every figure in benchmarks/results/schemes.json.
+A model predicts stories that it told itself, in float32 at temperature 1, each from its beginning to its end. AWQ, GPTQ
+and SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, which
+it is made for, and GGUF's types with hidden vectors that are padded with zeros to whole blocks. The models are the
+built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is timed with random weights, all forms in turn in each
+round. Prints a table in Markdown, and writes every figure to benchmarks/results/raw/schemes.json.
 """
 
 import os
@@ -24,7 +24,7 @@ from jaxtyping import Int
 
 from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params
-from benchmarks.report import write_report
+from benchmarks.report import RAW, write_report
 from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
 from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
 from model.checkpoints.checkpoint import Form as CodeForm
@@ -44,19 +44,19 @@ from model.weights.params import Params, abstract_params
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
-KEPT = Path(__file__).parent / "results" / "schemes.json"
-WINDOWS, WINDOW = 32, 256  # that AWQ, GPTQ and SmoothQuant are calibrated with, and their tokens
-OTHER_STORIES = 1_000_000  # the seed of the first of those
-AFTER = 128  # tokens in the cache where decoding begins
+KEPT = RAW / "schemes.json"
+WINDOWS, WINDOW = 32, 256  # of calibration, and tokens of each
+OTHER_STORIES = 1_000_000  # seed of the first story of calibration
+AFTER = 128  # tokens in the cache before decoding
 AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
 
 
 class Stored(NamedTuple):
-    """How the matrices lie in memory while a form is decoded."""
+    """Form in which matrices lie in memory during decoding."""
 
     dtype: str = "float32"
     codes: CodeForm | None = None
-    group: int | None = None  # columns that share a scale; None: all
+    group: int | None = None  # columns that share a scale; None is all
 
 
 DECODED = {
@@ -69,7 +69,7 @@ DECODED_AS = {"awq": "q4", "gptq": "q4", "smoothquant": "q8_row", "GGUF Q5_0": "
 
 
 def told(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
-    """Stories of so many tokens at least, each from BOS to what ends it, or to the end of the context."""
+    """Generate stories of at least so many tokens in all, each from BOS to its end or to the end of the context."""
     stories: list[list[int]] = []
     while sum(map(len, stories)) < tokens:
         generation = llama.generate(sampling=AS_TOLD, max_new_tokens=llama.context - 1, seed=seed + len(stories))
@@ -80,14 +80,14 @@ def told(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
 
 
 def in_windows(stories: Sequence[list[int]]) -> Int[np.ndarray, "windows seq"]:
-    """Stories one after the other, cut as `convert --calibration` cuts a text: BOS in front of each window."""
+    """Concatenate stories and cut them into windows that begin with BOS, as `convert --calibration` cuts a text."""
     ids = [id for story in stories for id in story[1:]]
     rows = np.array(ids[: WINDOWS * (WINDOW - 1)], np.int32).reshape(WINDOWS, WINDOW - 1)
     return np.insert(rows, 0, stories[0][0], axis=1)
 
 
 def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens: int) -> dict[str, Any]:
-    """Of one model, a row for each form."""
+    """Judge the predictions of a model in each form."""
     base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
     stories = [
@@ -120,7 +120,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
-    """Tokens a second that each of `DECODED` decodes, a round each."""
+    """Measure the tokens a second that each of `DECODED` decodes, in each round."""
     config, platform = SHAPES[shape], jax.default_backend()
     chunk, burst = prompt_chunk(config, platform), longest_burst(platform)
     capacity = AFTER + burst + chunk
@@ -140,7 +140,7 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
 
 
 def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
-    """The arrays of a model whose matrices lie in memory so."""
+    """Shapes of a model whose matrices are stored so."""
 
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         codes = None
@@ -153,7 +153,7 @@ def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The table. Not of every model there is every form."""
+    """Render the table. A form that a model does not have leaves its cells empty."""
     models = report["models"]
     heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
     lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]
@@ -176,7 +176,7 @@ def _cells(row: Mapping[str, float]) -> list[str]:
 
 
 def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
-    """A form's speed over that of float32 in the same round; or the form that it runs as.
+    """Render a form's speed relative to float32 in the same round, or the form that it runs as.
 
     >>> rates = {"float32": [10.0, 20.0, 10.0], "q4": [20.0, 60.0, 20.0], "nf4": [9.0, 16.0, 9.0]}
     >>> [_ratio(rates, form) for form in ("q4", "nf4", "gptq")]

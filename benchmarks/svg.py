@@ -1,17 +1,17 @@
-"""Charts as SVG, drawn by hand: bars and lines are a page of code, a plotting library is a dozen packages."""
+"""Charts as SVG: bars and lines are a page of code, and a plotting library is a dozen packages."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10
 
-COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # told apart by the color-blind, too
+COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # distinct for color-blind readers
 WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
-BEYOND = 1.1  # of what is full, where a bar ends at the latest
-Series = Mapping[str, float]  # by what is beside the bars
+BEYOND = 1.1  # of a full bar: longer ones are cut here
+Series = Mapping[str, float]  # by the label of a bar
 
 
 def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0) -> str:
-    """For each row a bar for each series, as a share of `full`; the length of a bar is its number, in percent."""
+    """Draw a bar for each row and series; its length is its share of `full`, written in percent."""
     names = list(dict.fromkeys(name for series in rows.values() for name in series))
     height = TOP + BOTTOM + ROW * sum(len(series) for series in rows.values())
     span = (WIDTH - LABELS - NUMBER) / BEYOND
@@ -33,7 +33,7 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
 
 
 def lines(title: str, remark: str, rows: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
-    """For each row a line through its points, both axes logarithmic. Numbers are above 0."""
+    """Draw a line through the points of each row, on logarithmic axes. Numbers must be above 0."""
     points = [point for row in rows.values() for point in row]
     height, left, right, foot = 480, 70, WIDTH - 30, 430
     (x_low, x_high), (y_low, y_high) = (_decades([point[i] for point in points]) for i in (0, 1))
@@ -60,13 +60,13 @@ def lines(title: str, remark: str, rows: Mapping[str, Sequence[tuple[float, floa
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Logarithms a little beyond the least and the most of them."""
+    """Logarithms a little beyond the least and the greatest number."""
     low, high = log10(min(values)), log10(max(values))
     return low - 0.05, max(high, low + 0.3) + 0.05
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, within logarithms.
+    """1, 2 and 5 times powers of ten between two logarithms.
 
     >>> _ticks(0.2, 1.1)
     [2.0, 5.0, 10.0]

@@ -36,7 +36,7 @@ def print_seed(options: dict[str, Any], seed: int):
 
 def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) -> Llama:
     """The model that the options name. Files and prompt are checked before JAX, which takes a second, is imported."""
-    from model.checkpoints.open import open_checkpoint
+    from model.checkpoints.open import open_checkpoint, place_of
     from model.options import check_length, choose_context
     from model.tokenizers.of_model import tokenizer_of
     from model.tokenizers.tokenizer import encode_text
@@ -52,7 +52,8 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) ->
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     with progress_bar() as progress:
         backend = load_backend(checkpoint, greedy=greedy, own_process=True, progress=progress, **running)
-    return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops)
+    places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
+    return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
 
 
 def prepare_jax():

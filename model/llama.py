@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.codes import is_matrix, quantized
-from model.checkpoints.open import open_checkpoint
+from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
 from model.ops.choice import ops_for
 from model.ops.emulated import emulated_ops, roundings, with_roundings
@@ -37,11 +37,20 @@ BackendName = Literal["jax", "reference"]
 class Llama:
     """A model ready to use; `load` makes one. Every generation has a cache of its own."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, backend: Backend, *, stops: frozenset[int]):
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        *,
+        stops: frozenset[int],
+        places: Sequence[str | Path] = (),
+    ):
         """Put a backend and the tokenizer of its model together. `stops` are the ids that end a text."""
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops
+        self.places = tuple(places)  # the files or directories that may hold a chat template, the likeliest first
         self._backend = backend
 
     @property
@@ -202,7 +211,8 @@ def load(
         **{"cache": cache, "greedy": greedy},
         progress=print_progress() if progress is True else progress or no_progress,
     )
-    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
+    places = [place for place in (tokenizer, place_of(path)) if place]
+    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops, places=places)
 
 
 def print_progress() -> Progress:

@@ -1,0 +1,53 @@
+r"""The definition of a Llama: every layer, tokenizer and quantizer as a function of NumPy arrays in float64.
+
+This package is a book, and its files are the pages. Each begins with a paper, its equations and what to remember, and
+then says the same once more as a function with an example that runs. Nothing here is fast, keeps a state, or imports
+another package of this repository. The fast implementation (`model/`, `pallas_kernels/`) is held to these definitions
+by `verify/`.
+
+Order of reading
+----------------
+1. embedding, linear, add                    what a model is made of
+2. rmsnorm, softmax, swiglu                  one vector at a time; softmax also in the online form that kernels use
+3. rope, attention                           positions as rotations; what a token takes from those before it
+4. qk_norm, moe                              what Qwen3 and Mixtral add
+5. config, llama                             the whole model: blocks, cache, logits
+6. sampling                                  from logits to a token
+7. sentencepiece_bpe, byte_bpe               from text to tokens
+8. quantizers                                fewer bits a weight: blocks, symmetric and packing first, then affine,
+                                             ggml_blocks, nf4, minifloat, gptq and the others, a family a file
+
+Notation
+--------
+Equations use subscripts for the elements of an array, and code uses words:
+
+    dim        length of a token's vector x         heads, kv_heads   query heads; heads of keys and values
+    seq, keys  tokens that are new; tokens in all   head_dim          length of a head's vector (d in the papers)
+    ffn        length of the inner vector           vocab             number of tokens
+    rows, cols outputs and inputs of a weight       blocks, group     runs of weights that share a scale
+
+A weight W is stored [rows, cols] and applied as W x; <a, b> is a sum of products; the weights of a norm are g.
+
+Shapes are annotations of jaxtyping. `Float[np.ndarray, "*batch heads head_dim"]` is an array of floats whose last two
+axes are named; `*batch` is any number of axes before them, and a leading space as in `" dim"` marks a single axis. One
+name is one length within a call, which the tests check.
+
+Arithmetic
+----------
+Every function computes in float64, whatever the dtype of its arguments. float64 rounds by 2^-53 of a number, so for the
+float32 and bfloat16 implementations that are judged here a result is as good as exact.
+
+`rint` rounds to the nearest integer, and a *tie*, halfway between two, to the even one: rint(2.5) is 2 and rint(3.5) is
+4. Formats of others may round ties away from zero; their pages say so.
+
+u is the largest relative error of one rounding: 2^-24 in float32, 2^-8 in bfloat16. gamma_n = n u / (1 - n u) bounds
+that of n roundings (Higham, Accuracy and Stability of Numerical Algorithms, chapter 3). A sum of n products, added in
+any order, is off by at most gamma_n sum_i |w_i x_i|. A bound is always such a formula, and never a tolerance that was
+chosen.
+
+Two laws of quantizers are stated on their pages in short, and mean this:
+
+- *Fixed point.* To quantize what was dequantized changes nothing: the codes and scales come out the same. A quantizer
+  is then a projection onto the numbers that its format holds.
+- *Powers of two pass into the scale.* Weights times 2^k have the same codes, and a scale times 2^k. Multiplying by a
+  power of two rounds nothing, as long as no number leaves the range of its format."""

@@ -1,6 +1,7 @@
-"""Everything here runs on a laptop: JAX on the CPU, and outside data only from the folder that LLAMASPEC_DATA names."""
+"""Shared set-up: JAX on the CPU, Hypothesis's profiles, and outside data only from the folder LLAMASPEC_DATA names."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,17 +10,20 @@ from hypothesis import Phase, settings
 
 import cli
 
-# Before anything imports jax. A test of the GPU sets it itself.
+# JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# An interpreted kernel is a program that calls back into Python, which runs programs itself: where the first holds the
-# threads that those need, as on two cores, it waits for ever. NPROC is how many threads XLA makes, for lack of it as
-# many as there are cores: with 1 the tests of whole models wait for ever each time, with 2 some times.
+# An interpreted kernel calls back into Python, which runs further JAX programs. If the kernel holds all of XLA's
+# threads, as it can on two cores, those programs wait forever. NPROC sets the number of threads, by default one a core;
+# with 1 the tests of whole models always hang, with 2 sometimes.
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
 os.environ["NPROC"] = "16"
+# `nohup make test &` starts us with SIGINT ignored, and tests of Ctrl-C, here and in processes of their own, need it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The first call of every new shape compiles, so a deadline would only measure the compiler; explaining a failure
-# runs it many times more. CI draws the same examples every time: a push is judged by its change, not by luck,
-# while every run elsewhere draws anew.
+# We set no deadline, since the first call of every new shape compiles. We skip Hypothesis's explain phase, which runs a
+# failure many more times. CI draws the same examples every time, so that a push is judged by its change, not by luck;
+# every other run draws anew.
 settings.register_profile(
     "quick",
     max_examples=20,
@@ -34,15 +38,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes long and rarely finds anything; `make test-all` runs it")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory) -> None:
-    """Compiled programs and histories of commands go where pytest cleans up, not to the caches of whoever runs it."""
+    """Put compiled programs and command histories where pytest cleans up, instead of the user's caches."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder of models and tokenizers that are not ours to copy into the repository."""
+    """Folder of models and tokenizers that are not ours to copy into the repository."""
     if not os.environ.get("LLAMASPEC_DATA"):
         pytest.skip(NEEDS_DATA)
     folder = Path(os.environ["LLAMASPEC_DATA"]).resolve()
@@ -53,7 +61,7 @@ def data() -> Path:
 def pytest_terminal_summary(terminalreporter) -> None:
     skipped = [report for report in terminalreporter.getreports("skipped") if NEEDS_DATA in str(report.longrepr)]
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} skipped for want of outside data: LLAMASPEC_DATA is unset")
+        terminalreporter.write_line(f"{len(skipped)} skipped without outside data: LLAMASPEC_DATA is unset")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from model.checkpoints import Checkpoint, open_checkpoint
 from model.checkpoints.codes import quantized
 from model.forward import forward as run_forward
 from model.llama import load_backend
-from model.ops.block import CPU, XLA, cpu_product, dot
+from model.ops.cpu import CPU
 from model.ops.emulated import (
     EMULATED,
     ROUNDINGS,
@@ -28,7 +28,8 @@ from model.ops.emulated import (
     roundings,
     with_roundings,
 )
-from model.running.jax_backend import choose_ops
+from model.ops.products import cpu_product, dot
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.linear import linear
@@ -271,6 +272,6 @@ def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     mixed = {**quantized(plain, "q8").tensors, value: plain.tensors[value]}
     with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight are of"):
         roundings(replace(plain, tensors=mixed), "q8_0")
-    assert emulated_ops(choose_ops("xla")) in EMULATED.values()
+    assert emulated_ops(XLA) in EMULATED.values()
     with pytest.raises(ValueError, match="choose xla or cpu"):
         emulated_ops(XLA._replace(attend=CPU.norm_logits))

@@ -123,11 +123,12 @@ def test_without_any_one_line_says_what_was_tried_and_what_to_do(machine: Machin
 
 def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(machine: Machine):
     def command(*arguments: str) -> list[str]:
-        return machine.make("-n", "story", *arguments).stdout.splitlines()[-1].split("llamaspec ")[1].split()
+        return machine.make("-n", "story", *arguments).stdout.replace("\\\n", "").split("llamaspec ")[1].split()
 
     assert command() == ["story"]
     assert command("MODEL=/m") == ["story", "--model", '"/m"']
     assert command("MODEL=/m", "TOKENIZER=/t") == ["story", "--model", '"/m"', "--tokenizer", '"/t"']
+    assert command("SEED=7") == ["story", "--seed", "7"]
 
 
 class Checkout:

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.random_model import random_shapes
 from model.insight.shapes import SHAPES
 from model.llama import load_backend
-from model.ops.block import CPU
+from model.ops.cpu import CPU
 from model.running import process
 from model.running.programs import Layout, compile_programs
 from model.system import LARGE_BLOCK

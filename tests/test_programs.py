@@ -20,7 +20,7 @@ from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
 from model.llama import BackendName, Llama, load_backend
-from model.ops.block import XLA
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.session import Session
 from model.weights.params import abstract_params

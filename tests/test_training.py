@@ -30,7 +30,7 @@ from commands.loading import prepare_jax
 from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.open import open_checkpoint
-from model.ops.block import Ops, Positions
+from model.ops.table import Ops, Positions
 from model.running.reference_backend import load_reference_params
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import decode

@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Int
 from model.cache import LayerCache, empty_cache
 from model.checkpoints.checkpoint import tensor_shapes
 from model.forward import forward
-from model.ops.block import XLA, Ops, Positions
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.running.compile import compiler_options
 from model.weights.params import params_of, rope_table
 from reference.config import Config

@@ -1,12 +1,12 @@
-"""What has to be seen on a GPU: `llamaspec bench --suite gpu`, under nine minutes on an H200.
+"""Suites of measurements on a GPU: `llamaspec bench --suite gpu`, under nine minutes on an H200.
 
-The suite `models` is one part of it alone. Two more take as long, for what that leaves out. The suite `kernels` holds
-kernels against the exact numbers where no published Llama would have them, with 1,000 repeats, not 10,000, and times
-the cases of the table from the last, what clearing rows of V costs, and attention to prompts; the suite `variants`
-times the cases that no published Llama has.
+The suite `models` runs only its part of whole models. Two more suites take as long. The suite `kernels` holds options
+that no published Llama uses to the exact numbers, 1,000 times each instead of 10,000; it also times the cases of the
+table from the last, the clearing of rows of V, and attention to prompts. The suite `variants` times the options that no
+published Llama uses.
 
     suite.py      the parts in their order, each in a process of its own, and the time that each may take
-    report.py     what is printed, kept and drawn
+    report.py     tables, JSON and the chart
     __main__.py   one part: rows as lines of JSON
 
     right.py      kernels against exact numbers
@@ -15,12 +15,12 @@ times the cases that no published Llama has.
     prompts.py    attention to a prompt beside cuDNN's
     launching.py  CUDA graphs and PDL, with and without
     starting.py   from the start to the first token
-    tuning.py     which tiles are fastest
+    tuning.py     the fastest tiles
 
-    varied.py     cases that no published Llama has
-    scale.py      how large everything is: on a GPU, or in a dry run on a CPU
+    varied.py     small cases with options that no published Llama uses
+    scale.py      sizes and repeats, on a GPU or in a dry run on a CPU
     drawing.py    random arguments
-    clock.py      the time that is left
+    clock.py      the remaining time
 
-A part that dies takes nothing with it but itself: what it found until then is kept, and the report says that it died.
+If a part dies, the others run on. The report keeps the rows that it found before, and says that it died.
 """

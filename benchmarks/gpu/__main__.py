@@ -1,4 +1,4 @@
-"""One part of the suite, in a process of its own: rows as lines of JSON on stdout, as they are found."""
+"""One part of the suite, in a process of its own: prints rows as lines of JSON as soon as it has them."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ SCALES = {"full": scales.full, "dry": scales.dry}
 
 
 def measure_memory(scale: Scale, _: Clock) -> Iterator[Row]:
-    """The machine: one row for all of it, since everything else is held against it."""
+    """Measure the machine, in one row, to which all other rows are relative."""
     yield {"about": about(), "ceilings": measure_ceilings(DTYPES, scale.memory)._asdict()}
 
 
@@ -45,7 +45,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def wrong_device(scale: Scale) -> str | None:
-    """Why the suite cannot run here, or None."""
+    """Explain why the suite cannot run here; None if it can."""
     device = jax.devices()[0]
     if scale.device == "cpu" or getattr(device, "compute_capability", None) == "9.0":
         return None
@@ -61,7 +61,7 @@ def wrong_device(scale: Scale) -> str | None:
 @click.option("--seconds", type=float, required=True, help="After which it leaves out what is left.")
 @click.option("--options", default="{}", help="As JSON.")
 def main(part: str, name: str, seconds: float, options: str):
-    """Run a part."""
+    """Run a part of the suite."""
     clock, scale = Clock(seconds), SCALES[name]()
     if reason := wrong_device(scale):
         print(reason, file=sys.stderr)

@@ -1,10 +1,10 @@
-"""The time that a part of the suite may take."""
+"""Time that a part of the suite may take."""
 
 from time import monotonic
 
 
 class Clock:
-    """Runs from when it is made."""
+    """Clock that starts when it is made."""
 
     def __init__(self, seconds: float):
         self._end = monotonic() + seconds

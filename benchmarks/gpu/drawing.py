@@ -14,7 +14,7 @@ MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of eight int4 codes may
 
 
 def draw(case: Case, seed: int) -> list[Any]:
-    """Normal numbers where floats are due, codes where integers are, and what the case gives itself."""
+    """Draw normal numbers for floats and random codes for integers; keep arrays that the case gives."""
     drawn = jax.tree.leaves(case.arrays)
     seeds = iter(range(len(drawn) * seed, len(drawn) * (seed + 1)))
     return [

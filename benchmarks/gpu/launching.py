@@ -1,17 +1,17 @@
-"""What CUDA graphs and overlapping kernels (PDL) are worth: a decode step with one, both or neither."""
+"""Gain from CUDA graphs and from overlapping kernels (PDL): a decode step with one, both or neither."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.models import TABLES, decoding, params_of, programs_of
+from benchmarks.gpu.models import by_kernels, decoding, params_of, programs_of
 from benchmarks.gpu.scale import Scale
 from benchmarks.report import Row, skipped
 from model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
 from pallas_kernels.parts.compat import Target, use_target
 
-IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the names that the report gives them
+IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, by their names in the report
     "everything": LOOPS_IN_GRAPHS,
     "a step": {"xla_gpu_enable_command_buffer": IN_GRAPHS},
     "nothing": {"xla_gpu_enable_command_buffer": ""},
@@ -19,7 +19,7 @@ IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, under the 
 
 
 def time_launches(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """A row for each setting, with PDL and without. The interpreter has no PDL to be switched off."""
+    """Time each setting, with PDL and without. The interpreter has no PDL."""
     model, context = scale.launched, scale.contexts[0]
     params = params_of(model, scale)
     for name, options in IN_A_GRAPH.items():
@@ -29,6 +29,6 @@ def time_launches(scale: Scale, clock: Clock) -> Iterator[Row]:
                 yield skipped(f"{name} in a graph, PDL {case['pdl']}")
                 continue
             with scale.running(), nullcontext() if pdl or scale.device == "cpu" else use_target(Target(pdl=False)):
-                programs = programs_of(model, params, TABLES["kernels"], scale, options)
+                programs = programs_of(model, params, by_kernels(model, params, scale), scale, options)
                 row = decoding(model, params, programs, scale, context=context)
             yield {**case, **row}

@@ -16,20 +16,20 @@ from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
 from model.insight.cost import decode_cost, prefill_cost
 from model.insight.timing import Effort, Seconds, measure
-from model.ops.block import XLA, Ops
-from model.ops.gpu import PALLAS
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.session import tokens_at_once
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params
 
-TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
-SOME = 16  # tokens, to see how many a session would draw at once
+SOME = 16  # tokens, to choose how many a session would draw at once
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
 def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """Rows for each model, table of ops that it is run by, and length."""
+    """Time each model by each of its tables of ops, at each length."""
     for model in scale.models:
         names = [f"{model.title} by {table}" for table in model.by]
         if clock.over:
@@ -40,9 +40,10 @@ def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
             if clock.over:
                 yield skipped(name)
                 continue
-            ops = TABLES[table]
-            with scale.running() if ops is PALLAS else nullcontext():  # the interpreter wants something to interpret
-                programs = programs_of(model, params, ops, scale)
+            with scale.running() if table == "kernels" else nullcontext():  # the interpreter needs a kernel
+                programs = programs_of(
+                    model, params, XLA if table == "XLA" else by_kernels(model, params, scale), scale
+                )
                 about = {"case": model.title, "by": table, "compiling": programs.seconds}
                 for row in _rows(model, params, programs, scale):
                     yield {**about, **row}
@@ -50,17 +51,23 @@ def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
 
 
 def params_of(model: Model, scale: Scale) -> Params:
-    """Arranged for kernels, which XLA's form of a product reads as well."""
+    """Draw weights arranged for kernels; XLA's form of a product reads them as well."""
     rows = capacity(scale)
     shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=rows, quantize=model.quantize)
     shapes = jax.eval_shape(arranged, shapes)
     return random_params(shapes, model.config)
 
 
+def by_kernels(model: Model, params: Params, scale: Scale) -> Ops:
+    """Make the table of ops with kernels for a model."""
+    ops, _ = pallas_ops(model.config, params, capacity=capacity(scale))
+    return ops
+
+
 def programs_of(
     model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None
 ) -> Programs:
-    """Compiled as the model is, unless XLA is given other options."""
+    """Compile programs as the model does, unless XLA is given other options."""
     return compile_programs(
         params,
         model.config,
@@ -73,7 +80,7 @@ def programs_of(
 
 
 def capacity(scale: Scale) -> int:
-    """Of the cache: for the longest context and what is decoded after it, and for a prompt with its padding."""
+    """Compute the positions of the cache: for the longest context with its tokens, and for a padded prompt."""
     longest = max(*scale.contexts, *scale.prompts) + scale.chunk
     return -(-longest // 8) * 8
 
@@ -81,8 +88,9 @@ def capacity(scale: Scale) -> int:
 def decoding(
     model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
 ) -> Row:
-    """A step, after `context` tokens, of as many as a session would draw at once, and asked for as it asks: before it
-    reads those that it asked for the time before."""
+    """Time a step after `context` tokens as a session runs it.
+
+    A call draws as many tokens as a session would, and the next call is queued before the last one is read."""
     ask = model_speed.decoding(programs, params, context=context, options=options)
 
     def step(burst: int, effort: Effort) -> Seconds:
@@ -95,7 +103,7 @@ def decoding(
         return measure(read, effort).over(burst)
 
     burst = min(SOME, programs.burst)
-    for _ in range(2):  # of more tokens each has less of what a call costs
+    for _ in range(2):  # more tokens a call mean less overhead for each
         burst = tokens_at_once(step(burst, Effort(1)).median, programs.burst)
     seconds = step(burst, scale.model_effort)
     cost = decode_cost(params, model.config, position=context + burst / 2, batch=1)

@@ -1,4 +1,4 @@
-"""Attention to a prompt beside cuDNN's, the best there is."""
+"""Attention to a prompt beside cuDNN's, the fastest available."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +19,7 @@ from reference.config import Config
 
 
 def time_attention(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """A row for each model and length of a prompt, all of whose keys are new."""
+    """Time attention for each model and length of a prompt, with new keys only."""
     for name, config in scale.attended:
         for tokens in scale.prompts:
             case = f"{name}, {tokens} tokens"
@@ -50,7 +50,7 @@ def _row(config: Config, tokens: int, scale: Scale) -> Row:
 
 
 def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *arguments: jax.Array) -> Seconds:
-    """Of a call that follows another, whose result is its q, in a loop that does not wait for the host."""
+    """Time a call in a loop on the device; the result of each call is the next one's q."""
 
     def chained(turns, q, *arguments):
         def one(_, q):

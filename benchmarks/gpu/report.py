@@ -1,4 +1,4 @@
-"""What the suite found: tables for a person, everything as JSON, and a chart of the share of the copy bandwidth."""
+"""Reports of the suite: tables, JSON, and a chart of the share of the copy bandwidth."""
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -10,9 +10,9 @@ from benchmarks.report import Column, Row, machine_lines, skipped, table, with_s
 from model.insight.machine import Ceilings
 
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
-INTERRUPTED = 130  # the exit status after Ctrl-C, as everywhere
+INTERRUPTED = 130  # exit status after Ctrl-C
 
-LARGE = 32 << 20  # bytes: below, the launch of a kernel counts
+LARGE = 32 << 20  # bytes: for smaller matrices the launch of a kernel counts
 MICROSECONDS = Column("us", "median", ",.1f", 1e6)
 LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
 MORE = Column("least, more than without, us", "more", ",.2f", 1e6)
@@ -96,10 +96,10 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
 
 
 def as_report(found: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
-    """Everything that was found, and what follows from it; the machine comes first.
+    """Collect rows and what follows from them; the machine comes first.
 
-    Whoever interrupts a run that has measured the machine has a report of what it found until then. `interrupted` is
-    the exit status then.
+    A run that is interrupted after it measured the machine has a report of its rows so far, whose `interrupted` is the
+    exit status.
     """
     sections: dict[str, list[Row]] = {}
     left_out: list[Row] = []
@@ -135,7 +135,7 @@ def _completed(row: Row, ceilings: Ceilings) -> Row:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Tables, and what was left out."""
+    """Render tables, and what was left out."""
     lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
     for name, (title, columns) in SECTIONS.items():
         if rows := report["sections"].get(name):
@@ -151,7 +151,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Shares of the measured copy bandwidth: of decoding, and of the kernels that memory bounds."""
+    """Draw shares of the measured copy bandwidth, for decoding and for kernels that memory bounds."""
     rows: dict[str, dict[str, float]] = {}
     for row in report["sections"].get("models", []):
         if row["what"].startswith("decode, greedy"):
@@ -165,12 +165,12 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """Kernels that are not right, or did not run."""
+    """List kernels that are wrong or did not run."""
     return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] in ("wrong", "failed")]
 
 
 def tuned(table: Mapping[str, list[int | None]], report: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """The table of tiles with those that were found to be faster; of a product in several cases, the first's.
+    """Update the table of tiles with faster ones; a product in several cases takes the tile of the first.
 
     >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
     {'a': [16, 4], 'b': [8, 8]}

@@ -1,9 +1,9 @@
-"""Whether kernels are right on the device: exact numbers, poisoned memory, repeats, canaries.
+"""Checks of kernels on the device: exact numbers, poisoned memory, repeats, canaries.
 
 Each kernel is run on the inputs that break kernels: memory that it allocates holds NaN, and so do the rows of a cache
-that no query may see; pages that no sequence has are NaN, and numbers of pages that nobody should look at are beyond
-all pages. What it gives is held against the exact numbers within a proven bound, and is the same, bit by bit, however
-often it runs: a race would show as a difference. What stands in memory beside all of that stays as it was.
+that no query may see. Unowned pages are NaN, and unused entries of a page table point beyond all pages. The results
+must be within a proven bound of the exact numbers, and equal bit by bit in every repeat, since a race shows as a
+difference. Canary arrays elsewhere in memory must not change.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ CANARY = 1 << 14  # numbers in each
 
 
 def check(scale: Scale, clock: Clock, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
-    """A row for each case of a share: the largest error as a part of its bound, and how many repeats differed.
+    """Check each case of a share: its largest error as a share of its bound, and the repeats that differ.
 
-    The cases are those of the table, or what no model of the table has.
+    The cases are those of the table, or with `varied` options that no model of the table uses.
     """
     cases, repeats = (scale.varied, scale.varied_repeats) if varied else (scale.checked, scale.repeats)
     canaries = [jnp.full(CANARY, i, jnp.int32) for i in range(CANARIES)]
@@ -40,10 +40,10 @@ def check(scale: Scale, clock: Clock, *, varied: bool = False, share: int = 0, s
             yield skipped(case.name)
             continue
         try:
-            with scale.running() if case.kernels else nullcontext():  # the interpreter wants something to interpret
+            with scale.running() if case.kernels else nullcontext():  # the interpreter needs a kernel
                 row = checked(case, repeats)
-        except Exception as error:  # of one case
-            jax.block_until_ready(jnp.zeros(()) + 1)  # the others are checked, unless the device is beyond use
+        except Exception as error:  # a single case
+            jax.block_until_ready(jnp.zeros(()) + 1)  # raises if the device is lost; else check the others
             row = {"case": case.name, "outcome": "failed", "words": in_a_line(error)}
         yield row
     changed = sum(bool(jnp.any(canary != i)) for i, canary in enumerate(canaries))
@@ -57,23 +57,23 @@ def checked(case: Case, repeats: int) -> Row:
         program = jax.jit(lambda *arrays: _repeated(case, arrays, repeats)).lower(*on_device).compile()
     except ValueError as refusal:
         return {"case": case.name, "outcome": "refused", "words": str(refusal)}
-    jax.block_until_ready([jnp.full(POISON, jnp.nan)])  # and it is freed: what is allocated next holds it
+    jax.block_until_ready([jnp.full(POISON, jnp.nan)])  # freed at once: the next allocation holds NaN
     results, differing = program(*on_device)
     expected = case.exact(*arguments)
     pairs = zip(jax.tree.leaves(results), (expected,) if isinstance(expected, Approx) else expected, strict=True)
     error = max(share_of_bound(np.asarray(result), exact) for result, exact in pairs)
-    # XLA's own programs need not round alike before a loop and in it.
+    # XLA may round its own ops differently before a loop and in it.
     right = error <= 1 and not (case.kernels and int(differing))
     return {
         "case": case.name,
         "outcome": "right" if right else "wrong",
-        "share_of_bound": min(error, NO_BOUND),  # infinity is no JSON
+        "share_of_bound": min(error, NO_BOUND),  # JSON has no infinity
         "differing": int(differing),
     }
 
 
 def share_of_bound(result: np.ndarray, exact: Approx) -> float:
-    """The largest error as a share of its bound; infinite where NaN should not be, or should.
+    """Compute the largest error as a share of its bound; infinite if NaN is missing or unexpected.
 
     >>> share_of_bound(np.array([1.5, np.nan]), Approx(np.array([1.0, np.nan]), np.array([1.0, 0.0])))
     0.5
@@ -86,11 +86,11 @@ def share_of_bound(result: np.ndarray, exact: Approx) -> float:
 
 
 def _repeated(case: Case, arguments: Any, repeats: int) -> tuple[Any, jax.Array]:
-    """What a case gives, and how many of so many repeats gave anything else."""
+    """Run a case; returns its results, and how many repeats gave other results."""
     first = case.function(*arguments)
 
     def again(i: jax.Array, differing: jax.Array) -> jax.Array:
-        # Arguments that come with the step, or XLA would run the kernel once, before the loop.
+        # The arguments come with the step; otherwise XLA would run the kernel once, before the loop.
         same_again, step = lax.optimization_barrier((arguments, i))
         other = jax.tree.leaves(jax.tree.map(_differ, case.function(*same_again), first))
         return differing + (jnp.any(jnp.stack(other)) & (step >= 0)).astype(jnp.int32)
@@ -104,7 +104,7 @@ def _differ(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _norm_qkv(w, x, norm, k, v, positions, cos, sin, *bias):
-    """Caches of NaN; positions that are not alike."""
+    """Fill the caches with NaN, and draw different positions."""
     k[:], v[:] = np.nan, np.nan
     return [w, x, norm, k, v, _some(len(positions), k.shape[2] - 1), cos, sin, *bias]
 
@@ -156,7 +156,7 @@ def _prefill_before_window(q, k, v, offsets):
 
 
 def _masked(scores):
-    """Half of a row counts nothing, and one score is far above the others."""
+    """Mask half of a row, and raise one score far above the others."""
     scores[:, ::2] = -np.inf
     scores[:, 7] = 30
     return [scores]
@@ -167,20 +167,20 @@ def _with_ties(scores):
 
 
 def _some(count: int, largest: int) -> np.ndarray:
-    """Numbers from 1 to `largest`: both, those around what a kernel takes at once, and others."""
+    """Choose numbers from 1 to `largest`: both ends, those around the size of a tile, and others."""
     rng = np.random.default_rng(0)
     numbers = [largest - 5, 1, largest, 63, 64, 65, *rng.integers(1, largest + 1, max(count - 6, 0))]
     return np.array(numbers[:count], np.int32)
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Arguments made hard, where the op has a way to be; a quantized matrix changes nothing about that."""
+    """Make the arguments of an op hard, if it has hard ones; the form of its weights does not matter."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 
 
 def unseen(case: Case, arguments: list[Any]) -> list[Any]:
-    """The same with NaN in the rows of a cache that are before every window. NumPy, which reads them, gets them not."""
+    """Put NaN in the rows of a cache before every window, for the kernel alone: the exact computation reads them."""
     op, *how = case.op.split()
     return BEFORE_WINDOW[op](*arguments) if "window" in how else arguments
 
@@ -190,7 +190,7 @@ BEFORE_WINDOW: dict[str, Callable[..., list[np.ndarray]]] = {
     "attention_paged": _paged_before_window,
     "attention_prefill": _prefill_before_window,
 }
-# What makes the inputs of an op hard.
+# Functions that make the inputs of an op hard.
 SPOILED: dict[str, Callable[..., list[np.ndarray]]] = {
     "norm_qkv": _norm_qkv,
     "attention_decode": _attention_decode,

@@ -1,4 +1,4 @@
-"""How large everything is that a run of the suite does: on a GPU, or to see on a CPU that the suite itself works."""
+"""Sizes and repeats of a run of the suite: on a GPU, or in a dry run on a CPU that tests the suite."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -33,17 +33,17 @@ from reference.config import Config
 
 @dataclass(frozen=True)
 class Model:
-    """A model of random weights."""
+    """Model of random weights."""
 
     name: str
     config: Config
     dtype: str
     quantize: str | None = None
-    by: tuple[str, ...] = ("kernels",)  # tables of ops: XLA takes half a minute to compile a large model
+    by: tuple[str, ...] = ("kernels",)  # tables of ops; XLA takes half a minute to compile a large model
 
     @property
     def title(self) -> str:
-        """What a report calls it.
+        """Name in a report.
 
         >>> Model("llama-3.1-8b", TINY, "bfloat16", "q4").title
         'llama-3.1-8b bfloat16 q4'
@@ -53,36 +53,36 @@ class Model:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is run, and how often."""
+    """Cases, and how often they run."""
 
     name: str
-    device: str  # that JAX must have
-    running: Callable[[], AbstractContextManager[Any]]  # what kernels run in
+    device: str  # required by JAX's name
+    running: Callable[[], AbstractContextManager[Any]]  # context that kernels run in
     memory: Sizes
-    checked: tuple[Case, ...]  # held against the exact numbers
-    repeats: int  # of each of them, that must give the same
-    varied: tuple[Case, ...]  # what no published Llama has, held likewise
+    checked: tuple[Case, ...]  # held to the exact numbers
+    repeats: int  # of each case
+    varied: tuple[Case, ...]  # options that no published Llama uses, held likewise
     varied_repeats: int
     timed: tuple[Case, ...]
     timed_variants: tuple[Case, ...]
-    cleared: tuple[tuple[Config, int], ...]  # decode attention of which model, over how many keys, with rows to clear
-    calls: int  # of a kernel in a turn of a loop, each with other arguments than the one before
-    span: float  # seconds that a measurement of such turns takes, about
-    prepared: int  # cases that are compiled at once, before any of them is timed
-    effort: Effort  # in timing kernels
+    cleared: tuple[tuple[Config, int], ...]  # model and number of keys of decode attention that clears rows
+    calls: int  # of a kernel in a turn of a loop
+    span: float  # seconds of one measurement, about
+    prepared: int  # cases compiled at once before any is timed
+    effort: Effort  # of timing kernels
     model_effort: Effort
     chained: int  # calls of attention in a turn of a loop
-    tiles: tuple[int, ...]  # rows of a tile that are tried
+    tiles: tuple[int, ...]  # rows of a tile to try
     models: tuple[Model, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
     chunk: int
     burst: int
-    attended: tuple[tuple[str, Config], ...]  # models for whose attention to a prompt the best there is is timed, too
-    launched: Model  # the model that is started, and decodes under each of the compiler's settings
+    attended: tuple[tuple[str, Config], ...]  # models whose attention to a prompt is timed beside cuDNN's
+    launched: Model  # decodes under each setting of the compiler, and is started
 
 
-# Rows as long as in the largest models, so that rings wrap many times, but few of them: the exact product is NumPy's.
+# Rows are as long as in the largest models, so that rings wrap many times, but few, since NumPy multiplies exactly.
 LONG = Config(
     dim=2048, layers=1, heads=16, kv_heads=4, head_dim=128, ffn=14_336, vocab=4096, context=4096, eps=1e-5, theta=1e4
 )
@@ -91,27 +91,28 @@ NARROW_HEADS = replace(LONG, dim=1024, heads=32, head_dim=64, ffn=5632, vocab=50
 TINY = Config(
     dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=256, eps=1e-5, theta=1e4, tied=True
 )
-# Of rows of 1024, the shortest that kernels take codes in, a few: before the residual, and after a norm.
+# Rows of 1024 are the shortest for codes: a few of them, before the residual and after a norm.
 SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)
 WIDE = replace(TINY, dim=1024, heads=1, kv_heads=1, ffn=16, vocab=16)
 TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
 
 
 TIMED_FIRST = {"tinyllama-1.1b", "llama-3.1-8b"}
-APART = ("rmsnorm", "add_rmsnorm", "add", "swiglu", "rope")  # which decoding has as parts of others
+APART = ("rmsnorm", "add_rmsnorm", "add", "swiglu", "rope")  # parts of other kernels in decoding
 
 
 def checked_cases() -> Iterator[Case]:
-    """Every kernel in every dtype that it has, for one sequence and for several; heads of 128 and of 64."""
+    """Yield every kernel in each of its dtypes, for one sequence and for several, with heads of 128 and of 64."""
     for config, dtype, several in ((LONG, BFLOAT16, True), (LONG, FLOAT32, False), (NARROW_HEADS, BFLOAT16, False)):
         for op in OPS:
             yield from op(config, dtype, Work(several=several, capacity=1024, chunk=333))
-    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, Work())  # in tiles of 128 keys
+    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, Work())  # tiles of 128 keys
 
 
 def timed_cases() -> Iterator[Case]:
-    """The kernel table in the dtypes that models run in, what matters most first: the ops of decoding one sequence with
-    two of the models, then their others, then what other models have."""
+    """List the kernel table in the dtypes that models run in.
+
+    The most important cases come first: decoding one sequence with two of the models, their other ops, other models."""
     cases = [case for name, case in kernel_cases().items() if refusal(name) is None and _run(case)]
     yield from sorted(
         cases, key=lambda case: (not TIMED_FIRST & set(case.models), " x" in case.shape, case.op in APART)
@@ -119,18 +120,18 @@ def timed_cases() -> Iterator[Case]:
 
 
 def once(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Of cases with one name, which are alike, one."""
+    """Keep one of several equal cases with the same name."""
     return tuple({case.name: case for case in cases}.values())
 
 
 def _run(case: Case) -> bool:
-    """Whether it is decoded by: large models are not in float32, but for the logits."""
+    """Tell whether models decode with a case: large ones do not run in float32, except for the logits."""
     large = not {"stories-110m", "tinyllama-1.1b"} & set(case.models)
     return not large or case.dtype == "bfloat16" or case.op in ("softmax", "logsumexp", "argmax")
 
 
 def tiny_cases() -> Iterator[Case]:
-    """A case or two of each kernel, of few thread blocks: the interpreter takes half a second for each."""
+    """Yield a case or two of each kernel, with few thread blocks: the interpreter takes half a second for each."""
     for op in (
         norm_qkv_cases, norm_gate_up_cases, gemv_cases, gemm_cases, attention_paged_cases, attention_prefill_cases,
     ):  # fmt: skip
@@ -148,7 +149,7 @@ def tiny_quantized_cases() -> Iterator[Case]:
 
 
 def tiny_varied_cases() -> Iterator[Case]:
-    """One with each thing that the table's cases have not."""
+    """Yield a case for each option that the table's cases do not have."""
     yield from routed_cases(TINY, FLOAT32, 3)
     yield from window_cases(TINY, FLOAT32, TINY_WORK)
     yield next(case for case in bias_cases(WIDE, BFLOAT16, TINY_WORK) if case.op == "norm_gate_up q4_32 bias")
@@ -156,7 +157,7 @@ def tiny_varied_cases() -> Iterator[Case]:
 
 
 def full() -> Scale:
-    """For an H200: about nine minutes."""
+    """Scale for an H200: about nine minutes."""
     tinyllama, large = SHAPES["tinyllama-1.1b"], SHAPES["llama-3.1-8b"]
     return Scale(
         name="full",
@@ -196,7 +197,7 @@ def full() -> Scale:
 
 
 def dry() -> Scale:
-    """For a CPU: the same code over next to nothing, its kernels interpreted."""
+    """Scale for a CPU: the same code on tiny cases, with kernels interpreted."""
     tiny = Model("tiny", TINY, "bfloat16", by=("kernels", "XLA"))
     return Scale(
         name="dry",

@@ -1,4 +1,4 @@
-"""How long it is from the start of a process to the first token, with programs compiled anew and from the cache."""
+"""Time from the start of a process to the first token, with programs compiled anew and from the cache."""
 
 import time
 from collections.abc import Iterator
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.models import TABLES, params_of, programs_of
+from benchmarks.gpu.models import by_kernels, params_of, programs_of
 from benchmarks.gpu.scale import Scale
 from benchmarks.model_speed import first_token_seconds
 from benchmarks.report import Row
 
 
 def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[Row]:
-    """One row. `began` is when the process was started, as time.time() has it."""
+    """Time the start, in one row. `began` is the time.time() at which the process was started."""
     ready = time.time()
     model = scale.launched
     params = jax.block_until_ready(params_of(model, scale))
     drawn = time.time()
     with scale.running():
-        programs = programs_of(model, params, TABLES["kernels"], scale)
+        programs = programs_of(model, params, by_kernels(model, params, scale), scale)
         compiled = time.time()
         first = first_token_seconds(programs, params)
     yield {
@@ -27,5 +27,5 @@ def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[
         "importing": ready - began,  # Python, JAX, the device
         "compiling": compiled - drawn,
         "first": first,
-        "in_all": ready - began + compiled - drawn + first,  # without the weights, which come from no file here
+        "in_all": ready - began + compiled - drawn + first,  # without reading weights, which are random here
     }

@@ -1,4 +1,4 @@
-"""The parts of the suite in their order, each in a process of its own, within the time that all of them have."""
+"""Parts of the suite in their order, each in a process of its own, within a common time limit."""
 
 import json
 import os
@@ -17,35 +17,35 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.clock import Clock
 from benchmarks.report import Row, skipped
 
-# Or the first process takes most of the memory, and each as many threads for NumPy as there are cores.
+# By default the first process takes most of the memory, and each starts a NumPy thread for every core.
 BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "2"}
 
-CANNOT_RUN = 3  # the exit status of a part that says why on its last line
+CANNOT_RUN = 3  # exit status of a part that says why on its last line
 GRACE = 5.0
-BATCH = 15.0  # grace of a part that compiles several cases at once, for 8 seconds, and then looks at the clock
-PATIENCE = 600.0  # the first part alone can say that there is no GPU, however slow the machine is
+BATCH = 15.0  # grace of a part that looks at the clock only after it compiled several cases, for 8 seconds
+PATIENCE = 600.0  # for the first part, which must say if there is no GPU, on a slow machine too
 CACHE = "JAX_COMPILATION_CACHE_DIR"
-DRY_SECONDS = 600.0  # for each part of a dry run, which is as slow as its machine
-# As the command does: every program is kept, however quickly it was compiled.
+DRY_SECONDS = 600.0  # for each part of a dry run, on a slow machine too
+# Every program is cached, however quickly it compiled, as by the command.
 KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-# A GPU is not looked for, and a program that calls back into Python, as interpreted kernels do, does not wait for it.
+# JAX does not look for a GPU, and interpreted kernels, which call back into Python, do not wait for a free thread.
 ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "NPROC": "16"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process does."""
+    """Work of one process or of several equal ones."""
 
-    section: str  # of the report, and name in benchmarks/gpu/__main__.py
-    seconds: float  # that it may take; what it leaves, the next may take
+    section: str  # section of the report, and name in benchmarks/gpu/__main__.py
+    seconds: float  # time limit; the next part may use what is left
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    grace: float = GRACE  # seconds that it may be late with what it began, before it is ended
-    starts: bool = False  # it is told when it was started, and finds what others like it compiled
-    shares: int = 1  # processes that it is shared out among, all at once
+    grace: float = GRACE  # seconds beyond the limit before the process is killed
+    starts: bool = False  # True: it gets its start time, and shares a compile cache
+    shares: int = 1  # processes at once that share the work
 
     def shared_out(self) -> list["Part"]:
-        """A part for each share."""
+        """List a part for each share."""
         if self.shares == 1:
             return [self]
         shares = [{"share": i, "shares": self.shares} for i in range(self.shares)]
@@ -57,17 +57,16 @@ class Part:
 
 
 class Found(NamedTuple):
-    """A row of a section."""
+    """Row of a section."""
 
     section: str
     row: Row
 
 
 def plan(suite: str, *, dry: bool) -> list[Part]:
-    """The parts of the suite `gpu`; of `models`, which is one of them; of `kernels` and `variants`, which have what it
-    has no time for; of `tuning`.
+    """Plan the parts of a suite: `gpu`, `models` (one of its parts), `kernels`, `variants` or `tuning`.
 
-    What matters most comes first: what is last is left out where time runs out. 530 seconds in all, at most.
+    The most important part comes first, since the last is left out if time runs out. All take 530 seconds at most.
     """
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
@@ -76,7 +75,7 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
     if suite == "variants":
         return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True}, grace=BATCH)]
     if suite == "kernels":
-        # As many processes as have no factor in common with the number of ops: each has some cases of all.
+        # The number of processes is coprime to the number of ops, so that each process has cases of every op.
         shares = 1 if dry else 13
         return [
             Part("memory", 25, grace=PATIENCE),
@@ -87,7 +86,7 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
         ]
     return [
         Part("memory", 25, grace=PATIENCE),
-        Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # most of it is compiling
+        Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # mostly compiling
         Part("models", 195),
         Part("attention", 25),
         Part("kernels", 110, grace=BATCH),
@@ -100,9 +99,9 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
 def run_suite(
     suite: str, *, dry: bool, progress: Callable[[str, float], object] = lambda stage, share: None
 ) -> Iterator[Found]:
-    """Every row, part by part; the first is the machine's. Raises ValueError where the suite cannot run.
+    """Run a suite; yields every row, the machine's first. Raises ValueError where the suite cannot run.
 
-    A part that is ended, dies or cannot begin any more gives a row that says so.
+    A part that is killed, dies or cannot begin in time yields a row that says so.
     """
     planned = plan(suite, dry=dry)
     clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
@@ -121,7 +120,7 @@ def run_suite(
 
 
 def run_shares(part: Part, **how: Any) -> Iterator[Found]:
-    """The rows of a part, by its shares; of those that are interrupted, what they had found."""
+    """Run the shares of a part; yields their rows, also those of shares that were interrupted."""
     shares = part.shared_out()
     found: list[list[Found]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []
@@ -129,7 +128,7 @@ def run_shares(part: Part, **how: Any) -> Iterator[Found]:
 
     def run(share: Part, rows: list[Found]) -> None:
         for row in run_part(share, started=processes.append, **how):
-            if not interrupted:  # or it says that it was ended
+            if not interrupted:  # an interrupted part says so itself
                 rows.append(row)
 
     with ThreadPoolExecutor(len(shares)) as pool:
@@ -152,9 +151,9 @@ def run_part(
     cache: str,
     started: Callable[[subprocess.Popen], object] = lambda process: None,
 ) -> Iterator[Found]:
-    """The rows of a part, whose process `started` is told of.
+    """Run a part; yields its rows, and passes its process to `started`.
 
-    Raises ValueError, in the part's words, where it cannot run on this machine.
+    Raises ValueError, with the message of the part, if it cannot run on this machine.
     """
     options = {**part.options, **({"began": time.time()} if part.starts else {})}
     arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]
@@ -179,7 +178,7 @@ def run_part(
                 status = process.wait()
             finally:
                 timer.cancel()
-                process.kill()  # where nobody waits for the rest
+                process.kill()  # no-op if it has ended
         said.seek(0)
         last = next((line for line in reversed(said.read().splitlines()) if line.strip()), "without a word")
     if status == CANNOT_RUN:

@@ -1,7 +1,7 @@
-"""Which tile each product is fastest with: `llamaspec bench --suite kernels --tune FILE`.
+"""Fastest tile of each product: `llamaspec bench --suite kernels --tune FILE`.
 
-`pallas_kernels.parts.tile` has a rule, and a table of the shapes for which another tile is faster.
-This module makes the table.
+`pallas_kernels.parts.tile` has a rule, and a table of shapes for which another tile is faster. This
+module makes the table.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ STAGES = (2, 3, 4, 6)
 
 
 def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """A row for each product of one vector: its fastest tile, beside what runs now."""
+    """Find the fastest tile of each product of one vector, beside the one in use."""
     for case in scale.timed:
         if not (product := product_of(case)):
             continue
@@ -35,7 +35,7 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
             try:
                 with scale.running():
                     timed[tile] = timing.seconds(partial(case.function, tile=tile))
-            except ValueError:  # it does not divide the matrix, or does not fit
+            except ValueError:  # the tile does not divide the matrix, or does not fit
                 if tile == now:
                     raise
         best = min(timed, key=lambda tile: timed[tile].median)
@@ -47,13 +47,13 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
             "median": timed[best].median,
             "now": listed(now),
             "now_median": timed[now].median,
-            # Else it is within the noise.
+            # A smaller gain is within the noise.
             "faster": timed[best].most < timed[now].least,
         }
 
 
 def listed(tile: Tile) -> list[int | None]:
-    """As the table has it: what is left to the rule is null, or not there, at the end.
+    """Convert a tile to an entry of the table, with null for what the rule decides, and without nulls at the end.
 
     >>> listed(Tile(16)), listed(Tile(16, blocks=264))
     ([16], [16, None, 264])
@@ -63,7 +63,7 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """What `tile_for` is asked for a case; None without a tile, or for several vectors, of which none is measured."""
+    """Key of `tile_for` for a case; None if it has no tile or several vectors, which are not measured."""
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None

@@ -1,8 +1,7 @@
-"""What else kernels can do than published Llamas ask of them: small cases that the suite `kernels` holds against the
-exact numbers.
+"""Small cases with options that no published Llama uses, which the suite `kernels` holds to the exact numbers.
 
-`benchmarks.kernel_cases.variants` has the same features in the shapes of two models, which NumPy would take an hour
-for. Here are rows of few numbers for each thread, or few rows of many; but enough for a block to have several tiles.
+`benchmarks.kernel_cases.variants` has the same features in the shapes of two models, for which NumPy would take an
+hour. The cases here have short rows, or few long ones, but enough for several tiles a block.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,8 @@ from benchmarks.kernel_cases.attention import (
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
 from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
-from model.ops.gpu import MOST_SEQUENCES, PALLAS
+from model.ops.gpu import MOST_SEQUENCES
+from model.ops.xla import XLA
 from model.weights.params import FeedForward, Layer, Linear
 from pallas_kernels.parts.key_ring import TILE
 from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH
@@ -33,21 +33,21 @@ BROAD = Config(
     dim=2048, layers=1, heads=16, kv_heads=4, head_dim=128, ffn=4096, vocab=4096, context=4096, eps=1e-5, theta=1e4
 )
 NARROW = replace(BROAD, dim=1024, kv_heads=2, head_dim=64, ffn=5632, vocab=12_288)
-DEEP = replace(BROAD, dim=256, ffn=14_336)  # whose down projection goes through its rings many times
-LONG = replace(BROAD, dim=1280, ffn=13_824)  # with rows as of down in Llama 2 13B,
-LONGER = replace(BROAD, dim=1024, ffn=28_672)  # and in 70B
-ALONE = replace(NARROW, kv_heads=16)  # a key head has one query head
+DEEP = replace(BROAD, dim=256, ffn=14_336)  # its down projection fills its rings many times
+LONG = replace(BROAD, dim=1280, ffn=13_824)  # rows of down in Llama 2 13B
+LONGER = replace(BROAD, dim=1024, ffn=28_672)  # rows of down in 70B
+ALONE = replace(NARROW, kv_heads=16)  # one query head for each key head
 WORK = Work(several=True, capacity=1024, chunk=333)
-ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax goes over twice
+ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax reads twice
 
 
 def varied_cases() -> Iterator[Case]:
-    """What no model of the table has, what is new first."""
+    """Yield cases that no model of the table has, the newest first."""
     yield crowded()
     yield come_and_go()
     yield from in_chunks()
     yield from in_wide_tiles()
-    yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # with tiles of its own, that divide by little else
+    yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # it has tiles of its own
     for batch in range(MOST_SEQUENCES + 1, MAX_BATCH + 1, 2):
         yield from routed_cases(NARROW, FLOAT32, batch)
         yield from routed_cases(NARROW, BFLOAT16, batch)
@@ -66,23 +66,25 @@ def varied_cases() -> Iterator[Case]:
 
 
 def crowded() -> Case:
-    """Four blocks on a processor, the most that a kernel is given, with short rings over a matrix that the L2 cache
-    holds: there a copy comes soonest, and what is read from shared memory latest.
+    """Yield a case that provokes a race between reads of shared memory and copies over them.
 
-    Without a fence between them 3,000 of 3,000 runs had wrong numbers, and half of those with 400 blocks of 16 rows.
+    Four blocks on a processor, the most for a kernel, delay the reads; short rings over a matrix in the L2 cache make
+    copies early. Without a fence 3,000 of 3,000 runs were wrong, and half of those with 400 blocks of 16 rows.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
 
 def come_and_go() -> Case:
-    """A block for each of more tiles than there is room for at once, with a ring that is filled again: as the head of
-    70B has them, and with a longer ring that of 8B, which are too large to be held to a bound here."""
+    """Yield products with more blocks than run at once, and rings that are filled again.
+
+    The heads of 70B and, with a longer ring, 8B have such tiles, and are too large to be held to a bound here."""
     return _in_tiles(kernel_cases()["gemv norm 32000x2048 bfloat16"], Tile(32, 6, 1000), "come and go")
 
 
 def in_chunks() -> Iterator[Case]:
-    """Every product that the table of tiles has in steps of several chunks of columns; for the head, which is too large
-    to be held to a bound here, a smaller one in its tile."""
+    """Yield every product that the table of tiles has in steps of several chunks of columns.
+
+    The head is too large to be held to a bound here, so a smaller matrix has its tile."""
     cases = kernel_cases()
     for shape in ("2048x2048", "2048x5632", "2048x8192", "4096x4096", "5120x5120"):
         yield cases[f"gemv residual {shape} bfloat16"]
@@ -90,8 +92,9 @@ def in_chunks() -> Iterator[Case]:
 
 
 def in_wide_tiles() -> Iterator[Case]:
-    """What the table of tiles has in more rows than the rule by codes in groups of 64 or of a row; down of Llama 2 13B
-    and of 70B, and o of 70B, which would take NumPy long, with fewer rows."""
+    """Yield products of codes that the table of tiles has in more rows than the rule, in groups of 64 or of a row.
+
+    Down of Llama 2 13B and of 70B, and o of 70B, have fewer rows here, since NumPy would take long."""
     for config, tile, tile_of_q4 in ((LONG, Tile(40, 4), Tile(40, 6)), (LONGER, Tile(64), Tile(64))):
         for case in _downs(config, quantized_cases(config, BFLOAT16, WORK)):
             yield _in_tiles(case, tile_of_q4 if case.op == "gemv q4 residual" else tile, "in wide tiles")
@@ -107,17 +110,17 @@ def in_wide_tiles() -> Iterator[Case]:
 
 
 def _in_tiles(case: Case, tile: Tile, name: str) -> Case:
-    """The same product in tiles that are not those of its matrix."""
+    """Give a product the tiles of another matrix."""
     return replace(case, shape=f"{case.shape} {name}", function=partial(case.function, tile=tile))
 
 
 def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
-    """The down projections of one vector among the cases of a model."""
+    """Select the down projections of one vector among the cases of a model."""
     return (case for case in cases if case.shape == f"{config.dim}x{config.ffn}")
 
 
 def attentions() -> Iterator[Case]:
-    """Heads of 64 and of 128, one and several that share keys, windows, and keys that go through a ring again."""
+    """Yield attention with heads of 64 and 128, alone and sharing keys, with windows, and with refilled rings."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
         for config in (NARROW, BROAD, ALONE):
@@ -125,23 +128,23 @@ def attentions() -> Iterator[Case]:
             for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
                 yield from cases(config, dtype, WORK)
             yield from attention_decode_cases(config, dtype, long)
-    # Tiles of 128 keys, of which the last reaches beyond the cache.
+    # The last of these tiles of 128 keys reaches beyond the cache.
     yield from attention_decode_cases(NARROW, BFLOAT16, long._replace(capacity=4104))
 
 
 def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Iterator[Case]:
-    """Products of codes by more vectors than a kernel takes at once; each with one such number of them, in turn."""
+    """Yield products of codes by more vectors than a kernel takes at once; each op gets one such number, in turn."""
     sizes = range(AT_ONCE + 1, MAX_BATCH + 1)
-    # By floats they are one launch, which is in the table.
+    # With float weights it is one launch, which is in the table.
     by = [[case for case in several_cases(config, dtype, WORK, batch=batch) if " q" in case.op] for batch in sizes]
     for i, cases in enumerate(zip(*by, strict=True)):
-        yield cases[(first + i + i // len(cases)) % len(cases)]  # else an op would meet the same number each time
+        yield cases[(first + i + i // len(cases)) % len(cases)]  # shifts, so that an op gets different numbers
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Products by floats for so many sequences that the table of ops `PALLAS` leaves them to XLA.
+    """Yield float products of so many sequences that kernels leave them to XLA.
 
-    In bfloat16 one whose vector has no norm: XLA's form rounds it before the product, where kernels do not.
+    In bfloat16 the vector has no norm: XLA's form rounds a normalized vector before the product, and kernels do not.
     """
     dim, ffn = config.dim, config.ffn
     vectors = array(batch, ffn, dtype=dtype), array(batch, dim, dtype=dtype)
@@ -164,11 +167,11 @@ def _with_residual(product: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _down_add(w, x, residual):
-    return PALLAS.down_add(x[:, None], _layer(down=w), residual[:, None])[:, 0]
+    return XLA.down_add(x[:, None], _layer(down=w), residual[:, None])[:, 0]
 
 
 def _norm_gate_up(config: Config, w, x, norm):
-    return PALLAS.norm_gate_up(x[:, None], _layer(gate_up=w, norm=norm), config=config)[:, 0]
+    return XLA.norm_gate_up(x[:, None], _layer(gate_up=w, norm=norm), config=config)[:, 0]
 
 
 def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
@@ -178,8 +181,7 @@ def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
 
 
 def clearing_cases(asked: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
-    """Decode attention over as many tiles, of the last of which all rows are seen, all but one, or all but 63; and how
-    many keys are seen."""
+    """Yield decode attention with 0, 1 or 63 hidden rows in the last tile, and the number of seen keys."""
     for config, capacity in asked:
         for dtype in (BFLOAT16, FLOAT32):
             (case,) = attention_decode_cases(config, dtype, Work(capacity=capacity))

@@ -1,4 +1,4 @@
-"""Compile the kernel table and the decode steps for an H200 and hold them against the gates; see the package."""
+"""Compile the kernel table and the decode steps for an H200 and hold them to the gates; see the package."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,15 +17,14 @@ from benchmarks.kernel_cases import SAMPLE, gated_cases, refusal, sampled
 from benchmarks.report import write_report
 from model.insight.shapes import SHAPES
 
-RESULTS = Path(__file__).parents[1] / "results" / "gpu-compile"
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 
-# A call of a name for what it compiles to, or a `Failure`.
+# A function that compiles each name; yields the name with its result or a `Failure`.
 Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
 def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Name, rows and broken gates of every case, or of the sample, whose name holds `only`."""
+    """Compile the cases whose name holds `only`, or those of the sample; yields name, rows and broken gates."""
     cases = sampled() if sample else gated_cases()
     names = [name for name in cases if only in name and refusal(name) is None]
     for name, compiled in compile(compile_case, names):
@@ -38,7 +37,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """The same of the decode steps; `only` may begin with "decode step"."""
+    """Compile the decode steps likewise; `only` may begin with "decode step"."""
     models = SAMPLE if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):
@@ -52,13 +51,13 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
 
 
 @click.command()
-@click.option("--only", default="", help="Cases and steps whose name holds this; nothing is kept then.")
-@click.option("--sample", is_flag=True, help="What two of the models have, some variants, and their steps.")
+@click.option("--only", default="", help="Cases and steps whose name holds this.")
+@click.option("--sample", is_flag=True, help="Cases and steps of two of the models, and some variants.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
-@click.option("--keep/--no-keep", default=True, help="Write benchmarks/results/gpu-compile.json and .md.")
-def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
-    """Compile, print what came out, fail where a gate does."""
+@click.option("--json", "raw", type=click.Path(path_type=Path), help="Write every fact, for `benchmarks.summary`.")
+def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
+    """Compile, print tables, and fail if a gate does."""
 
     def compile(function: Callable[[str], Any], names: list[str]) -> Iterator[tuple[str, Any]]:
         results = call_each(function, names, limit=limit, at_once=at_once, preload=[function.__module__])
@@ -79,11 +78,9 @@ def main(only: str, sample: bool, limit: float, at_once: int, keep: bool):
         table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
     )
     click.echo(text)
-    if keep and not only:
+    if raw:
         about = {**{name: version(name) for name in VERSIONS}, "models": sorted(SAMPLE if sample else SHAPES)}
-        kept = {"about": about, "kernels": kernels, "steps": steps}
-        write_report(kept, RESULTS.with_suffix(".json"))
-        RESULTS.with_suffix(".md").write_text(text + "\n")
+        write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
     click.echo(f"{compiled} cases and decode steps compiled for sm_90a, {broken} gates broken", err=True)
     sys.exit(broken > 0)
 

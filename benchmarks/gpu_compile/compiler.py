@@ -1,7 +1,7 @@
 """Compile any function for an H200, on a machine without a GPU. Needs the CUDA plugin of jax; needs no CUDA.
 
-The compiler's own tools come from wheels: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm, which jax
-finds there by itself. jax 0.11.2 to 0.12.
+Its tools come from wheels, where jax finds them: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm. Works
+with jax 0.11.2 to 0.12.
 """
 
 import os
@@ -11,8 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# Before jax is imported: there is no device to look for, and the plugin's libraries (cuDNN and the like) need not be
-# there.
+# JAX reads these when it is imported: no device is needed, nor the plugin's libraries (cuDNN and the like).
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 
@@ -39,7 +38,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
     mesh = _mesh()
     placed = NamedSharding(mesh, PartitionSpec())
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed), arguments)
-    start = sum(os.times()[:4])  # by all threads, and by the processes that assemble
+    start = sum(os.times()[:4])  # of all threads, and of the assembling processes
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jax.jit(function, donate_argnums=donate).lower(*shapes)
     compiled = lowered.compile(LOOPS_IN_GRAPHS)
@@ -57,7 +56,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
 def compile_case(name: str) -> tuple[Program, list[Kernel]]:
     """Compile a case of the kernel table, in a process that has compiled nothing before.
 
-    Kernels are compiled, and written about, once in a process, however many programs have them.
+    A process compiles each kernel only once, and only then dumps its files.
     """
     case = gated_cases()[name]
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
@@ -67,7 +66,7 @@ def compile_case(name: str) -> tuple[Program, list[Kernel]]:
 
 
 def compile_step(name: str) -> tuple[Program, Program]:
-    """Compile a decode step with few of its layers and with all."""
+    """Compile a decode step with few of its layers, and with all."""
 
     def compile(layers: int | None) -> Program:
         step = decode_step(name, layers=layers)

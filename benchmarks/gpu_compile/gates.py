@@ -1,4 +1,4 @@
-"""What must hold of a compiled kernel, and of a compiled decode step. A gate that fails is one line."""
+"""Gates on a compiled kernel and on a compiled decode step. A gate that fails yields one line."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,21 +6,21 @@ from benchmarks.gpu_compile.kernel import Kernel
 from benchmarks.gpu_compile.program import Program
 from benchmarks.kernel_cases.case import Case, Limits
 
-LARGE = 1 << 20  # bytes: a copy that costs as much time as a kernel
+LARGE = 1 << 20  # bytes: a copy as slow as a kernel
 STEP_TEMP = 32 << 20  # bytes
 STEP_SECONDS = 20.0  # of a processor core, to lower and compile 32 layers
 KERNELS_A_LAYER = 6
 
 
 def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
-    """Of a thread, in the main loop; None where there is none or it does not go over weights."""
+    """Count the instructions of a thread per weight in the main loop; None if no loop goes over weights."""
     if not (bits and kernel.refilled and kernel.loop):
         return None
     return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)
 
 
 def broken_by(case: Case, program: Program, kernels: Sequence[Kernel]) -> Iterator[str]:
-    """What is wrong with a case of the kernel table."""
+    """Yield the broken gates of a case of the kernel table."""
     compiled = {kernel.name for kernel in kernels}
     if compiled != case.kernels.keys():
         yield f"compiled {_listed(compiled)} where {_listed(case.kernels)} were due"
@@ -33,7 +33,7 @@ def broken_by(case: Case, program: Program, kernels: Sequence[Kernel]) -> Iterat
 def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterator[str]:
     if kernel.spilled:
         yield f"spills {kernel.spilled} bytes a thread"
-    # A short row is unrolled, and takes the registers that it takes.
+    # A short row is unrolled, without a limit of registers.
     if kernel.loop and kernel.registers > limits.registers:
         yield f"{kernel.registers} registers where {limits.registers} are allowed"
     per_weight = instructions_per_weight(kernel, bits)
@@ -59,9 +59,9 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
 
 
 def kernels_a_layer(short: Program, whole: Program, layers: tuple[int, int]) -> int:
-    """What a layer launches, ours and the compiler's: the difference that layers make, without what is beside them.
+    """Count the launches of a layer, ours and the compiler's, from two numbers of layers.
 
-    Rounded, since the compiler splits what goes over all layers at once, such as copying their pointers.
+    The count is rounded, since the compiler splits work over all layers at once, such as copies of their pointers.
     """
     few, many = layers
     return round((len(whole.launches) - len(short.launches)) / (many - few))
@@ -70,10 +70,10 @@ def kernels_a_layer(short: Program, whole: Program, layers: tuple[int, int]) -> 
 def broken_by_step(
     short: Program, whole: Program, *, layers: tuple[int, int], cache: int, plain: int = 0
 ) -> Iterator[str]:
-    """What is wrong with a decode step, compiled with few layers and with all of them.
+    """Yield the broken gates of a decode step, compiled with few layers and with all of them.
 
-    `cache` is how many bytes of the whole step's arguments are to be updated in place, `plain` how many ops of a layer
-    have no kernel for this model and take one of the compiler's more.
+    `cache` is the number of bytes that must be updated in place, `plain` the number of ops of a layer that have no
+    kernel for this model, each of which takes one more launch.
     """
     if (launched := kernels_a_layer(short, whole, layers)) > KERNELS_A_LAYER + plain:
         yield f"{launched} kernels a layer where {KERNELS_A_LAYER + plain} are allowed"

@@ -1,7 +1,6 @@
-"""The GPU: what the compiler is told of it, and what a kernel's facts mean for the speed of its memory.
+"""An H200: its description for the compiler, and the bandwidth that a compiled kernel can reach.
 
-The second half is arithmetic, not measurement: the fastest that a kernel could stream its bytes, given what the
-compiler made of it.
+The second half computes, without measuring, how fast a kernel could stream its bytes at most, from its machine code.
 """
 
 from typing import NamedTuple
@@ -9,14 +8,14 @@ from typing import NamedTuple
 from benchmarks.gpu_compile.kernel import Kernel
 
 MULTIPROCESSORS = 132
-REGISTERS = 65_536  # of a multiprocessor, in four equal parts, one for each of its schedulers
+REGISTERS = 65_536  # of a multiprocessor, a quarter for each scheduler
 SHARED = 233_472  # bytes of a multiprocessor
-THREADS = 2048  # that a multiprocessor holds
+THREADS = 2048  # of a multiprocessor
 BLOCKS = 32
-BANDWIDTH = 4.3e12  # bytes a second, read and written, as a copy reaches it; the memory's own figure is 4.8e12
-LATENCY = 0.75e-6  # seconds from a copy engine's request to its bytes, under load
-CLOCK = 1.755e9  # Hz, sustained; it boosts to 1.98e9
-SCHEDULERS = 4  # of a multiprocessor, an instruction of one warp each and clock
+BANDWIDTH = 4.3e12  # bytes a second, read and written, of a copy; nominally 4.8e12
+LATENCY = 0.75e-6  # seconds from a request of the copy engine to its bytes, under load
+CLOCK = 1.755e9  # Hz, sustained; the boost is 1.98e9
+SCHEDULERS = 4  # of a multiprocessor; each issues an instruction a clock
 
 TARGET = f"""
 gpu_device_info {{
@@ -47,35 +46,35 @@ device_description_str: "NVIDIA H200"
 
 
 class Roofline(NamedTuple):
-    """What bounds a kernel that streams bytes."""
+    """Bounds of a kernel that streams bytes."""
 
     resident: int  # thread blocks at once on a multiprocessor
     in_flight: int  # bytes on their way to a multiprocessor
-    slots: float | None  # instructions of a warp that its four schedulers must issue each clock, to keep up with memory
-    bandwidth: float  # bytes a second: the least of what memory, latency and issue allow
+    slots: float | None  # warp instructions a clock that keep up with memory, of 4
+    bandwidth: float  # bytes a second: the least bound of memory, latency and issue
 
 
 def roofline(kernel: Kernel) -> Roofline | None:
-    """What `kernel` can reach, where it streams through the copy engine; None where it does not."""
+    """Compute the bounds of `kernel`; None if it does not stream through the copy engine."""
     if not kernel.prefetched:
         return None
     resident = resident_blocks(kernel)
-    # A grid too small to fill the GPU leaves multiprocessors with fewer.
+    # A small grid leaves multiprocessors with fewer blocks.
     at_once = min(resident, kernel.blocks / MULTIPROCESSORS)
     in_flight = at_once * kernel.prefetched
     bounds = [BANDWIDTH, in_flight * MULTIPROCESSORS / LATENCY]
     slots = None
     if kernel.refills:
-        clocks = kernel.refilled / (BANDWIDTH / MULTIPROCESSORS / CLOCK)  # in which memory brings the bytes of a turn
+        clocks = kernel.refilled / (BANDWIDTH / MULTIPROCESSORS / CLOCK)  # clocks for the bytes of a turn
         slots = kernel.loop * (kernel.threads / 32) / clocks
         bounds.append(BANDWIDTH * SCHEDULERS / slots)
     return Roofline(resident, round(in_flight), slots, min(bounds))
 
 
 def resident_blocks(kernel: Kernel) -> int:
-    """Thread blocks of `kernel` that fit on a multiprocessor.
+    """Compute the thread blocks of `kernel` that fit on a multiprocessor.
 
-    Registers come in units of 256 to a warp, shared memory with a kilobyte on top of what a block asks for.
+    Registers come in units of 256 a warp. Each block takes a kilobyte of shared memory more than it asks for.
     """
     warps = -(-kernel.threads // 32)
     by_registers = SCHEDULERS * (REGISTERS // SCHEDULERS // (-(-kernel.registers * 32 // 256) * 256)) // warps

@@ -1,4 +1,4 @@
-"""The facts of one kernel, from the files that Mosaic GPU writes beside its compilation (`MOSAIC_GPU_DUMP_TO`)."""
+"""Facts of one kernel, from the files that Mosaic GPU dumps as it compiles (`MOSAIC_GPU_DUMP_TO`)."""
 
 import math
 import re
@@ -15,7 +15,7 @@ _PTXAS = re.compile(
 )
 _LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dynamic_shared_memory_size (%\S+)")
 _CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
-_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # that wait for a thread's reads
+_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # wait for a thread's reads
 _COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # to shared memory
 _READS = ("LDS", "HGMMA", "UTMASTG", "UBLKCP.G.S")
 _EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
@@ -23,7 +23,7 @@ _EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the compiler made of one kernel."""
+    """Facts of one compiled kernel."""
 
     name: str
     registers: int  # a thread
@@ -31,29 +31,27 @@ class Kernel:
     shared: int  # bytes a thread block
     threads: int  # a thread block
     blocks: int
-    prefetched: int  # bytes that the copy engine is asked for before the main loop
-    refilled: int  # bytes that it is asked for in each turn of a loop, which the compiler may have made of several
+    prefetched: int  # bytes requested from the copy engine before the main loop
+    refilled: int  # bytes requested in each turn of a loop, which may be several unrolled turns
     loop: int  # instructions of the main loop
-    refills: bool  # the main loop itself asks the copy engine for more, not a loop around it or another warp
-    hasty: bool  # asks for a copy before all threads have what they read from shared memory
-    unmet: bool  # reads shared memory after it stored to it, and threads have not met in between
+    refills: bool  # the main loop requests copies, rather than an outer loop or another warp
+    hasty: bool  # requests a copy before all threads finished their reads of shared memory
+    unmet: bool  # reads shared memory after a store, without a meeting of threads between
     instructions: int
-    wgmma: int  # products for the tensor cores in innermost loops
-    narrow: (
-        int  # loads from global memory of less than 128 bits in the main loop, if it is not one made of several turns
-    )
+    wgmma: int  # tensor-core products in innermost loops
+    narrow: int  # global loads below 128 bits in the main loop, unless it is unrolled
     waits: bool  # for the kernel before it: programmatic dependent launch
-    eager: bool  # loads something before that
-    kept: int  # loads before that whose results the first cache keeps, for whoever reads the same after it
+    eager: bool  # loads something before it waits
+    kept: int  # loads before it waits whose results stay in the first-level cache
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
-    """Every kernel that was compiled while the compiler wrote to this folder."""
+    """Read every kernel that was compiled while the compiler dumped to this folder."""
     return [_read_kernel(path) for path in sorted(folder.glob("*.ptxas"))]
 
 
 def _read_kernel(path: Path) -> Kernel:
-    # "gemv_3.ptxas": the name of the kernel and a number of the process
+    # "gemv_3.ptxas": the kernel's name and a counter of the process
     dump = path.stem
     compiled = _PTXAS.search(path.read_text())
     assert compiled, f"no figures in {path}"
@@ -80,10 +78,10 @@ def _read_kernel(path: Path) -> Kernel:
         instructions=len(code.instructions),
         wgmma=sum(
             word.opcode.startswith("HGMMA")
-            for found in code.loops()  # where a warp alone copies, its loop may be the longer one
+            for found in code.loops()  # the loop of a copying warp may be longer
             for word in code.inside(found)
         ),
-        # Of several turns it may be the loop around them, which reads a number for each row.
+        # An unrolled loop may be the outer one, which reads a number for each row.
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
         waits=wait is not None,
         eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
@@ -92,11 +90,11 @@ def _read_kernel(path: Path) -> Kernel:
 
 
 def hasty(code: Sequence[sass.Instruction]) -> bool:
-    r"""Whether the copy engine is asked for something after a read of shared memory, and not all threads are known to
-    have what they read: each waits for its own reads, and then they meet.
+    r"""Tell whether a copy into shared memory is requested before all threads have finished their reads of it.
 
-    A read waits in a queue, in which the copy engine does not stand, and threads that meet do not wait for it. For what
-    tensor cores read, each warp has waited. In the order of addresses: what a branch passes over counts as done.
+    Each thread must wait for its own reads, and then all must meet: a read waits in a queue that the copy engine does
+    not use, and a meeting alone does not wait for it. Warps wait for reads of the tensor cores by themselves.
+    Instructions count in the order of addresses, also those that a branch skips.
 
     >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
     >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[:1] + code[2:], code[:2] + code[3:])]
@@ -118,9 +116,10 @@ def hasty(code: Sequence[sass.Instruction]) -> bool:
 
 
 def unmet(code: Sequence[sass.Instruction]) -> bool:
-    r"""Whether shared memory is read after a store to it, by threads that have not met: what another stored may not be
-    there yet. By what threads, tensor cores or the copy engine read; not by `ldmatrix`, which here reads what was
-    copied. In the order of addresses, too.
+    r"""Tell whether shared memory is read after a store to it without a meeting of threads between.
+
+    Reads of threads, tensor cores and the copy engine count, in the order of addresses. `ldmatrix` does not, since our
+    kernels read copied data with it.
 
     >>> code = ["/*0000*/ STS [R2], R4", "/*0010*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80", "/*0020*/ LDS R4, [R2]"]
     >>> [unmet(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
@@ -135,14 +134,14 @@ def unmet(code: Sequence[sass.Instruction]) -> bool:
 
 
 def _runs(code: sass.Listing) -> Iterator[Sequence[sass.Instruction]]:
-    """What runs after what: the kernel from its beginning, and each loop twice, as a turn follows a turn."""
+    """Yield sequences of instructions: the kernel from its beginning, and each loop twice, since turns follow turns."""
     yield code.instructions
     for loop in code.all_loops():
         yield [*code.inside(loop), *code.inside(loop)]
 
 
 def launch(layouts: str) -> tuple[int, int, int]:
-    """Thread blocks, threads of each and bytes of shared memory of each, from Mosaic's MLIR.
+    """Read thread blocks, threads and bytes of shared memory of a block from Mosaic's MLIR.
 
     >>> launch("gpu.launch async [%1] blocks(%arg2, %arg3) in (%arg8 = %c256, %arg9 = %c2_7) "
     ...        "threads(%arg5, %arg6) in (%arg11 = %c128, %arg12 = %c1) dynamic_shared_memory_size %c44064_i32 {")
@@ -155,7 +154,7 @@ def launch(layouts: str) -> tuple[int, int, int]:
 
 
 def copied(layouts: str) -> tuple[int, int]:
-    """Bytes that a thread block expects from the copy engine before its loops, and in each turn of them.
+    """Count the bytes that a thread block expects from the copy engine before its loops, and in each turn of them.
 
     >>> copied('''
     ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
@@ -175,7 +174,7 @@ def copied(layouts: str) -> tuple[int, int]:
 
 
 def waits_in_loops(layouts: str) -> int:
-    """How often a turn of all loops waits at a barrier.
+    """Count the waits at a barrier in a turn of all loops.
 
     >>> waits_in_loops('''
     ...   nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32
@@ -189,8 +188,8 @@ def waits_in_loops(layouts: str) -> int:
 
 
 def _lines(layouts: str) -> Iterator[tuple[str, bool]]:
-    """Lines, and whether they are in a loop."""
-    loop = None  # the indentation of the outermost loop
+    """Yield lines, and whether they are in a loop."""
+    loop = None  # indentation of the outermost loop
     for line in layouts.splitlines():
         indent = len(line) - len(line.lstrip())
         if loop is None and re.search(r"\bscf\.(for|while)\b", line):

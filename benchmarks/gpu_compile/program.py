@@ -1,4 +1,4 @@
-"""The facts of one compiled program, from its optimized HLO: what it launches, what it copies, what memory it takes."""
+"""Facts of one compiled program, from its optimized HLO: launches, copies, memory."""
 
 import math
 import re
@@ -13,31 +13,31 @@ _CALLED = re.compile(r"(?:body|condition|to_apply|true_computation|false_computa
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _KERNEL = re.compile(r'op_name="(?:[^"]*/)?([^"/]+)/mpmd_map"')
 
-# What runs no kernel: names for parts of memory, and control. The second half of an asynchronous pair is in it, too.
+# Opcodes that run no kernel: views of memory, control, and the second halves of asynchronous pairs.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency"}
 _CONTROL = {"while", "conditional", "call", "async-start"}
 
 
 class Launch(NamedTuple):
-    """One kernel, ours or the compiler's, or one copy."""
+    """Launch of one kernel, ours or the compiler's, or of one copy."""
 
-    kind: str  # the name of a Mosaic kernel, else the opcode of the instruction
+    kind: str  # name of a Mosaic kernel, else the opcode
     ours: bool
-    bytes: int  # of the largest array that it writes whole
+    bytes: int  # of the largest array that it writes in full
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the compiler made of a jitted function."""
+    """Facts of a compiled function."""
 
     launches: tuple[Launch, ...]
     temp: int  # bytes
-    aliased: int  # bytes of donated arguments that hold results
-    seconds: float  # of a processor core, that lowering and compiling took
+    aliased: int  # bytes of donated arguments that are reused for results
+    seconds: float  # of a core, to lower and compile
 
 
 def launches(hlo: str) -> list[Launch]:
-    """Every kernel and copy that the program runs, once each: those in a loop's body as often as it is written."""
+    """Yield the kernels and copies of a program; the body of a loop counts once."""
     computations = _computations(hlo)
     entry = next(name for name, (is_entry, _) in computations.items() if is_entry)
     return list(_launches(entry, computations))
@@ -57,7 +57,7 @@ def _computations(hlo: str) -> dict[str, tuple[bool, list[_Instruction]]]:
         if header := _COMPUTATION.match(line):
             body = []
             computations[header[2]] = (header[1] is not None, body)
-        # A Mosaic kernel's configuration holds the whole kernel.
+        # We drop a Mosaic kernel's configuration, which holds the whole kernel.
         elif word := _INSTRUCTION.match(line.partition(", backend_config=")[0]):
             body.append(_Instruction(word[1] is not None, word[3], word[4], word[5]))
     return computations
@@ -73,7 +73,7 @@ def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]
                 yield from _launches(computation, computations)
         elif word.opcode in ("fusion", "fusion-start"):
             root = next(inner for inner in computations[called[0]][1] if inner.root)
-            # In place: only the update is written. XLA copies its operand beforehand, visibly, where it cannot be.
+            # An update in place writes only the update. Where XLA cannot do that, a separate copy shows it.
             written = 0 if root.opcode == "dynamic-update-slice" else _bytes(root.shape)
             yield Launch(word.opcode, ours=False, bytes=written)
         elif word.opcode == "custom-call" and "mosaic_gpu" in word.rest:
@@ -84,7 +84,7 @@ def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]
 
 
 def _bytes(shape: str) -> int:
-    """Of the largest array in a shape.
+    """Compute the bytes of the largest array in a shape.
 
     >>> _bytes("(bf16[8,4096]{1,0}, s32[])")
     65536

@@ -1,4 +1,4 @@
-"""What is shown and kept of kernels and steps."""
+"""Rows and tables of kernels and steps."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from benchmarks.kernel_cases.case import Case
 
 Row = dict[str, Any]
 
-# What is kept has no times in it: where a file of results changes, the code did.
+# Rows have no times, so that they change only with the code.
 KERNEL_COLUMNS = {
     "case": "case",
     "kernel": "name",
@@ -64,7 +64,7 @@ def step_row(name: str, short: Program, whole: Program, *, layers: tuple[int, in
 
 
 def table(columns: dict[str, str], rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table that is aligned for a terminal too.
+    """Render rows as a Markdown table, aligned for a terminal too.
 
     >>> print(table({"model": "name", "registers": "r"}, [{"name": "a", "r": 8}, {"name": "b", "r": None}]))
     | model | registers |

@@ -12,24 +12,24 @@ _SPIN = 8  # instructions
 
 
 class Instruction(NamedTuple):
-    opcode: str  # with its modifiers: LDG.E.128
+    opcode: str  # with modifiers: LDG.E.128
     operands: str
-    guard: str = ""  # the predicate that it asks for: @!P0
+    guard: str = ""  # predicate: @!P0
 
 
 class Loop(NamedTuple):
-    start: int  # its first instruction
-    end: int  # the branch back
+    start: int  # first instruction
+    end: int  # branch back
 
 
 class Listing(NamedTuple):
-    """A kernel's instructions in the order of their addresses."""
+    """Instructions of a kernel in the order of their addresses."""
 
     instructions: Sequence[Instruction]
-    labels: dict[str, int]  # of the instruction that follows
+    labels: dict[str, int]  # index of the next instruction
 
     def find(self, *opcodes: str) -> Iterator[int]:
-        """Where instructions of these opcodes are, whatever their modifiers.
+        """Yield the indices of instructions with these opcodes, whatever their modifiers.
 
         >>> list(read("/*0000*/ LDG.E.128 R8, desc[UR4][R4.64]").find("LDG"))
         [0]
@@ -37,9 +37,9 @@ class Listing(NamedTuple):
         return (i for i, word in enumerate(self.instructions) if word.opcode.split(".")[0] in opcodes)
 
     def all_loops(self) -> Iterator[Loop]:
-        """From the target of a branch back to that branch, whatever is inside.
+        """Yield loops from the target of a backward branch to that branch, nested ones included.
 
-        Left out are branches from behind the exit: what is rarely taken stands there, and returns.
+        Branches behind the exit are left out: the compiler puts rarely taken paths there, which return.
         """
         for end, word in enumerate(self.instructions):
             if word.opcode.split(".")[0] == "BRA" and (target := _TARGET.search(word.operands)):
@@ -49,7 +49,7 @@ class Listing(NamedTuple):
                     yield loop
 
     def loops(self) -> list[Loop]:
-        """Innermost loops that a kernel leaves at their end; no spins, the few instructions that try a barrier."""
+        """Yield innermost loops that end at their branch, without the few instructions that spin at a barrier."""
         loops: list[Loop] = []
         for loop in self.all_loops():
             outer = any(loop.start <= inner.start and inner.end <= loop.end for inner in loops)
@@ -59,17 +59,17 @@ class Listing(NamedTuple):
         return loops
 
     def inside(self, loop: Loop) -> Sequence[Instruction]:
-        """The instructions of a loop."""
+        """Return the instructions of a loop."""
         return self.instructions[loop.start : loop.end + 1]
 
     def main_loop(self) -> Sequence[Instruction]:
-        """The longest innermost loop; empty where the kernel has none."""
+        """Return the longest innermost loop; empty if the kernel has none."""
         longest = max(self.loops(), key=lambda loop: loop.end - loop.start, default=None)
         return self.inside(longest) if longest else ()
 
 
 def read(listing: str) -> Listing:
-    """The first kernel of a listing.
+    """Parse the first kernel of a listing.
 
     >>> for word in read('''
     ... .L_x_2:

@@ -1,4 +1,4 @@
-"""A process for each thing that may hang, abort, or remember what came before it: a compilation."""
+"""Processes for compilations, each of which may hang, abort, or depend on earlier ones."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -7,11 +7,11 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, NamedTuple
 
-_BOOKKEEPING = Lock()  # a start looks after all processes, and would take the exit code that a join waits for
+_BOOKKEEPING = Lock()  # starting a process reaps others, and could take the exit code that a join waits for
 
 
 class Failure(NamedTuple):
-    """Why there is no result."""
+    """Reason why a call has no result."""
 
     reason: str
 
@@ -24,10 +24,9 @@ def call_each(
     at_once: int = 1,
     preload: Sequence[str] = (),
 ) -> Iterator[Any]:
-    """`function` of each argument, in the order given: its result, or a `Failure`.
+    """Call `function` with each argument; yields results or `Failure`s in the order of the arguments.
 
-    Each call has a process of its own, forked from one that has imported the modules `preload` and done nothing else,
-    and at most `limit` seconds.
+    Each call has `limit` seconds and a process of its own, forked from one that only imported the modules `preload`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
@@ -47,7 +46,7 @@ def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: fl
         answer = None
     finally:
         ours.close()
-        process.kill()  # if it has not ended by itself
+        process.kill()  # no-op if it has ended
         with _BOOKKEEPING:
             process.join()
     if answer is None:
@@ -60,6 +59,6 @@ def _answer(pipe: Connection, function: Callable[[Any], Any], argument: Any) -> 
     try:
         answer = function(argument)
     except Exception as error:
-        # Some take pages; the beginning says what is wrong.
+        # Some messages take pages; the first line says what is wrong.
         answer = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
     pipe.send(answer)

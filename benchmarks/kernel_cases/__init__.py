@@ -94,7 +94,7 @@ def kernel_cases() -> dict[str, Case]:
 
 @cache
 def variants() -> dict[str, Case]:
-    """What else the table of ops `PALLAS` has kernels for, by name: of two models, so that each pair of features meets.
+    """What else a table of `pallas_ops` has kernels for, by name: of two models, so that each pair of features meets.
 
     Codes in every group that kernels take, activations in float32, biases, sliding windows, several vectors. Published
     Llamas have none of them; models of other families, and other files, have.

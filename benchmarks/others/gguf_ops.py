@@ -1,4 +1,4 @@
-"""`gguf.quants`, the Python beside llama.cpp."""
+"""Functions of `gguf.quants`, llama.cpp's Python package."""
 
 import gguf
 

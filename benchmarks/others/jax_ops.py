@@ -1,4 +1,4 @@
-"""Functions of jax, and the Triton kernels that it ships, interpreted."""
+"""Functions of jax, and its Triton kernels, interpreted."""
 
 from functools import partial
 
@@ -12,13 +12,13 @@ add = jax.jit(jnp.add)
 
 @jax.jit
 def softmax_of_what_is_seen(x):
-    """Zeros for a row of -inf alone, for which `jax.nn.softmax` has NaN."""
+    """Compute softmax with zeros for a row of -inf alone, where `jax.nn.softmax` gives NaN."""
     return jnp.where(jnp.any(jnp.isfinite(x), axis=-1, keepdims=True), jax.nn.softmax(x, axis=-1), 0)
 
 
 @jax.jit
 def swiglu(gate, up):
-    """In float32, and rounded once."""
+    """Compute SwiGLU in float32, rounded once."""
     return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
@@ -64,7 +64,7 @@ def triton_softmax(x):
 
 
 def triton_rmsnorm(x, weight, *, eps):
-    """`rms_norm` has a bias, too, and wants three dimensions."""
+    """Call `rms_norm`, which has a bias too and needs three dimensions."""
     from jax.experimental.pallas.ops.gpu.rms_norm import rms_norm
 
     return rms_norm(x[None], weight, jnp.zeros_like(weight), eps=eps, interpret=True)[0]
@@ -79,7 +79,7 @@ def triton_attention_decode(q, k, v, lengths, *, window):
 
 
 def triton_attention_prefill(q, k, v, offsets, *, window):
-    """A prompt from its beginning, whose length is a multiple of the block."""
+    """Attend over a whole prompt whose length is a multiple of the block."""
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     sizes = BlockSizes(block_q=16, block_k=16)

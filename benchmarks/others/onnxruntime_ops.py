@@ -11,7 +11,7 @@ MICROSOFT = "com.microsoft"
 
 
 def _run(op, domain, inputs, outputs, attributes, *arrays):
-    """The first output of `op` for arrays of the types `inputs`; it has outputs of the types `outputs`."""
+    """Run `op` on arrays of the types `inputs`; returns the first of its outputs, of the types `outputs`."""
     session = _session(op, domain, inputs, outputs, tuple(sorted(attributes.items())))
     return session.run(None, {f"i{n}": np.ascontiguousarray(array) for n, array in enumerate(arrays)})[0]
 
@@ -67,7 +67,7 @@ def rope_interleaved(x, positions, frequencies):
 
 
 def _rope(x, positions, frequencies, *, interleaved):
-    """Its tables must have more rows than the sequence: one too few, and it wants to update them, and cannot."""
+    """Apply RotaryEmbedding. Its tables need more rows than the sequence has tokens, or it fails."""
     angles = np.arange(int(positions.max()) + 257)[:, None] * frequencies.astype(np.float64)
     tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     kinds = (FLOAT, INT64, FLOAT, FLOAT)
@@ -78,14 +78,14 @@ def _rope(x, positions, frequencies, *, interleaved):
 
 
 def attention_prefill(q, k, v, offsets, *, window):
-    """One offset for all of a batch."""
+    """Attend over a prompt, with one offset for the whole batch."""
     offset, queries = int(offsets[0]), q.shape[1]
     new = (a[:, offset : offset + queries] for a in (k, v))
     return _grouped(q, *new, k[:, :offset], v[:, :offset], np.full(len(q), offset + queries), window=window)
 
 
 def attention_decode(q, k, v, lengths, *, window):
-    """Lengths of 1 or more."""
+    """Attend over a cache with lengths of 1 or more."""
     new = (np.stack([row[length - 1] for row, length in zip(a, lengths, strict=True)])[:, None] for a in (k, v))
     past = (a[:, : max(lengths) - 1] for a in (k, v))
     return _grouped(q[:, None], *new, *past, lengths, window=window)[:, 0]
@@ -104,7 +104,7 @@ def _grouped(q, new_k, new_v, past_k, past_v, lengths, *, window):
 
 
 def gemv_quantized(x, codes, scales, *, scheme):
-    """MatMulNBits in blocks of 64, whose codes are not signed; float32 inside (accuracy level 1)."""
+    """Call MatMulNBits in blocks of 64 with unsigned codes; float32 inside (accuracy level 1)."""
     bits = 4 if scheme == "q4" else 8
     rows, cols = codes.shape
     zero, pad = 1 << bits - 1, -cols % 64

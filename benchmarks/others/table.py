@@ -1,4 +1,4 @@
-"""What each function is held to: its op, and its documented domain where that is smaller than the contract's."""
+"""Contracts for each function: its op, and its documented domain where that is smaller than the contract's."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _torch(op: str, *, dtypes: tuple[str, ...] = BOTH) -> Job:
     return Job(op, f"benchmarks.others.torch_ops:{op}", arrays="torch", dtypes=dtypes)
 
 
-# Everything here is accepted. What is not, and why, is in docs/found.md.
+# The contracts accept everything here. docs/found.md has what they do not accept, and why.
 JAX = [
     _jax("add", dtypes=BOTH),
     _jax("argmax", dtypes=BOTH),

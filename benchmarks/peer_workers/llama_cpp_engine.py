@@ -1,6 +1,6 @@
 """llama.cpp through llama-cpp-python's bindings, as its own examples call it.
 
-llama_cpp_engine.py MODEL.gguf THREADS            answers on standard input (`benchmarks.peer_workers`)
+llama_cpp_engine.py MODEL.gguf THREADS            answers requests on standard input (`benchmarks.peer_workers`)
 llama_cpp_engine.py MODEL.gguf THREADS TO TYPE    writes TO, quantized by llama.cpp itself
 """
 
@@ -43,7 +43,7 @@ class Engine:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
     def feed(self, ids: list[int]) -> int:
-        """The likeliest next token."""
+        """Feed tokens; returns the likeliest next one."""
         tokens = (llama_cpp.llama_token * len(ids))(*ids)
         if llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, len(ids))):
             sys.exit("llama.cpp could not decode")

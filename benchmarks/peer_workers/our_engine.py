@@ -1,9 +1,9 @@
-"""llamaspec, as `generate` runs it: the same session, its bursts and what the host does between them.
+"""llamaspec as `generate` runs it: the same session, with its bursts and the work of the host between them.
 
 python -m benchmarks.peer_workers.our_engine DIRECTORY float32|bfloat16|SCHEME
 
-Answers on standard input (`benchmarks.peer_workers`), and to `{"read": tokens}` the bytes a second that this machine
-reads, and those that a step has to of decoding so many.
+Answers requests on standard input (`benchmarks.peer_workers`). The answer to `{"read": tokens}` is the read bandwidth
+of this machine in bytes a second, and the bytes that a step of decoding so many tokens reads.
 """
 
 import json
@@ -38,7 +38,7 @@ class Engine:
         self.reader: Reader | None = None
 
     def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
-        """When each burst was there, and what was drawn."""
+        """Draw tokens; returns the time of each burst, and the tokens."""
         ids = [i % self.vocab for i in range(prompt)]
         session = Session(self.backend, vocab=self.vocab)
         times, drawn = [perf_counter()], []

@@ -1,4 +1,4 @@
-"""Hugging Face transformers on PyTorch, with its cache, in a loop as plain as `generate` allows to be fast.
+"""Hugging Face transformers on PyTorch, with its cache, in a plain loop in place of its `generate`.
 
 transformers_engine.py DIRECTORY THREADS DTYPE    answers on standard input (`benchmarks.peer_workers`)
 """
@@ -19,7 +19,7 @@ class Engine:
         self.vocab = self.model.config.vocab_size
 
     def feed(self, ids: list[int], cache):
-        """The likeliest next token, and the cache."""
+        """Feed tokens; returns the likeliest next one, and the cache."""
         out = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(out.logits[0, -1].argmax()), out.past_key_values
 

@@ -18,7 +18,7 @@ import numpy as np
 from model.insight.cost import Cost
 from model.insight.plan import DeviceLimits
 from model.insight.timing import Effort, measure
-from model.ops import block as ops
+from model.ops.products import dot
 from model.running.device import default_device, free_bytes
 from model.system import last_level_cache_bytes, nvidia_driver, processor
 from model.weights.codes import LANES
@@ -214,7 +214,7 @@ def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
 
 def _matrix_rate(dtype: str, sizes: Sizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
-    product = jax.jit(ops.dot)
+    product = jax.jit(dot)
     return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median
 
 

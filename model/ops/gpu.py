@@ -23,7 +23,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
-from model.ops.block import XLA, Ops, Positions, dot, plain
+from model.ops.products import dot
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA, plain
 from model.weights.codes import Int8, QuantizedMatrix
 from model.weights.gpu_codes import Int4Words
 from model.weights.params import FeedForward, Layer, Matrix, Params
@@ -38,7 +40,9 @@ from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
 QUANTIZED = ("int8", "int4")  # forms of codes that kernels multiply by
-MOST_SEQUENCES = 2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (benchmarks/LOG.md)
+MOST_SEQUENCES = (
+    2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (docs/performance-gpu.md)
+)
 CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
 PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
 
@@ -202,6 +206,7 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
 
 PROMPTS = plain(prompt_product)
 
+Shaped = Array | jax.ShapeDtypeStruct
 Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of the arrays that a kernel is called with, and the rest
 
 
@@ -243,13 +248,13 @@ def _form(arrays: Any, *rest: Any) -> Form:
     return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *rest
 
 
-def _norm_qkv_form(x: Array, layer: Layer, cache: LayerCache, positions: Positions, *, config: Config) -> Form | None:
+def _norm_qkv_form(x: Shaped, layer: Layer, cache: LayerCache, positions: Positions, *, config: Config) -> Form | None:
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
     return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
 
 
 def _attend_form(
-    q: Array, cache: LayerCache, positions: Positions, *, window: int | None, config: Config
+    q: Shaped, cache: LayerCache, positions: Positions, *, window: int | None, config: Config
 ) -> Form | None:
     batch, seq, *head = q.shape
     several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
@@ -257,21 +262,21 @@ def _attend_form(
     return _form((q, cache, at), window, config)
 
 
-def _project_add_form(h: Array, layer: Layer, x: Array) -> Form | None:
+def _project_add_form(h: Shaped, layer: Layer, x: Shaped) -> Form | None:
     return None if x.shape[1] > 1 else _form((h, layer.o, x))
 
 
-def _norm_gate_up_form(x: Array, layer: Layer, *, config: Config) -> Form | None:
+def _norm_gate_up_form(x: Shaped, layer: Layer, *, config: Config) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
     return None if x.shape[1] > 1 else _form((x, layer.ffn_norm, layer.ffn.gate_up), config)
 
 
-def _down_add_form(g: Array, layer: Layer, x: Array) -> Form | None:
+def _down_add_form(g: Shaped, layer: Layer, x: Shaped) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
     return None if x.shape[1] > 1 else _form((g, layer.ffn.down, x))
 
 
-def _norm_logits_form(x: Array, params: Params, *, config: Config) -> Form | None:
+def _norm_logits_form(x: Shaped, params: Params, *, config: Config) -> Form | None:
     if x.ndim > 2 and x.shape[1] > 1:
         return None
     rows = _array(x.size // config.dim, config.dim, dtype=x.dtype)
@@ -290,9 +295,6 @@ KERNELS: dict[str, KernelOp[..., Any]] = {
     "down_add": KernelOp(down_add, XLA.down_add, PROMPTS.down_add, _down_add_form),
     "norm_logits": KernelOp(norm_logits, XLA.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
 }
-STRICT = XLA._replace(
-    **{name: op.kernel for name, op in KERNELS.items()}
-)  # kernels alone: for decoding, with no routes
 
 
 class Call(NamedTuple):
@@ -305,6 +307,13 @@ class Call(NamedTuple):
     @property
     def op(self) -> str:
         return "attend" if self.name == PROMPT else self.name
+
+    @property
+    def form(self) -> Form:
+        """The form of the arguments, which a call of a kernel has."""
+        form = KERNELS[self.op].form(*self.arguments, **self.fixed)
+        assert form is not None
+        return form
 
     def refusal(self, config: Config) -> str | None:
         """The words in which the kernel refuses the arguments; None where it takes them."""
@@ -360,10 +369,10 @@ def pallas_ops(
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
     given: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
     for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype):
-        form = KERNELS[call.op].form(*call.arguments, **call.fixed)
-        if form not in answers[call.op]:
-            answers[call.op][form] = call.refusal(config)
-        given[call.name].append(answers[call.op][form])
+        known = answers[call.op]
+        if (form := call.form) not in known:
+            known[form] = call.refusal(config)
+        given[call.name].append(known[form])
     routed = {}
     for name, op in KERNELS.items():
         taken = frozenset(form for form, reason in answers[name].items() if reason is None)
@@ -383,29 +392,3 @@ def _summary(answers: list[str | None]) -> str | None:
         reason if count == len(answers) else f"in {count} of {len(answers)} layers: {reason}"
         for reason, count in counts.items()
     )
-
-
-def _tried(name: str, op: KernelOp[..., Any], *, only: bool) -> Callable[..., Any]:
-    """`kernel` where it is not Unsupported, else the plain form; until all callers choose by `ops_for`."""
-
-    def tried(x: Array, *arguments: Any, **fixed: Any):
-        if name != "attend" and x.ndim > 2 and x.shape[1] > 1:
-            return op.prompt(x, *arguments, **fixed)
-        try:
-            return op.kernel(x, *arguments, **fixed)
-        except Unsupported:
-            if only:
-                raise
-            return op.plain(x, *arguments, **fixed)
-
-    return tried
-
-
-PALLAS = XLA._replace(**{name: _tried(name, op, only=False) for name, op in KERNELS.items()})
-PALLAS_ONLY = XLA._replace(**{name: _tried(name, op, only=True) for name, op in KERNELS.items()})
-
-
-def refusals(config: Config, params: Params, *, capacity: int, batch: int = 1) -> dict[str, str | None]:
-    """The reasons of `pallas_ops` for a step of decoding."""
-    _, reasons = pallas_ops(config, params, capacity=capacity, batch=batch)
-    return {name: reason for name, reason in reasons.items() if name != PROMPT}

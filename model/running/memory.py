@@ -6,14 +6,16 @@ import jax
 import numpy as np
 
 from model.cache import cache_bytes
-from model.ops.block import LONGEST_CPU_SPAN, LONGEST_SPAN, MOST_CPU_DECODED, MOST_DECODED, partial_sums
+from model.ops.attention import SPANS
+from model.ops.cpu import PROMPT_SPANS
+from model.ops.products import MOST_CPU_DECODED, MOST_DECODED, partial_sums
 from model.weights.codes import QuantizedMatrix
 from model.weights.params import Params, weight_bytes
 from reference.config import Config
 
 # On a CPU a process holds the interpreter and JAX, and the compiler's memory while both programs are compiled. Some of
 # that is never given back. `python -m benchmarks.process_memory` measures them, for models of 2, 8 and 24 layers; these
-# numbers are within 50 MB of benchmarks/results/process-memory.json (jax 0.12.0.1, Linux).
+# numbers are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
@@ -77,7 +79,7 @@ def memory_of(
 
 def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int, on_cpu: bool) -> int:
     """Count the bytes alive at once in the widest op of a prompt's chunk: attention, or the feed-forward layer."""
-    longest, most = (LONGEST_CPU_SPAN, MOST_CPU_DECODED) if on_cpu else (LONGEST_SPAN, MOST_DECODED)
+    longest, most = (PROMPT_SPANS.longest, MOST_CPU_DECODED) if on_cpu else (SPANS.longest, MOST_DECODED)
 
     def attention(queries: int, longest: int) -> int:
         span = min(capacity, longest)
@@ -86,7 +88,7 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
 
     matrices = _matrices([params.layers, params.head])
     sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # for a step's widest product
-    attended = max(attention(tokens, longest), attention(batch, LONGEST_SPAN))  # for a prompt, for a step
+    attended = max(attention(tokens, longest), attention(batch, SPANS.longest))  # for a prompt, for a step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
     largest = max((len(m.codes) * m.cols for m in _quantized(params)), default=0)
     # XLA decodes into float32, twice; kernels decode the whole matrix into bfloat16, half as much.

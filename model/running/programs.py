@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from model.cache import Cache, empty_cache
 from model.forward import Text, decode, prefill
-from model.ops.block import Ops
+from model.ops.table import Ops
 from model.options import SamplingOptions
 from model.running.compile import compiler_options
 from model.running.process import is_large

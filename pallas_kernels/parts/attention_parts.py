@@ -101,7 +101,7 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
     tiles, 128: half as many blocks then read as many keys at once, and leave the next kernels more room.
 
     `heads` are the key heads in all sequences, `group` the query heads of each, for more than 8 of which a thread has
-    too few registers. A block that has a single tile takes longer for 128 keys (benchmarks/LOG.md).
+    too few registers. A block that has a single tile takes longer for 128 keys (docs/performance-gpu.md).
 
     >>> import jax.numpy as jnp
     >>> [keys_of_a_tile(heads, 8, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
@@ -121,7 +121,7 @@ def choose_splits(heads: int, capacity: int, tile: int) -> int:
     """Blocks that share the keys of a head, 1 or a multiple of 4: one for each tile of keys, where they do not fill a
     GPU, with so many key heads in all sequences; else a power of 2.
 
-    Of 64 tiles each of 20 blocks would have up to 4, as each of 16 has, which are faster (benchmarks/LOG.md).
+    Of 64 tiles each of 20 blocks would have up to 4, as each of 16 has, which are faster (docs/performance-gpu.md).
 
     >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]

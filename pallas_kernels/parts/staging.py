@@ -49,7 +49,7 @@ def finish_reads(target: Target) -> None:
 
     A read waits in a queue in which the copy engine does not stand, and threads that meet do not wait for it. What
     orders a thread's own reads and writes does. So does `plgpu.commit_smem`, and more: it is for writes that the copy
-    engine is to read, and takes longer (benchmarks/LOG.md).
+    engine is to read, and takes longer (docs/performance-gpu.md).
     """
     if target.interpret:
         plgpu.commit_smem()

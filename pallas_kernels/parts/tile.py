@@ -1,9 +1,9 @@
 """Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
 
-`tuning/h200.json` has what was faster than the rule (benchmarks/LOG.md): tiles of fewer rows, where processors would be
-idle else; wider ones, where all blocks then run at once and have as much to do, and of heads of a gigabyte, in as many
-blocks as tiles; other rings, other numbers of blocks, and steps of several chunks. TinyLlama's were found in whole
-models, in groups of 64 where there are codes, and so was down of 8B and 13B timed in them; the others in kernels
+`tuning/h200.json` has what was faster than the rule (docs/performance-gpu.md): tiles of fewer rows, where processors
+would be idle else; wider ones, where all blocks then run at once and have as much to do, and of heads of a gigabyte, in
+as many blocks as tiles; other rings, other numbers of blocks, and steps of several chunks. TinyLlama's were found in
+whole models, in groups of 64 where there are codes, and so was down of 8B and 13B timed in them; the others in kernels
 alone. `llamaspec bench --suite kernels --tune FILE` times rows and stages of a matrix by itself.
 """
 

@@ -263,7 +263,7 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
-    """Else blocks that start early come to few processors, and what many share is slower (benchmarks/LOG.md)."""
+    """Else blocks that start early come to few processors, and what many share is slower (docs/performance-gpu.md)."""
 
     if dtype == "int4":
         w: Any = Codes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
