@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -119,6 +118,7 @@ def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
 
 
 def _verify(ops: list[str], *, named: bool, **options: Any):
+    from model.system import usable_cpus
     from verify.campaign import again, run, run_side_by_side
     from verify.catalogue import CONTRACTS
     from verify.report import as_json, as_junit
@@ -126,7 +126,7 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options)
     jobs = [] if replay else _jobs(ops, candidate, named=named)
-    at_once = 1 if candidate else min(len(jobs), len(os.sched_getaffinity(0)), 4)
+    at_once = 1 if candidate else min(len(jobs), len(usable_cpus()), 4)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
