@@ -55,7 +55,7 @@ class Llama:
 
     @property
     def context(self) -> int:
-        """How many tokens a sequence can have."""
+        """The number of tokens that a sequence can have."""
         return self._backend.capacity
 
     def describe_run(self) -> str:

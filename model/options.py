@@ -11,7 +11,7 @@ LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if as
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How a token is chosen; `reference.sampling` defines each filter. Raises ValueError out of range."""
+    """Options for choosing a token; `reference.sampling` defines each filter. Raises ValueError out of range."""
 
     temperature: float = 0.8  # 0 is greedy
     top_k: int = 0  # 0: off

@@ -1,4 +1,4 @@
-"""What is freed goes back to the machine."""
+"""Freed memory goes back to the machine."""
 
 import numpy as np
 import pytest

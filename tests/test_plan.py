@@ -206,7 +206,7 @@ def test_on_a_gpu_only_arrays_count():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """What a process holds before it loads anything is in the plan, and is not among what is free."""
+    """Memory that a process holds before it loads anything is in the plan, and is not free."""
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
 

@@ -1,4 +1,4 @@
-"""What a command does to its process, and the library does not."""
+"""Commands change settings of their process, and the library does not."""
 
 import os
 from pathlib import Path

@@ -89,7 +89,7 @@ def evaluations(said: str) -> list[tuple[str, str, str]]:
 
 
 def refusal(*arguments: str) -> str:
-    """What a command that fails says, in one line."""
+    """Run a command that fails, and give its one line."""
     code, out, err = llamaspec(*arguments)
     assert (code > 0, out) == (True, ""), err
     assert err.startswith("error: ") and err.count("\n") == 1 and "fault of llamaspec" not in err, err
@@ -110,7 +110,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(caches) -> Iterator[None]:
-    """What one training compiles the next one finds, in another process too."""
+    """Programs that one training compiles are found by the next one, in another process too."""
     names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
     before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
     compilation_cache.reset_cache()
@@ -165,7 +165,7 @@ cli.main()
 
 @pytest.fixture(scope="module")
 def killed(command, whole, tmp_path_factory) -> Path:
-    """The same training, killed between step 25 and step 30."""
+    """Run the same training, killed between step 25 and step 30."""
     out = tmp_path_factory.mktemp("killed") / "out"
     arguments = [*command, "--save-every=5", "--out", str(out)]
     process = subprocess.run(
@@ -183,7 +183,7 @@ def stopped(killed, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """With a tokenizer that was learnt from fewer of them, and fewer held out."""
+    """Stories with a tokenizer that was learned from fewer of them, and fewer held out."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
@@ -194,7 +194,7 @@ def stories() -> Iterator[Stories]:
 
 
 def test_the_loss_falls(whole):
-    """To half of what it is where every id is as likely as another."""
+    """The loss ends at half of that of a uniform guess."""
     steps, losses, held_out = zip(*evaluations(whole[1]), strict=True)
     assert steps == ("10", "20", "30", "40", "50")
     for falling in (losses, held_out):
@@ -347,7 +347,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
-    """As its weights were before, which bfloat16 holds."""
+    """The weights fit bfloat16, so writing them changes nothing."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     monkeypatch.setattr(data, "LENGTHS", (128,))  # one program
     config = replace(TINY, vocab=1024, context=128)
@@ -453,7 +453,7 @@ def test_the_loss_is_within_the_bound_of_the_references(loss):
 
 
 def test_padding_and_what_predicts_nothing_do_not_count(loss):
-    """To the bit: what is compiled is the same."""
+    """The results are equal to the bit, since the same programs run."""
     tensors = random_tensors(TINY, seed=0)
     ids = np.random.default_rng(1).integers(0, TINY.vocab, (2, 8)).astype(np.int32)
     importance = np.zeros((2, 8), FLOAT32)

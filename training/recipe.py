@@ -11,7 +11,7 @@ from reference.config import Config
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the weights depend on, beside the documents."""
+    """The numbers that the weights depend on, beside the documents."""
 
     config: Config
     steps: int

@@ -1,4 +1,4 @@
-"""What is installed on this machine, and how models run on it."""
+"""A report on this machine: the packages installed, and how models run."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,4 @@
-r"""How well a model predicts a text, and how far its predictions are from another model's.
+r"""The quality of a model's predictions of a text, and their distance from another model's.
 
     loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats a token
     perplexity     exp(loss)
@@ -82,7 +82,7 @@ class Evaluation(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """How far a model's predictions are from a base's: KL over the positions of a text, in nats, and agreement."""
+    """The distance of a model's predictions from a base's: KL over the positions of a text, in nats, and agreement."""
 
     mean: float
     median: float

@@ -17,7 +17,7 @@ from reference.config import Config
 
 
 class DeviceLimits(NamedTuple):
-    """What a device can hold and do a second: a plan's tokens a second follow from it."""
+    """The memory and the rates of a device, which bound the tokens a second of a plan."""
 
     name: str
     platform: str  # "cpu" or "gpu"

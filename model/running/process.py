@@ -66,7 +66,7 @@ def is_large(config: Config) -> bool:
 
 
 def keep_heaps_small(config: Config, *, platform: str) -> None:
-    """For a large model on a CPU, return blocks as they are freed: see `return_blocks_when_freed`."""
+    """Return blocks as they are freed, for a large model on a CPU: see `return_blocks_when_freed`."""
     if _counts_its_memory(config, platform):
         return_blocks_when_freed()
 

@@ -151,7 +151,7 @@ def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, 
 
 
 def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None) -> Params:
-    """Every tensor of `checkpoint` in float64: of quantized ones, the weights that their codes stand for.
+    """Read every tensor of `checkpoint` in float64; codes become exactly the weights that they stand for.
 
     `roundings` are those of `model.ops.emulated`, for the matrices that they name.
     """

@@ -146,7 +146,7 @@ def meet(w: World, helpers: tuple[str, ...]) -> None:
 
 
 def end(w: World, *feelings: str) -> None:
-    """How the hero feels at last."""
+    """Say how the hero feels at last."""
     w.choose("happy", feelings)
     w.say(
         "In the evening, {n} felt very {happy}.",
