@@ -20,7 +20,7 @@ from model.options import SamplingOptions, check_ids, check_length, check_max_ne
 from model.running.backend import Backend
 from model.running.device import default_device, free_bytes
 from model.running.jax_backend import JaxBackend
-from model.running.memory import check_fits, memory_of
+from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
@@ -294,7 +294,8 @@ def load_backend(
         **{"ops": choice.ops, "layout": layout, "platform": platform, "greedy": greedy},
         compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
     )
-    params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
+    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
     return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from model.cache import Cache
+from model.cache import Cache, cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.forward import Text, forward, text_after
 from model.insight.cost import decode_cost
@@ -17,6 +17,7 @@ from model.ops.choice import Choice, describe
 from model.options import SamplingOptions
 from model.running.backend import check_logits
 from model.running.device import Device
+from model.running.memory import gigabytes, shortage_named
 from model.running.programs import STOPS, Layout, Programs
 from model.sampling import as_arrays, random_key
 from model.weights.params import Params, load_params
@@ -65,8 +66,11 @@ class JaxBackend:
         return cost.bytes
 
     def start(self) -> Cache:
-        """Make an empty cache."""
-        return self._layout.empty_cache(self._config)
+        """Make an empty cache. Raises MemoryError where the device has no room for it."""
+        layout = self._layout
+        size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
+        with shortage_named(f"{gigabytes(size)} of cache"):
+            return layout.empty_cache(self._config)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
         """Forget all but the first `length` positions."""

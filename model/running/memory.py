@@ -1,5 +1,7 @@
 """The memory that a model takes, planned and checked before any of it is allocated."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -122,6 +124,20 @@ def check_fits(memory: Memory, *, context: int, available: int) -> None:
         f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
         f"and {gigabytes(rest)} beside them do not fit in {free}"
     )
+
+
+@contextmanager
+def shortage_named(what: str) -> Iterator[None]:
+    """Turn JAX's error of a device that is full into a MemoryError of one line, which names `what` had no room.
+
+    A plan counts all memory that JAX may use on a GPU, also the part that another program holds.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MemoryError(f"the device has no room for {what}: another program may hold its memory") from error
 
 
 def gigabytes(count: int) -> str:

@@ -76,10 +76,8 @@ class Session[Cache, Drawing]:
         seen[list(prompt)] = True
         drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
         asked: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
-        step_seconds, since = (
-            float("inf"),
-            0.0,
-        )  # of the latest burst, which sizes the next; the first are single tokens
+        # The latest burst sizes the next one; the first bursts are single tokens.
+        step_seconds, since = float("inf"), 0.0
         while True:
             if interrupted():
                 yield [], "interrupted"
