@@ -91,6 +91,9 @@ def main() -> NoReturn:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:
         fail("standard output is closed", 1)
+    from model.running.process import prepare_process
+
+    prepare_process(debug="--debug" in sys.argv)
     for end in (signal.SIGTERM, signal.SIGHUP):  # as exceptions, so that a half-written file is removed
         signal.signal(end, lambda number, _: sys.exit(128 + number))
     try:

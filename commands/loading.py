@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +56,9 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) ->
 
 
 def prepare_jax():
-    """Settle how JAX runs in this process, and keep compiled programs, so that the second start is fast."""
-    from model.running.process import keep_compiled, prepare_process
+    """Keep compiled programs between runs, so that the second start is fast."""
+    from model.running.process import keep_compiled
 
-    prepare_process(debug="--debug" in sys.argv)
     if folder := cache_folder():
         keep_compiled(folder / "compiled")
 
