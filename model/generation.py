@@ -104,6 +104,7 @@ class _StopTexts:
     _held: str = ""
 
     def feed(self, text: str) -> str:
+        """Take new text, and give the part that is certain to come before any stop text."""
         if self.found:
             return ""
         text = self._held + text
@@ -117,6 +118,7 @@ class _StopTexts:
         return text[: len(text) - held]
 
     def finish(self) -> str:
+        """Give the text that was held back, since nothing follows."""
         text, self._held = self._held, ""
         return "" if self.found else text
 

@@ -264,35 +264,30 @@ def load_backend(
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     device = default_device()
-    platform = device.platform
-    weights = choose_dtype(dtype, run.tensors, platform=platform)
+    weights = choose_dtype(dtype, run.tensors, platform=device.platform)
     layout = Layout(
         batch=1,
         capacity=capacity,
-        chunk=min(prompt_chunk(config, platform), capacity),
-        burst=longest_burst(platform),
+        chunk=min(prompt_chunk(config, device.platform), capacity),
+        burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found)
-    choice = ops_for(
-        *(kernels, config, params),
-        **{"batch": layout.batch, "capacity": layout.rows, "cache_dtype": layout.cache_dtype},
-        device=device,
-    )
+    sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
+    choice = ops_for(kernels, config, params, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    sizes = {"batch": layout.batch, "context": capacity, "chunk": layout.chunk}
-    memory = memory_of(params, config, **sizes, platform=platform, cache_dtype=layout.cache_dtype)
+    memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
     check_fits(memory, context=capacity, available=free_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     if own_process:
-        keep_heaps_small(config, platform=platform)
+        keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
         *(params, config),
-        **{"ops": choice.ops, "layout": layout, "platform": platform, "greedy": greedy},
-        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
+        **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
+        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
     )
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
         params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)

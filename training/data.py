@@ -41,16 +41,25 @@ class Source(Protocol):
     """Documents, and the tokenizer that spells them."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the documents, and of the model."""
+        ...
+
     @property
     def files(self) -> Mapping[str, bytes]:
         """Files that the model needs beside its weights, by name."""
         ...
 
     @property
-    def bos(self) -> int | None: ...
+    def bos(self) -> int | None:
+        """The id that begins a document."""
+        ...
+
     @property
-    def eos(self) -> int | None: ...
+    def eos(self) -> int | None:
+        """The id that ends a document."""
+        ...
+
     @property
     def floor(self) -> float | None:
         """Nats per counted token of the held-out documents, where that is known: no model's mean loss is less."""

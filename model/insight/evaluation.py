@@ -41,8 +41,13 @@ Rows = Float[np.ndarray, "rows vocab"]  # logits
 class Predictor(Protocol):
     """A model that runs, on either backend."""
 
-    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]: ...
-    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor": ...
+    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
+        """Compute logits [rows, vocab] for what follows each of `ids` but the first `after`, some rows at a time."""
+        ...
+
+    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor":
+        """Make the same model with the weights of another checkpoint of the same shapes."""
+        ...
 
 
 class Text(NamedTuple):
@@ -74,10 +79,12 @@ class Evaluation(NamedTuple):
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the loss."""
         return math.exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
+        """The loss in bits, for each byte of the text."""
         return self.tokens * self.loss / math.log(2) / self.bytes
 
 

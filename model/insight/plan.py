@@ -63,6 +63,7 @@ class Work(NamedTuple):
     waits_for: str
 
     def as_json(self) -> dict[str, Any]:
+        """Give what a token costs, as JSON has it."""
         return {
             "what": self.what,
             "after": self.after,
@@ -90,9 +91,11 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
+        """Whether the memory of the device is enough."""
         return self.memory.fits(self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
+        """Give the whole plan, as JSON has it."""
         return {
             **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
             **{"context": self.context, "batch": self.batch, "experts": self.experts},

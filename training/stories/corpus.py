@@ -97,6 +97,7 @@ def told(choices: Choices, plan: Plan) -> Story:
 
 
 def plots_of(subject: Thing | Dish | Weather | Plant | Skill) -> tuple[str, ...]:
+    """List the plots that a subject can have."""
     match subject:
         case Thing():
             return ("lost", "found")
@@ -210,6 +211,7 @@ def request(choices: Choices) -> tuple[Plan, str]:
 
 
 def social(choices: Choices, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> Iterable[Message]:
+    """Make a turn of good manners: something to say, and an answer to it."""
     asked, answers = turn
     yield Message("user", casually(choices, choices.pick(asked)), 0.0)
     before = choices.nats

@@ -78,6 +78,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def character(name: str, kind: str) -> Character:
+    """Make someone of this name, which says whether it is he or she."""
     return Character(name, kind, she=name in GIRLS + SHE_ANIMALS)
 
 
@@ -304,6 +305,8 @@ RELATIVES = ("grandmother", "grandfather", "mother", "father")
 
 @dataclass(frozen=True, eq=False)
 class Dish:
+    """Something to cook, and what can be missing for it."""
+
     noun: str
     some: str  # "a cake", "some pancakes"
     many: bool
@@ -327,6 +330,8 @@ GIVERS = {  # of what a cook lacks: who has it, and where
 
 @dataclass(frozen=True, eq=False)
 class Plant:
+    """Something that grows from a seed, and its uses."""
+
     noun: str
     size: str
     uses: tuple[str, ...]  # what is done with it, {helper} being the one who helped

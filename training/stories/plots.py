@@ -63,6 +63,7 @@ class World:
     questions: list[Question] = field(default_factory=list)
 
     def fill(self, template: str) -> str:
+        """Put words into the braces of a template, and a capital letter in front."""
         return capital(template.format_map(self.words))
 
     def say(self, *ways: str) -> None:
@@ -87,11 +88,13 @@ class World:
         self.questions.append(Question(tuple(map(self.fill, ways)), self.fill(answer) + "."))
 
     def go(self, place: str) -> None:
+        """Move the hero. Raises ValueError for the place where the hero is."""
         if place == self.place:
             raise ValueError(f"already there: {place}")
         self.place = place
 
     def put(self, thing: str, holder: str, *, taken_from: str | None) -> None:
+        """Move a thing. Raises ValueError if `taken_from` does not hold it."""
         if self.holders.get(thing) != taken_from:
             raise ValueError(f"{thing}: at {self.holders.get(thing)}, not {taken_from}")
         self.holders[thing] = holder
@@ -106,6 +109,7 @@ def tell(choices: Choices, hero: Character, topic: Topic) -> World:
 
 
 def introduce(w: World) -> None:
+    """Say who the hero is and where home is."""
     hero = w.hero
     w.set(n=hero.name, kind=hero.kind, introduced=hero.introduced)
     w.set(they=hero.they, them=hero.them, their=hero.their, theirs=hero.theirs)
@@ -529,6 +533,7 @@ def learn(w: World, topic: Topic) -> None:
 
 
 def befriend(w: World) -> None:
+    """Choose the hero's friend, and set the words for the friend."""
     friend = friend_of(w.hero, w.choices)
     w.set(m=friend.name, friend=friend.introduced, m_they=friend.they, m_them=friend.them, m_their=friend.their)
 

@@ -32,6 +32,7 @@ class Stories:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the stories themselves train, in a few seconds."""
         return _tokenizer()
 
     @property
