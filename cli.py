@@ -7,47 +7,42 @@ file imports what it needs when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 import click
 
+from commands.interrupt import answered_at_once
 from commands.output import fail
 
 
 class Entry(NamedTuple):
     """A verb in the table."""
 
-    command: str  # the click command, as module:name
-    summary: str  # the first sentence of its help
+    section: str  # of the list of verbs
+    file: str  # the module in `commands` that has the click command, as a function of the verb's name or of `name`
+    summary: str  # the first line of its help
+    name: str = ""
 
 
+WIDEST = 100  # columns of help
+USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"
 VERBS = {
-    "bench": Entry("commands.bench:bench", "Measure this machine, and then how close a model comes to what it allows."),
-    "chat": Entry("commands.chat:chat", "Talk with a model."),
-    "convert": Entry(
-        "commands.convert:convert",
-        "Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c or llama.cpp (gguf).",
-    ),
-    "doctor": Entry("commands.doctor:doctor", "What is installed here, what would run, and what is missing."),
-    "eval": Entry("commands.evaluate:evaluate", "Perplexity and bits per byte of a text; what a scheme costs."),
-    "generate": Entry("commands.generate:generate", "Continue PROMPT; - reads it from standard input."),
-    "inspect": Entry(
-        "commands.inspect:inspect",
-        "What is in a checkpoint, read from its header: hyperparameters, tensors, and the cost of a token.",
-    ),
-    "logits": Entry("commands.logits:logits", "Write what the model predicts after each token."),
-    "profile": Entry("commands.profile:profile", "Where the time of a prompt and of a decoding step goes, by op."),
-    "story": Entry("commands.generate:story", "Tell a story, from the beginning or on from PROMPT."),
-    "tokens": Entry("commands.tokens:tokens", "The ids of TEXT, on one line."),
-    "train": Entry(
-        "commands.train:train", "Train a model from nothing, on stories that it writes itself or on a text."
-    ),
-    "verify": Entry(
-        "commands.verify:verify",
-        "Hold ops to the reference, each within a proven bound, on the inputs that break kernels.",
-    ),
+    "generate": Entry(USE, "generate", "Continue PROMPT with a model."),
+    "story": Entry(USE, "generate", "Tell a story, from its beginning or on from PROMPT."),
+    "chat": Entry(USE, "chat", "Talk with a model."),
+    "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
+    "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
+    "logits": Entry(LOOK, "logits", "Write what a model predicts after each token, as a NumPy file."),
+    "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
+    "convert": Entry(MAKE, "convert", "Write a checkpoint in another format, or quantized."),
+    "train": Entry(MAKE, "train", "Train a model from nothing, on a text or on made-up stories."),
+    "verify": Entry(TRUST, "verify", "Hold ops to the reference, each within a proven bound."),
+    "bench": Entry(TRUST, "bench", "Measure how close a model comes to what this machine allows."),
+    "profile": Entry(TRUST, "profile", "Show where the time of a prompt and of a step goes, op by op."),
+    "doctor": Entry(TRUST, "doctor", "Say what this machine is, what runs on it, and what is missing."),
 }
 
 
@@ -55,29 +50,41 @@ class Verbs(click.Group):
     """A group whose commands are imported when they are asked for; its own help reads the table alone."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the verbs in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb; None for a name that is none."""
         if cmd_name not in VERBS:
             return None
-        module, _, name = VERBS[cmd_name].command.partition(":")
-        return getattr(import_module(module), name)
+        entry = VERBS[cmd_name]
+        return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in VERBS.items()])
+        """Write the verbs by section."""
+        for section in dict.fromkeys(entry.section for entry in VERBS.values()):
+            with formatter.section(section):
+                verbs = [(name, entry.summary) for name, entry in VERBS.items() if entry.section == section]
+                formatter.write_dl([(f"{name:{max(map(len, VERBS))}}", summary) for name, summary in verbs])
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
+    subcommand_metavar="VERB [ARGS]...",
+)
 @click.version_option(package_name="llamaspec", prog_name="llamaspec")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks.")
 def llamaspec():
     """An executable specification of Llama, and the fast implementation that is proven against it.
 
-    MODEL is a GGUF file, one of llama2.c (.bin) or a Hugging Face directory. The tokenizer is found
-    inside or beside it, or named with --tokenizer.
+    A model is a GGUF file, a file of llama2.c (.bin), a Hugging Face directory, or owner/name as
+    `hf download` left it in its cache. Without one, the small model that comes with this program
+    runs. The tokenizer is found inside or beside the model, or named with --tokenizer. `llamaspec VERB
+    --help` says more about a verb.
 
     \b
+    llamaspec story
     llamaspec generate "Once upon a time" --model stories260K.bin --tokenizer tok512.model
     llamaspec chat --model path/to/Llama-3.2-1B-Instruct
     """
@@ -85,8 +92,6 @@ def llamaspec():
 
 def main() -> NoReturn:
     """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n."""
-    import signal
-
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:
@@ -94,28 +99,30 @@ def main() -> NoReturn:
     from model.running.process import prepare_process
 
     prepare_process(debug="--debug" in sys.argv)
-    for end in (signal.SIGTERM, signal.SIGHUP):  # as exceptions, so that a half-written file is removed
-        signal.signal(end, lambda number, _: sys.exit(128 + number))
-    try:
-        llamaspec.main(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        sys.exit(2)
-    except click.UsageError as error:
-        hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
-        fail(f"{error.format_message()}{hint}", 2)
-    except click.ClickException as error:
-        fail(error.format_message(), 1)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it flushes
-        sys.exit(1)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        fail(_one_line(error), 1)
+    with answered_at_once() as interrupts:
+        try:
+            width = min(shutil.get_terminal_size().columns, WIDEST) - 2  # click would not go below 50
+            llamaspec.main(prog_name="llamaspec", terminal_width=width, standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
+        except (KeyboardInterrupt, click.Abort):  # click has printed a newline
+            sys.exit(130)
+        except Exception as error:
+            if interrupts.status:  # an import that was cut short, for one, fails in its own way
+                click.echo(err=True)
+                sys.exit(interrupts.status)
+            if isinstance(error, click.UsageError):
+                hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+                fail(f"{error.format_message()}{hint}", 2)
+            if isinstance(error, click.ClickException):
+                fail(error.format_message(), 1)
+            if isinstance(error, BrokenPipeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
+                sys.exit(1)
+            if "--debug" in sys.argv:
+                raise
+            fail(_one_line(error), 1)
     sys.exit(0)
 
 

@@ -104,8 +104,10 @@ def main() -> NoReturn:
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    from cli import main as run
-
+    try:
+        from cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
     run()
 
 

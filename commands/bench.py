@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from commands.interrupt import handled_by
 from commands.loading import cache_folder, prepare_jax
-from commands.options import BUILT_IN, Verb, kernels_option, quantize_option
+from commands.options import MODEL, Verb, default_model, kernels_option, quantize_option
 from commands.output import fail, write
 from commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.option(
     "--suite",
     type=click.Choice(["decode", "growth", "gpu", "models", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="A model's speed, or how it changes as the work grows. On an H200: all that is to be seen there, whole models "
-    "alone, or the rest of the kernels: those of published Llamas, and of other models.",
+    help="Measure a model (decode), or how its speed changes as the work grows (growth). On an H100 or H200: all that "
+    "matters there (gpu), whole models (models), the kernels of published Llamas (kernels) or of others (variants).",
 )
-@click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
+@click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
-@click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
+@click.option("--context", type=click.IntRange(1), help="Take a prompt of so many tokens, and decode after them.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Run so many sequences at once.")
 @kernels_option
 @click.option(
     "--backend",
     type=click.Choice(["jax", "reference"]),
     default="jax",
     show_default=True,
-    help="decode: compiled JAX, or the NumPy definition in float64.",
+    help="decode: run compiled JAX, or the NumPy definition in float64.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="The suites of a GPU: next to nothing on a CPU, to see that the suite works."
+    "--dry-run", is_flag=True, help="Run next to nothing of a GPU's suite on a CPU, to see that the suite works."
 )
-@click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
+@click.option("--json", "json_file", metavar="FILE", help="Write every figure to FILE, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
 @click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tiles, and add them to FILE.")
 @click.pass_context
@@ -52,11 +53,16 @@ def bench(
     tune_file: str | None,
     **of: Any,
 ):
-    """Measure this machine, and then how close a model comes to what it allows.
+    """Measure how close a model comes to what this machine allows.
 
-    MODEL is the built-in one unless given. The suites gpu, kernels and variants take nine minutes
-    each, models three, and run on an H100 or H200; of one that is interrupted FILE.interrupted has what was found.
-    After the suites decode and growth, `generate` ends with its share of what was measured.
+    MODEL is the built-in one unless given. The machine is measured first. The suites gpu, kernels and
+    variants take nine minutes each, models three, and run on an H100 or H200. A suite that is
+    interrupted leaves its figures in FILE.interrupted. After the suites decode and growth, `generate`
+    ends with its share of what was measured.
+
+    \b
+    llamaspec bench
+    llamaspec bench --shape llama-3.2-1b --quantize q4 --json figures.json
     """
     import json
     from contextlib import ExitStack
@@ -81,7 +87,8 @@ def bench(
                 from benchmarks.gpu import report as view
                 from benchmarks.gpu.suite import run_suite
 
-                rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
+                with handled_by(_interrupt):  # the suite then gathers what was measured
+                    rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
                 report = view.as_report(rows, suite=suite, dry=dry_run)
             else:
                 prepare_jax()
@@ -89,7 +96,7 @@ def bench(
                 from benchmarks.model_suite import run_suite
                 from model.insight.machine import keep_read_rate
 
-                report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or BUILT_IN})
+                report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or default_model()})
                 if folder := cache_folder():
                     keep_read_rate(folder, report["ceilings"])
         from benchmarks.report import write_report
@@ -114,3 +121,7 @@ def bench(
     write(view.as_text(report))
     if wrong := view.wrong(report):
         fail(f"not right on this device: {', '.join(wrong)}", 1)
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.interrupt import handled_by
 from commands.loading import cache_folder, checked_request, load, print_seed
 from commands.options import (
+    BUILT_IN,
     Verb,
     combined,
     max_new_tokens,
@@ -19,46 +23,126 @@ from commands.options import (
     sampling_options,
     tokenizer_option,
 )
-from commands.output import stream
+from commands.output import say, stream
+
+if TYPE_CHECKING:
+    from model.chat.chat import Chat
+    from model.generation import Generation
+
+COMMANDS = """\
+/help         show this
+/reset        begin anew
+/system TEXT  begin anew, with TEXT as the
+              system message
+/save FILE    write what was said, as JSON
+/exit         leave, as quit and Ctrl-D do
+Ctrl-C        stop an answer"""
+STORIES = """\
+The built-in model tells stories and answers
+questions about them. It knows nothing else.
+  Tell me a story about a fox and a red kite.
+  Tell me a story about a mouse and a ball.
+  Tell me a story about a girl and a cake.
+  Tell me a story about a kitten and a storm.
+  Tell me a story about Anna and a carrot.
+  Tell me a story about a bear who learns to
+  swim.
+  Tell me another story.
+Once it has told one:
+  Who was the story about?
+  Where did Anna live? Who helped Anna?
+  What did Anna want? How did Anna feel?"""
 
 
 @click.command(cls=Verb)
-@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="Tell the model TEXT before the conversation.")
 @combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options)
 def chat(system: str | None, **options: Any):
-    """Talk with a model. /reset forgets, /exit leaves; Ctrl-C stops an answer.
+    """Talk with a model.
 
-    Reads lines from standard input when that is not a terminal, and answers each.
+    /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
+    is no terminal, each of its lines is a question.
+
+    \b
+    llamaspec chat
+    llamaspec chat --model path/to/Llama-3.2-1B-Instruct --system "Answer in one sentence."
     """
     from model.chat.chat import Chat
-    from model.chat.template import find_template
-    from model.checkpoints.open import place_of
 
     request = checked_request(options)
     llama = load(options, greedy=request["sampling"].greedy)
-    places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
-    conversation = Chat(llama, find_template(llama.tokenizer, *places), system=system)
-    print_seed(options, request["seed"])
-    if sys.stdin.isatty():
-        click.echo("/reset forgets, /exit leaves, Ctrl-C stops an answer", err=True)
-    ask = _terminal_lines() if sys.stdin.isatty() else (line.rstrip("\r\n") for line in sys.stdin)
-    for line in ask:
-        match line.strip():
-            case "":
-                continue
-            case "/exit":
+    conversation = Chat(llama, system=system)
+    print_seed(options, request)
+    is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
+    typed = sys.stdin.isatty()
+    if typed:
+        say("Type /help for what can be asked." if is_built_in else "Type /help for commands, /exit to leave.")
+    with _interruption() as interrupted:
+        for line in _terminal_lines() if typed else (line.rstrip("\r\n") for line in sys.stdin):
+            if line.strip() in ("/exit", "quit", "exit"):
                 return
-            case "/reset":
-                conversation.reset()
-                click.echo("forgotten", err=True)
-                continue
-        try:
-            with _interruption() as interrupted:
-                stream(conversation.reply(line, interrupted=interrupted, **request), answer=True)
-        except ValueError as error:
-            if not sys.stdin.isatty():
-                raise
-            click.echo(f"error: {error}", err=True)
+            try:
+                if re.match(r"\s*/\w+(\s|$)", line):
+                    _command(conversation, line.strip(), sample=STORIES if is_built_in else "")
+                elif line.strip():
+                    _answer(conversation, line, interrupted, request)
+            except ValueError as error:
+                if not typed:
+                    raise
+                say(f"error: {error}")
+
+
+def _command(conversation: Chat, line: str, *, sample: str) -> None:
+    """Do what a line that begins with a slash says. Raises ValueError for one that means nothing."""
+    name, _, rest = line.partition(" ")
+    match name, rest.strip():
+        case "/help", "":
+            say(COMMANDS + (f"\n\n{sample}" if sample else ""))
+        case "/reset", "":
+            conversation.reset()
+            say("forgotten")
+        case "/system", text:
+            conversation.instruct(text or None)
+            say("begun anew" if text else "begun anew, without a system message")
+        case "/save", file if file:
+            _save(conversation, file)
+            say(f"{file}: {len(conversation.messages)} messages")
+        case "/save", _:
+            raise ValueError("/save needs the name of a file")
+        case "/help" | "/reset" | "/exit", _:
+            raise ValueError(f"{name} stands alone on its line")
+        case _:
+            raise ValueError(f"no command {name}: /help lists the commands")
+
+
+def _save(conversation: Chat, file: str) -> None:
+    import json
+
+    from model.checkpoints.staging import new_file
+
+    with new_file(Path(file).expanduser()) as staged:
+        staged.write_text(json.dumps(conversation.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _answer(conversation: Chat, question: str, interrupted: _Pressed, request: dict[str, Any]) -> None:
+    """Print the answer to a question; say on stderr what had to be forgotten for it, and why it ends early."""
+    if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
+        turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
+        say(f"({turns} forgotten: the context of {conversation.context} tokens was nearly full)")
+    with interrupted.allowed():
+        answer = conversation.reply(question, interrupted=interrupted, **request)
+        stream(answer, answer=True, wrap=True)
+    if ending := _ending(answer, conversation.context):
+        say(ending)
+
+
+def _ending(answer: Generation, context: int) -> str:
+    """Say why an answer was cut short; nothing where it was not."""
+    if answer.finish_reason == "length":
+        return f"(cut after {len(answer.ids)} tokens: --max-new-tokens allows more)"
+    if answer.finish_reason == "context":
+        return f"(cut: the context of {context} tokens is full)"
+    return ""
 
 
 def _terminal_lines() -> Iterator[str]:
@@ -79,14 +163,32 @@ def _terminal_lines() -> Iterator[str]:
             return
 
 
-@contextmanager
-def _interruption() -> Iterator[Callable[[], bool]]:
-    """Within it Ctrl-C raises nothing; the function that it gives says whether it was pressed."""
-    import signal
+class _Pressed:
+    """Whether Ctrl-C was pressed during an answer. Pressed again, or at another time, it raises KeyboardInterrupt."""
 
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def __init__(self):
+        self._answering = self._pressed = False
+
+    def __call__(self) -> bool:
+        return self._pressed
+
+    def press(self) -> None:
+        if self._pressed or not self._answering:
+            raise KeyboardInterrupt
+        self._pressed = True
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Within it the first Ctrl-C is only noted."""
+        self._answering, self._pressed = True, False
+        try:
+            yield
+        finally:
+            self._answering = self._pressed = False
+
+
+@contextmanager
+def _interruption() -> Iterator[_Pressed]:
+    pressed = _Pressed()
+    with handled_by(pressed.press):
+        yield pressed

@@ -7,33 +7,39 @@ from typing import Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import SCHEMES, Verb, tokenizer_option
+from commands.options import MODEL, SCHEMES, Verb, tokenizer_option
+from commands.output import say
 from commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
-@click.argument("source", metavar="SRC")
+@click.argument("source", type=MODEL, metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option(
     "--to",
     type=click.Choice(["safetensors", "llama2c", "gguf"]),
-    help="The format of DST; awq, gptq and smoothquant have safetensors alone.",
+    help="Write this format; awq, gptq and smoothquant exist in safetensors only.",
 )
 @click.option(
     "--quantize",
     type=click.Choice([*SCHEMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
-    help="Scheme for the matrices: gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: as they are stored]",
+    help="Quantize the matrices by this scheme; gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: keep them]",
 )
-@click.option("--calibration", metavar="FILE", help="With awq, gptq or smoothquant: text like what the model is for.")
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    help="With awq, gptq or smoothquant: calibrate on this text, which is like what the model is for.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Of the matrices of a GGUF file.  [default: as they are stored]",
+    help="Store the matrices of a GGUF file in this dtype.  [default: keep theirs]",
 )
 @tokenizer_option
 def convert(source: str, destination: str, **options: Any):
-    """Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c or llama.cpp (gguf).
+    """Write a checkpoint in another format, or quantized.
 
+    SRC becomes DST: a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf).
     Every weight is kept bit for bit, unless --quantize or --dtype says what the matrices become. A GGUF
     file takes the tokenizer along. DST must not exist; it appears when it is complete.
 
@@ -66,5 +72,5 @@ def convert(source: str, destination: str, **options: Any):
 
         notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
     for note in notes:
-        click.echo(note, err=True)
-    click.echo(f"{destination}: {len(checkpoint.tensors)} tensors", err=True)
+        say(note)
+    say(f"{destination}: {len(checkpoint.tensors)} tensors")

@@ -12,7 +12,10 @@ from commands.output import write_json
 @click.command(cls=Verb)
 @json_option
 def doctor(as_json: bool):
-    """What is installed here, what would run, and what is missing."""
+    """Say what this machine is, what runs on it, and what is missing.
+
+    It ends in a verdict.
+    """
     prepare_jax()
     from model.insight.doctor import examine
 

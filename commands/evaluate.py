@@ -7,17 +7,33 @@ from typing import Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import BUILT_IN, Verb, combined, emulate_option, json_option, running_options, tokenizer_option
+from commands.options import (
+    BUILT_IN,
+    MODEL,
+    Verb,
+    combined,
+    emulate_option,
+    json_option,
+    running_options,
+    tokenizer_option,
+)
 from commands.output import write, write_json
 from commands.progress import progress_bar
 
 
 @click.command("eval", cls=Verb)
-@click.argument("model", default=BUILT_IN)
-@click.option("--text", required=True, metavar="FILE", help="What is predicted, token by token; UTF-8.")
-@click.option("--against", metavar="MODEL2", help="Another model of the same vocabulary: KL divergence from it.")
-@click.option("--by-tensor", is_flag=True, help="With --against: the same for each tensor that differs, alone.")
-@click.option("--stride", type=int, help="Tokens from one window to the next.  [default: half of the context]")
+@click.argument("model", type=MODEL, default=BUILT_IN)
+@click.option("--text", required=True, metavar="FILE", help="Predict this text, token by token; UTF-8.")
+@click.option(
+    "--against",
+    type=MODEL,
+    metavar="MODEL2",
+    help="Give the KL divergence from this model, too; it has the same vocabulary.",
+)
+@click.option(
+    "--by-tensor", is_flag=True, help="With --against: exchange each tensor that differs alone, and give its cost."
+)
+@click.option("--stride", type=int, help="Move the window by so many tokens.  [default: half of the context]")
 @combined(tokenizer_option, running_options, emulate_option, json_option)
 def evaluate(
     model: str,
@@ -29,11 +45,12 @@ def evaluate(
     as_json: bool,
     **options: Any,
 ):
-    """Perplexity and bits per byte of a text; what a scheme costs.
+    """Measure how well a model predicts a text.
 
-    The text is read in windows of --context tokens, and each token is scored once. With --against
-    MODEL2, which runs without --quantize, --cache and --emulate-activations, also how far what MODEL
-    predicts is from what MODEL2 does.
+    Prints perplexity and bits per byte. The text is read in windows of --context tokens, and each
+    token is scored once. With --against MODEL2, which runs without --quantize, --cache and
+    --emulate-activations, it also prints how far the predictions of MODEL are from those of MODEL2:
+    the cost of a scheme.
 
     \b
     llamaspec eval Llama-3.2-1B --text wiki.txt

@@ -18,7 +18,7 @@ from commands.options import (
     sampling_options,
     tokenizer_option,
 )
-from commands.output import stream, write, write_json
+from commands.output import say, stream, write_json
 
 if TYPE_CHECKING:
     from model.generation import Generation
@@ -29,31 +29,41 @@ if TYPE_CHECKING:
 @click.argument("prompt", default="")
 @combined(model_option, tokenizer_option, max_new_tokens(256), sampling_options, running_options, json_option)
 def generate(prompt: str, as_json: bool, **options: Any):
-    """Continue PROMPT; - reads it from standard input.
+    """Continue PROMPT with a model.
 
-    Prints the prompt and its continuation as it is drawn. Without PROMPT, a text from its beginning.
+    Prints PROMPT and its continuation as it is drawn. Without PROMPT, the model begins a text of its
+    own. With - for PROMPT, it is read from standard input, up to the newline at its end.
+
+    \b
+    llamaspec generate "Once upon a time"
+    llamaspec generate "The capital of France is" --model path/to/Llama-3.2-1B --temperature 0
     """
-    if prompt == "-" and sys.stdin is None:
-        raise click.UsageError("standard input is closed")
-    _generate(sys.stdin.read() if prompt == "-" else prompt, as_json=as_json, **options)
+    if prompt == "-":
+        if sys.stdin is None:
+            raise click.UsageError("standard input is closed")
+        prompt = sys.stdin.read().removesuffix("\n")
+    _generate(prompt, as_json=as_json, wrap=False, **options)
 
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
 @combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, json_option)
 def story(prompt: str, as_json: bool, **options: Any):
-    """Tell a story, from the beginning or on from PROMPT.
+    """Tell a story, from its beginning or on from PROMPT.
 
-    `generate` under the name that children ask for.
+    This is `generate`, up to the end of a story, with words wrapped at the edge of a terminal.
+
+    \b
+    llamaspec story --seed 7
+    llamaspec story "One day, a little fox found a kite"
     """
-    _generate(prompt, as_json=as_json, **options)
+    _generate(prompt, as_json=as_json, wrap=True, **options)
 
 
-def _generate(prompt: str, *, as_json: bool, **options: Any):
+def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
     request = checked_request(options)
     llama = load(options, prompt=prompt, greedy=request["sampling"].greedy)
     generation = llama.generate(prompt, **request)
-    print_seed(options, generation.seed)
     if as_json:
         for _ in generation:
             pass
@@ -69,22 +79,22 @@ def _generate(prompt: str, *, as_json: bool, **options: Any):
             }
         )
     else:
-        write(prompt)
-        stream(generation)
-    click.echo(_summary(generation, llama), err=True)
+        print_seed(options, request)
+        stream(generation, prompt=prompt, wrap=wrap)
+    say(_summary(generation, llama))
 
 
 def _summary(generation: Generation, llama: Llama) -> str:
     first, total, rate = generation.timings
+    read, drawn = generation.prompt_tokens, len(generation.ids)
     return (
-        f"{generation.prompt_tokens} + {len(generation.ids)} tokens, first after {first:.2f} s, "
-        f"then {rate:.1f} tokens/s{_bandwidth(generation, llama)}, {total:.2f} s in all, "
-        f"ended by {generation.finish_reason}"
+        f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: the first after {first:.2f} s, "
+        f"then {rate:.1f} tokens/s{_bandwidth(generation, llama)}; ended by {generation.finish_reason}"
     )
 
 
 def _bandwidth(generation: Generation, llama: Llama) -> str:
-    """What decoding read a second, beside what `bench` has measured here."""
+    """Say how fast decoding read memory, beside what `bench` has measured here."""
     read = llama.bytes_read(generation.prompt_tokens + len(generation.ids) / 2)
     rate = generation.timings.tokens_per_second
     if not read or not rate:

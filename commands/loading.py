@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.output import say
 from commands.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
-    """What `Llama.generate` takes, checked before a model is loaded."""
+    """Check what `Llama.generate` takes, before a model is loaded."""
     from model.options import SamplingOptions, check_max_new_tokens, check_seed
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -28,13 +29,17 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def print_seed(options: dict[str, Any], seed: int):
-    if options["seed"] is None:
-        click.echo(f"seed {seed}", err=True)
+def print_seed(options: dict[str, Any], request: dict[str, Any]):
+    """Print on stderr the seed that was drawn, where the text depends on it and nobody has chosen it."""
+    if options["seed"] is None and not request["sampling"].greedy:
+        say(f"seed {request['seed']}")
 
 
 def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) -> Llama:
-    """The model that the options name. Files and prompt are checked before JAX, which takes a second, is imported."""
+    """Load the model that the options name, and say on stderr how it runs where that is not plain.
+
+    Files and prompt are checked before JAX, which takes a second, is imported.
+    """
     from model.checkpoints.open import open_checkpoint, place_of
     from model.options import check_length, choose_context
     from model.tokenizers.of_model import tokenizer_of
@@ -45,14 +50,22 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) ->
     context = choose_context(options["context"], checkpoint.config.context)
     if prompt is not None:
         check_length(encode_text(tokenizer, prompt), context)
-    prepare_jax()
-    from model.llama import Llama, load_backend
-
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     with progress_bar() as progress:
+        prepare_jax()
+        from model.llama import Llama, load_backend
+
         backend = load_backend(checkpoint, greedy=greedy, own_process=True, progress=progress, **running)
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
-    return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
+    llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
+    say_how(llama.describe_run())
+    return llama
+
+
+def say_how(description: str):
+    """Print on stderr how a model runs, unless that is what anybody expects of a CPU."""
+    if description not in ("float32 on CPU", "float64 on CPU, by the NumPy reference"):
+        say(description)
 
 
 def prepare_jax():
@@ -64,7 +77,7 @@ def prepare_jax():
 
 
 def cache_folder() -> Path | None:
-    """Where this user's caches go; None where nothing can be written."""
+    """Find where this user's caches go; None where nothing can be written."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamaspec"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +87,7 @@ def cache_folder() -> Path | None:
 
 
 def parse_ids(text: str, vocab: int) -> list[int]:
+    """Read comma-separated ids. Raises UsageError for other text, ValueError for an id beyond the vocabulary."""
     from model.options import check_ids
 
     if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):

@@ -8,6 +8,7 @@ import click
 
 from commands.loading import parse_ids, prepare_jax
 from commands.options import Verb, combined, emulate_option, model_option, running_options, tokenizer_option
+from commands.output import say
 from commands.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -15,14 +16,19 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@click.option("--tokens", "ids", metavar="IDS", help="Comma-separated ids, taken exactly.")
-@click.option("--prompt", metavar="TEXT", help="A text, with BOS where the model's convention has it.")
-@click.option("--out", required=True, metavar="FILE.npy", help="Where the array goes, replacing what is there.")
+@click.option("--tokens", "ids", metavar="IDS", help="Take exactly these ids, with commas between them.")
+@click.option(
+    "--prompt", metavar="TEXT", help="Take the ids of this text, with BOS where the model's convention has it."
+)
+@click.option("--out", required=True, metavar="FILE.npy", help="Write this file, in place of the one that is there.")
 @combined(model_option, tokenizer_option, running_options, emulate_option)
 def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
-    """Write what the model predicts after each token.
+    """Write what a model predicts after each token, as a NumPy file.
 
-    A NumPy file, [seq, vocab] in float32 (float64 from the reference).
+    The array is [seq, vocab], in float32, or in float64 with --backend reference.
+
+    \b
+    llamaspec logits --prompt "Once upon a time" --out logits.npy
     """
     if (ids is None) == (prompt is None):
         raise click.UsageError("give either --tokens IDS or --prompt TEXT")
@@ -50,4 +56,4 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         rows = backend.logits(sequence)
         with open(staged, "wb") as file:
             np.save(file, rows)
-    click.echo(f"{out}: {rows.shape[0]} x {rows.shape[1]} {rows.dtype}", err=True)
+    say(f"{out}: {rows.shape[0]} x {rows.shape[1]} {rows.dtype}")

@@ -2,24 +2,82 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from commands.output import say
 
 BUILT_IN = "stories"  # the model that comes with the package
+SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
+    "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
+    "Choice of the next token": (
+        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
+    ),
+}  # fmt: skip
 
 
 class Verb(click.Command):
-    """A command that takes --debug wherever a person writes it; `cli.main` looks for it."""
+    """A command whose help is in sections, and that takes --debug wherever a person writes it: `cli.main` looks for it.
+
+    Its help has sections if it has options of more than one.
+    """
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section."""
+        home = {name: section for section, names in SECTIONS.items() for name in names}
+        sampled = any(home.get(param.name or "") == "Choice of the next token" for param in self.params)
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []} | {name: [] for name in SECTIONS}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                sections[home.get(param.name or "", "Options") if sampled else "Options"].append(record)
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+
+class ModelName(click.ParamType):
+    """A model: a path, the name of the built-in one, or a name on the Hub. Completes to files."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Say on stderr where a file hides the built-in model."""
+        say_what_hides(value)
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Have the shell complete files, and offer the built-in model."""
+        built_in = [CompletionItem(BUILT_IN)] if incomplete and BUILT_IN.startswith(incomplete) else []
+        return [*built_in, CompletionItem(incomplete, type="file")]
+
+
+MODEL = ModelName()
+FILE = click.Path(path_type=str)  # completes to files
+
+
+def default_model() -> str:
+    """Name the model of a command that was given none; a line on stderr says where a file hides it."""
+    say_what_hides(BUILT_IN)
+    return BUILT_IN
+
+
+def say_what_hides(model: str) -> None:
+    """Print a line on stderr where a file or folder has the name of the built-in model and so takes its place."""
+    if model == BUILT_IN and os.path.exists(model):
+        say(f"./{model} is used, which hides the built-in model of this name")
+
 
 def combined(*options: Callable) -> Callable:
-    """One decorator out of several, in the order in which help shows them."""
+    """Make one decorator out of several, in the order in which help shows them."""
 
     def decorate(command: Callable) -> Callable:
         for option in reversed(options):
@@ -29,9 +87,19 @@ def combined(*options: Callable) -> Callable:
     return decorate
 
 
-model_option = click.option("--model", default=BUILT_IN, show_default=True, help="Checkpoint: a file or a directory.")
+model_option = click.option(
+    "--model",
+    type=MODEL,
+    default=BUILT_IN,
+    show_default=True,
+    help="Run this model: a GGUF file, a llama2.c file, a Hugging Face directory, or owner/name in the Hub's cache.",
+)
 tokenizer_option = click.option(
-    "--tokenizer", help="Tokenizer file or directory.  [default: tokenizer.json, .model or .bin beside the model]"
+    "--tokenizer",
+    type=FILE,
+    metavar="PATH",
+    help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
+    "tokenizer.json, tokenizer.model or tokenizer.bin beside it]",
 )
 SCHEMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
 kernels_option = click.option(
@@ -39,54 +107,64 @@ kernels_option = click.option(
     type=click.Choice(["auto", "xla", "cpu", "pallas"]),
     default="auto",
     show_default=True,
-    help="Which implementation of the ops JAX runs.",
+    help="Run the ops by kernels for GPUs (pallas), by plain JAX (xla), or by plain JAX shaped for CPUs.",
 )
 quantize_option = click.option(
-    "--quantize", type=click.Choice(SCHEMES), help="Scheme for the matrices.  [default: as they are stored]"
+    "--quantize",
+    type=click.Choice(SCHEMES),
+    help="Quantize the matrices by this scheme as they are loaded.  [default: run them as they are stored]",
 )
 running_options = combined(
-    click.option("--context", type=int, help="Length of a sequence, in tokens.  [default: the model's, 4096 at most]"),
+    click.option(
+        "--context", type=int, help="Keep room for so many tokens.  [default: the model's context, 4096 at most]"
+    ),
     click.option(
         "--dtype",
         type=click.Choice(["float32", "bfloat16"]),
-        help="Of the weights that run.  [default: float32 on a CPU, as stored on a GPU]",
+        help="Compute with weights of this dtype.  [default: float32 on a CPU, as stored on a GPU]",
     ),
     quantize_option,
     click.option(
-        "--cache", type=click.Choice(["int8"]), help="Of keys and values.  [default: as the weights that run]"
+        "--cache",
+        type=click.Choice(["int8"]),
+        help="Store the KV cache in int8, with one scale per key and value.  [default: in the dtype of the weights]",
     ),
     click.option(
         "--backend",
         type=click.Choice(["jax", "reference"]),
         default="jax",
         show_default=True,
-        help="Compiled JAX, or the NumPy definition in float64.",
+        help="Run compiled JAX, or the NumPy definition in float64.",
     ),
     kernels_option,
 )
 
 
 def max_new_tokens(default: int) -> Callable:
-    """The longest of the built-in model's stories has 289 tokens: what tells stories must not stop before its end."""
+    """Make the option. The longest of the built-in model's stories has 289 tokens: `story` must not stop before."""
     text = "Stop after so many tokens."
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, help=text)
 
 
+def _sampled(name: str, kind: type, default: int | float, text: str) -> Callable:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
 sampling_options = combined(
-    click.option("--temperature", type=float, default=0.8, show_default=True, help="0 always takes the likeliest."),
-    click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: from all."),
-    click.option("--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest that reach it."),
-    click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop below this share of the likeliest."),
+    _sampled("--temperature", float, 0.8, "Flatten the odds (above 1) or sharpen them; 0 takes the likeliest token."),
+    _sampled("--top-k", int, 0, "Draw from so many likeliest tokens; 0 draws from all."),
+    _sampled("--top-p", float, 0.95, "Draw from the likeliest tokens that together have this probability."),
+    _sampled("--min-p", float, 0.0, "Leave out tokens below this share of the likeliest one's probability."),
+    _sampled("--repetition-penalty", float, 1.0, "Make tokens that were there before less likely, where above 1."),
     click.option(
-        "--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: seen tokens are less likely."
+        "--seed", type=int, help="Draw with this seed; the same seed, the same text.  [default: drawn, and printed]"
     ),
-    click.option("--seed", type=int, help="Same seed, same text.  [default: drawn, and printed]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be given several times."),
 )
 emulate_option = click.option(
     "--emulate-activations",
     type=click.Choice(["q8_0", "ggml", "int8"]),
     help="Round what quantized matrices are multiplied by: to Q8_0, as llama.cpp does for each type (ggml), or to int8 "
-    "with a scale a token, as SmoothQuant is meant.",
+    "with one scale per token, as in SmoothQuant.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import unicodedata
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -12,28 +15,104 @@ if TYPE_CHECKING:
 
 
 def write(text: str):
+    """Write text to stdout at once, in UTF-8 whatever the locale is."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
 
 def write_json(value: object):
+    """Write a value to stdout as one JSON object."""
     import json
 
     write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def stream(generation: Generation, *, answer: bool = False):
-    """Print tokens as they come, then a newline. An `answer` begins with a word: templates put a space before it."""
+class Wrapper:
+    """Pass text on to `out`, with line breaks between words, so that no word is cut at a terminal's edge.
+
+    A word is held back until it is known whether it fits on the line.
+
+    >>> lines = []
+    >>> wrapper = Wrapper(lines.append, width=lambda: 12)
+    >>> for part in ("Once up", "on a time,", " there was"): wrapper.feed(part)
+    >>> wrapper.finish()
+    >>> "".join(lines)
+    'Once upon a\\ntime, there\\nwas'
+    """
+
+    def __init__(self, out: Callable[[str], object], *, width: Callable[[], int]):
+        self._out = out
+        self._width = width
+        self._column = 0
+        self._space = self._word = ""
+
+    def feed(self, text: str) -> None:
+        """Pass on what is certain of `text` and of what was held back."""
+        for character in text:
+            if character == "\n":
+                self.finish()
+                self._out("\n")
+                self._column = 0
+            elif character.isspace():
+                if self._word:
+                    self.finish()
+                self._space += character
+            elif cells(character) == 2:  # Chinese and Japanese break anywhere
+                self.finish()
+                self._word = character
+            else:
+                self._word += character
+                if cells(self._word) > self._width():
+                    self.finish()
+
+    def finish(self) -> None:
+        """Pass on what was held back: the text is over."""
+        needed = cells(self._space) + cells(self._word)
+        if self._word and self._column and self._column + needed > self._width():
+            self._out(f"\n{self._word}")
+            self._column = cells(self._word)
+        elif self._word or self._space:
+            self._out(self._space + self._word)
+            self._column += needed
+        self._space = self._word = ""
+
+
+def cells(text: str) -> int:
+    """Count the columns that a terminal needs for a text.
+
+    >>> cells("fox"), cells("狐"), cells("e\\u0301")
+    (3, 2, 1)
+    """
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def stream(generation: Generation, *, prompt: str = "", answer: bool = False, wrap: bool = False):
+    """Print `prompt` and tokens as they come, then a newline.
+
+    An `answer` begins with a word, though templates put a space before it. With `wrap`, words are wrapped at the edge
+    of a terminal; what is piped into another program stays as it is.
+    """
+    wrapper = Wrapper(write, width=lambda: shutil.get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
+    out = wrapper.feed if wrapper else write
+    out(prompt)
     begun = not answer
     try:
         for token in generation:
             text = token.text if begun else token.text.lstrip()
             begun = begun or text != ""
-            write(text)
+            out(text)
     finally:
+        if wrapper:
+            wrapper.finish()
         write("\n")
 
 
+def say(message: str):
+    """Print a line on stderr, where it disturbs no result."""
+    click.echo(message, err=True)
+
+
 def fail(message: str, status: int) -> NoReturn:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    """End the process with an error of one line."""
+    say(f"error: {' '.join(message.split())}")
     sys.exit(status)

@@ -8,24 +8,26 @@ from typing import Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import BUILT_IN, Verb, json_option, kernels_option, quantize_option
+from commands.options import MODEL, Verb, default_model, json_option, kernels_option, quantize_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
-@click.argument("model", required=False)
-@click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
+@click.argument("model", type=MODEL, required=False)
+@click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
-@click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
+@click.option("--context", type=click.IntRange(1), help="Take a prompt of so many tokens, and decode after them.")
 @kernels_option
-@click.option("--trace", "trace_file", metavar="FILE", help="Keep all that ran, for ui.perfetto.dev; .gz packs it.")
+@click.option(
+    "--trace", "trace_file", metavar="FILE", help="Write all that ran to FILE, for ui.perfetto.dev; .gz packs it."
+)
 @json_option
 def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any):
-    """Where the time of a prompt and of a decoding step goes, by op.
+    """Show where the time of a prompt and of a step goes, op by op.
 
-    Nothing is measured of the machine: `bench` says what it would allow.
+    `bench` says how much of that the machine would allow.
 
     \b
     llamaspec profile Llama-3.2-1B --quantize q4
@@ -42,7 +44,7 @@ def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any)
         from model.insight.profile import save
 
         with progress_bar() as progress:
-            report, trace = profile_model(model=model or BUILT_IN, progress=progress, **of)
+            report, trace = profile_model(model=model or default_model(), progress=progress, **of)
         if trace_file and staged:
             save(trace, staged, packed=trace_file.endswith(".gz"))
     if as_json:

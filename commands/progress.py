@@ -6,17 +6,28 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+REDRAWN = 3  # times a second
+# A stage whose share nobody knows is shown as a pulse.
+WITHOUT_SHARE = {"starting": "starting JAX", "compiling": "compiling (only the first time)"}
+
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], object]]:
-    """A bar on stderr while it lasts; nothing where nobody looks."""
+    """Show a bar on stderr while it lasts, with the name of the stage; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, share: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("opening", total=1)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
+    console = Console(stderr=True)
+    bar_column = BarColumn(bar_width=20 if console.width > 60 else 5)
+    columns = (TextColumn("{task.description}"), bar_column, TextColumn("{task.elapsed:.0f} s"))
+    with Progress(*columns, console=console, transient=True, refresh_per_second=REDRAWN) as bar:
+        task = bar.add_task(WITHOUT_SHARE["starting"], total=None)
+
+        def report(stage: str, share: float) -> None:
+            total = None if stage in WITHOUT_SHARE else 1.0
+            bar.update(task, description=WITHOUT_SHARE.get(stage, stage), total=total, completed=share)
+
+        yield report

@@ -11,11 +11,19 @@ from commands.output import write, write_json
 
 @click.command(cls=Verb)
 @click.argument("text", required=False)
-@click.option("--decode", metavar="IDS", help="The text of comma-separated ids, instead.")
-@click.option("--no-bos", is_flag=True, help="Leave out the id that begins a text.")
+@click.option("--decode", metavar="IDS", help="Print the text of these ids, with commas between them, instead.")
+@click.option("--no-bos", is_flag=True, help="Leave out BOS, the id that begins a text.")
 @combined(model_option, tokenizer_option, json_option)
 def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, tokenizer: str | None, as_json: bool):
-    """The ids of TEXT, on one line."""
+    """Print the ids of a text, or the text of ids.
+
+    The ids of TEXT are on one line, with BOS first where the model's convention has it. With --json, the
+    pieces of the text that they stand for follow.
+
+    \b
+    llamaspec tokens "Once upon a time" --json
+    llamaspec tokens --decode 1,306,505
+    """
     if (text is None) == (decode is None):
         raise click.UsageError("give either TEXT or --decode IDS")
     if decode is not None and no_bos:

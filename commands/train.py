@@ -11,44 +11,64 @@ import click
 
 from commands.loading import prepare_jax
 from commands.options import Verb
+from commands.output import say
 
 if TYPE_CHECKING:
     from training.loop import StepReport
 
 
 @click.command(cls=Verb)
-@click.option("--out", metavar="DIR", help="Where checkpoints go, and the model at the end, as DIR/model.")
-@click.option("--steps", type=int, default=3600, show_default=True)
-@click.option("--batch", type=int, default=16, show_default=True, help="Documents a step.")
-@click.option("--answers", type=float, default=10.0, show_default=True, help="Importance of answers about stories.")
-@click.option("--lr", type=float, default=0.005, show_default=True, help="The highest learning rate.")
-@click.option("--dim", type=int, default=128, show_default=True, help="Width of the residual stream.")
-@click.option("--layers", type=int, default=10, show_default=True)
-@click.option("--heads", type=int, default=4, show_default=True)
-@click.option("--kv-heads", type=int, default=2, show_default=True)
-@click.option("--head-dim", type=int, default=32, show_default=True)
-@click.option("--ffn", type=int, default=256, show_default=True, help="Width inside the feed-forward layers.")
-@click.option("--context", type=int, default=1024, show_default=True, help="Tokens at most in a document.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same documents and beginning.")
+@click.option("--out", metavar="DIR", help="Write checkpoints to DIR, and the model to DIR/model at the end.")
+@click.option("--steps", type=int, default=3600, show_default=True, help="Stop after so many steps.")
+@click.option("--batch", type=int, default=16, show_default=True, help="Take so many documents a step.")
+@click.option(
+    "--answers",
+    type=float,
+    default=10.0,
+    show_default=True,
+    help="Weigh answers about stories by this, beside all other text.",
+)
+@click.option("--lr", type=float, default=0.005, show_default=True, help="Set the highest learning rate.")
+@click.option("--dim", type=int, default=128, show_default=True, help="Set the width of the residual stream.")
+@click.option("--layers", type=int, default=10, show_default=True, help="Set how many layers there are.")
+@click.option("--heads", type=int, default=4, show_default=True, help="Set how many heads a layer has for queries.")
+@click.option("--kv-heads", type=int, default=2, show_default=True, help="Set how many it has for keys and values.")
+@click.option("--head-dim", type=int, default=32, show_default=True, help="Set the width of a head.")
+@click.option("--ffn", type=int, default=256, show_default=True, help="Set the width inside the feed-forward layers.")
+@click.option("--context", type=int, default=1024, show_default=True, help="Cut documents after so many tokens.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Draw with this seed; the same seed, the same documents and first weights.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Of the computation; the weights that are trained are float32.",
+    help="Compute in this dtype; the weights that are trained are float32.",
 )
-@click.option("--remat", is_flag=True, help="Compute again what the gradient needs: less memory, more time.")
-@click.option("--eval-every", type=int, default=400, show_default=True, help="Steps between evaluations.")
-@click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints.")
-@click.option("--resume", is_flag=True, help="Go on from DIR's last checkpoint.")
+@click.option(
+    "--remat", is_flag=True, help="Compute again what the gradient needs, which takes less memory and more time."
+)
+@click.option("--eval-every", type=int, default=400, show_default=True, help="Evaluate each so many steps.")
+@click.option("--save-every", type=int, default=100, show_default=True, help="Write a checkpoint each so many steps.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
 @click.option("--text", metavar="FILE", help="Train on the paragraphs of FILE, instead of the built-in stories.")
-@click.option("--tokenizer", help="With --text: tokenizer file or directory.  [default: the stories' own]")
+@click.option("--tokenizer", help="With --text: use this tokenizer, a file or directory.  [default: the stories' own]")
 @click.option("--evaluate", metavar="MODEL", help="Only evaluate this model, on held-out documents.")
 def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: str | None, **options: Any):
-    """Train a model from nothing, on stories that it writes itself or on a text.
+    """Train a model from nothing, on a text or on made-up stories.
 
-    The defaults make the built-in model. Checkpoints are written as it goes; a run that was killed
-    ends, with --resume, with the same weights.
+    A grammar writes the stories. The defaults make the built-in model, in about an hour on two cores.
+    Checkpoints are written as it goes; a run that was killed goes on with --resume, and ends with the
+    same weights.
+
+    \b
+    llamaspec train --out run
+    llamaspec train --out run --text book.txt --steps 500
     """
     if (out is None) == (evaluate is None):
         raise click.UsageError("give either --out DIR or --evaluate MODEL")
@@ -84,7 +104,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     assert out is not None
     with _training_progress(recipe.steps) as report:
         directory = train_model(recipe, source, out, report=report, **running)
-    click.echo(f"{directory}: {parameters(config):,} parameters", err=True)
+    say(f"{directory}: {parameters(config):,} parameters")
 
 
 @contextmanager

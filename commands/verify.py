@@ -62,10 +62,10 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
-    """Hold ops to the reference, each within a proven bound, on the inputs that break kernels.
+    """Hold ops to the reference, each within a proven bound.
 
-    A candidate is called exactly as the reference is: --list shows how. Exits with 0 if all are
-    within their bounds, with 1 if not, and with 2 where there is no verdict.
+    Inputs are drawn that break kernels. A candidate is called exactly as the reference is: --list shows
+    how. Exits with 0 if all are within their bounds, with 1 if not, and with 2 where there is no verdict.
     """
     import secrets
 

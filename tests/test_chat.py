@@ -275,6 +275,39 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     assert len(talk.chat.messages) == 2
 
 
+def test_old_turns_make_room(kind):
+    talk = Talk(kind, capacity=400, system="Be brief.")
+    for number in range(4):
+        assert talk.chat.make_room("Hi", answer=40) == 0
+        talk.ask(f"{number}" * 40, talk.answer(text("Yes.", kind)))
+    before = talk.chat.messages
+    dropped = talk.chat.make_room("abcd " * 40, answer=40)
+    assert dropped > 0
+    assert talk.chat.messages == [before[0], *before[1 + 2 * dropped :]]
+    generation = talk.ask("abcd " * 40, talk.answer(text("No.", kind)))
+    assert generation.finish_reason == "stop"
+    special = SpecialTokens(talk.tokenizer)
+    disguised = [m | {"content": special.disguise(m["content"])} for m in talk.chat.messages[:-1]]
+    assert talk.cached == special.encode(talk.template.render(disguised)) + talk.answer(text("No.", kind))[:-1]
+
+
+def test_room_that_cannot_be_made_is_not_made(kind):
+    talk = Talk(kind, capacity=200)
+    talk.ask("Hi", talk.answer(text("Yes.", kind)))
+    messages = talk.chat.messages
+    assert talk.chat.make_room("abcd " * 60, answer=40) == 0
+    assert talk.chat.messages == messages
+
+
+def test_another_system_message_begins_anew(kind):
+    talk = Talk(kind, system="Be brief.")
+    talk.ask("Hi", talk.answer(text("Yes.", kind)))
+    talk.chat.instruct("Be long.")
+    assert talk.chat.messages == [{"role": "system", "content": "Be long."}]
+    talk.chat.instruct(None)
+    assert talk.chat.messages == []
+
+
 def test_a_context_that_fills_up_ends_the_answer(kind):
     talk = Talk(kind, capacity=200)
     generation = talk.ask("Hi", [65] * 300, max_new_tokens=300)

@@ -40,7 +40,7 @@ def test_greedy_text_is_that_of_llama2c(run, data, backend, tokenizer):
     request = ["--temperature", "0", "--max-new-tokens", "200", "--backend", backend]
     code, out, err = run("generate", "", *arguments, *request)
     assert (code, out) == (0, expected + "\n")
-    assert "200 tokens" in err
+    assert "200 new" in err
 
 
 def test_text_is_the_prompt_and_its_continuation(run, stories):
@@ -64,6 +64,11 @@ def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories):
     assert again == out
 
 
+def test_a_seed_that_means_nothing_is_not_told(run, stories):
+    _, _, err = run("generate", *stories, "--max-new-tokens", "2", "--temperature", "0")
+    assert "seed" not in err and err.count("\n") == 1
+
+
 def test_a_full_context_ends_the_text_and_a_longer_prompt_is_refused(run, stories):
     code, out, _ = run("generate", "Once", *stories, "--context", "20", "--json", "--temperature", "0")
     story = json.loads(out)
@@ -78,9 +83,10 @@ def test_stop_texts_end_a_story(run, stories):
 
 
 def test_prompt_from_standard_input(stories):
-    done = run_llamaspec("generate", "-", *stories, "--max-new-tokens", "1", "--seed", "1", stdin="Tim had a\n")
+    request = [*stories, "--max-new-tokens", "1", "--temperature", "0"]
+    done = run_llamaspec("generate", "-", *request, stdin="Tim had\na\n")
     assert done.code == 0
-    assert done.out.startswith("Tim had a\n")
+    assert done.out == run_llamaspec("generate", "Tim had\na", *request).out  # without the newline that `echo` adds
 
 
 def test_chat_reads_lines_and_answers_each(stories):
@@ -90,7 +96,43 @@ def test_chat_reads_lines_and_answers_each(stories):
     first, second, third = done.out.splitlines()
     assert first == third != second
     assert all(line and line == line.lstrip() for line in (first, second))
-    assert done.err == "forgotten\n"
+    cut = "(cut after 12 tokens: --max-new-tokens allows more)\n"
+    assert done.err == f"{cut}{cut}forgotten\n{cut}"
+
+
+def test_chat_takes_commands(tmp_path):
+    saved = tmp_path / "talk.json"
+    script = f"How are you?\n/save {saved}\n/help\nexit\nnever read\n"
+    done = run_llamaspec("chat", "--temperature", "0", stdin=script)
+    assert (done.code, done.out) == (0, "I am well, thank you.\n")
+    assert "/reset" in done.err and "Tell me a story about Anna and a carrot." in done.err
+    roles = [message["role"] for message in json.loads(saved.read_text())]
+    assert roles == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/foo", ["/foo", "/help"]),
+        ("/reset now", ["/reset"]),
+        ("/save", ["/save", "file"]),
+        ("/save /no/such/folder/talk.json", ["/no/such/folder"]),
+        ("/system Be brief.\nHi", ["system message"]),
+    ],
+)
+def test_chat_refuses_a_command_by_name(line, words):
+    done = run_llamaspec("chat", "--temperature", "0", stdin=f"{line}\n")
+    last = done.err.splitlines()[-1]
+    assert (done.code, done.out) == (1, "")
+    assert last.startswith("error: ") and all(word in last for word in words)
+
+
+def test_chat_drops_what_no_longer_fits_and_says_so(tmp_path):
+    script = "Tell me a story about a fox.\nTell me another story.\n" + "Who was the story about?\n" * 2
+    done = run_llamaspec("chat", "--seed", "1", "--context", "480", stdin=script)
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) == 4
+    assert "(the oldest turn was forgotten: the context of 480 tokens was nearly full)" in done.err
 
 
 def test_tokens(run, data):
@@ -149,6 +191,63 @@ def test_inspect(run, stories):
     assert "model.layers.4.mlp.up_proj.weight" in run("inspect", model)[1]
 
 
+def test_the_summary_is_the_last_that_inspect_shows(run):
+    lines = run("inspect", "stories")[1].splitlines()
+    assert lines[-1].startswith("cache_bytes_per_token")
+    assert any("model.norm.weight" in line for line in lines[:-20])
+
+
+def test_a_folder_that_hides_the_built_in_model_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("tokens", "Once")[2] == ""
+    (tmp_path / "stories").mkdir()
+    for arguments in (["tokens", "Once"], ["inspect"], ["inspect", "stories"]):
+        code, _, err = run(*arguments)
+        first, last = err.splitlines()
+        assert (code, first) == (1, "./stories is used, which hides the built-in model of this name")
+        assert last.startswith("error: stories: ")
+
+
+def test_a_model_is_found_in_the_cache_of_the_hub(run, tmp_path, monkeypatch):
+    cache = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    folder = cache / "models--owner--a-name"
+    assert_refused(run("inspect", "owner/a-name"), "owner/a-name", "hf download owner/a-name --local-dir a-name")
+    for name, layers in (("old", 1), ("new", 2)):
+        (folder / "snapshots" / name).mkdir(parents=True)
+        write_checkpoint(folder / "snapshots" / name, FAMILIES["llama-2"] | {"num_hidden_layers": layers})
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("new")
+
+    def layers(model: str) -> int:
+        return json.loads(run("inspect", model, "--json")[1])["config"]["layers"]
+
+    assert (layers("owner/a-name"), layers("owner/a-name@old")) == (2, 1)
+    assert_refused(run("inspect", "owner/a-name@other"), "--revision other")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "a-name").mkdir(parents=True)
+    write_checkpoint(tmp_path / "owner" / "a-name", FAMILIES["llama-2"] | {"num_hidden_layers": 3})
+    assert layers("owner/a-name") == 3  # a path that exists wins
+
+
+def test_a_missing_tokenizer_names_the_option_and_what_is_there(run, data):
+    folder = data / "stories260K"
+    result = run("generate", "Once", "--model", str(folder / "stories260K.bin"))
+    assert_refused(result, str(folder), "--tokenizer", "tok512.model")
+
+
+@pytest.mark.parametrize(("arguments", "word"), [("generate --model", "sto"), ("inspect", "x"), ("convert", "x")])
+def test_the_shell_completes_models_as_files(arguments, word):
+    environment = {"COMP_WORDS": f"llamaspec {arguments} {word}", "COMP_CWORD": str(1 + len(arguments.split()))}
+    script = "import cli; cli.llamaspec.main(prog_name='llamaspec')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        **{"cwd": REPOSITORY, "capture_output": True, "text": True},
+        env=os.environ | environment | {"_LLAMASPEC_COMPLETE": "bash_complete"},
+    )
+    assert f"file,{word}" in done.stdout.splitlines(), done.stderr
+
+
 def test_convert_asks_for_a_format(run, tmp_path):
     code, out, err = run("convert", "stories", str(tmp_path / "new"), "--quantize", "q8")
     assert (code, out) == (2, "") and "Missing option '--to'. Choose from: safetensors, llama2c, gguf" in err
@@ -169,7 +268,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 def test_doctor(run):
     code, out, err = run("doctor")
     assert code == 0, err
-    assert all(word in out for word in ("jaxlib", "devices", "norm_qkv", "caches"))
+    assert all(word in out for word in ("jaxlib", "processor", "norm_qkv", "caches", "verdict"))
     assert json.loads(run("doctor", "--json")[1])["versions"]["numpy"] == np.__version__
 
 

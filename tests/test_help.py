@@ -45,14 +45,14 @@ def test_an_example_can_be_typed(line: str):
 @pytest.mark.parametrize("name", VERBS)
 def test_the_table_of_verbs_says_what_the_help_of_each_begins_with(name: str):
     assert command(name).name == name
-    assert (command(name).help or "").startswith(VERBS[name].summary)
+    assert (command(name).help or "").splitlines()[0] == VERBS[name].summary
 
 
 def test_help_of_all_imports_no_verb_and_nothing_heavy():
     script = "import sys, cli\ntry: cli.main()\nfinally: print(*sys.modules)"
     loaded = run_python(script, "--help").out.splitlines()[-1].split()
     assert "commands.output" in loaded
-    heavy = {"jax", "numpy", "model", "verify", "rich", *(entry.command.partition(":")[0] for entry in VERBS.values())}
+    heavy = {"jax", "numpy", "model", "verify", "rich", *(f"commands.{entry.file}" for entry in VERBS.values())}
     assert heavy.isdisjoint(loaded)
 
 

@@ -141,7 +141,10 @@ def run_side_by_side(
     # Fresh processes: one that imported jax cannot be forked.
     pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_end_when_told)
     try:
+        # Ctrl-C is for this process. SIGINT is blocked in the others from their first instant: they inherit that.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         tasks = [pool.submit(_run_all, job, campaign) for job in jobs]
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         done = progress("ops")
         for count, task in enumerate(tasks, 1):
             yield from task.result()
@@ -156,9 +159,8 @@ def run_side_by_side(
 
 
 def _end_when_told() -> None:
-    """Let a process of the pool end its candidate before itself, and leave Ctrl-C to the one that started it."""
+    """Let a process of the pool end its candidate before itself."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _check(jobs: Sequence[Job], campaign: Campaign) -> None:

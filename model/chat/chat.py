@@ -8,6 +8,8 @@ from model.generation import Generation
 from model.llama import Llama
 from model.options import SamplingOptions
 
+MARGIN = 100  # tokens, more than a template puts around a question
+
 
 @dataclass(frozen=True)
 class _Turn:
@@ -60,6 +62,44 @@ class Chat:
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
+    @property
+    def context(self) -> int:
+        """How many tokens a conversation can have."""
+        return self._llama.context
+
+    def instruct(self, system: str | None) -> None:
+        """Begin anew with another system message, or with none."""
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+
+    def make_room(self, text: str, *, answer: int) -> int:
+        """Forget the oldest turns, so that the question `text` and `answer` tokens fit; returns how many.
+
+        An answer has a quarter of the context at most. Where something must go, turns go until half of the context is
+        free: the rest of the conversation is computed anew, which should not happen at each turn. Nothing goes where
+        that does not help, and `reply` then raises. Raises ValueError where the template refuses the conversation.
+        """
+        self._settle()
+        room = min(answer, self.context // 4)
+        if len(self._ids) + len(self._special.encode(self._special.disguise(text))) + room + MARGIN <= self.context:
+            return 0
+        first, turns, dropped = len(self._system), (len(self._messages) - len(self._system)) // 2, 0
+
+        def size() -> int:
+            messages = [*self._messages[:first], *self._messages[first + 2 * dropped :]]
+            return len(self._special.encode(self._rendered([*messages, {"role": "user", "content": text}])))
+
+        if size() + room <= self.context:
+            return 0
+        # The latest turn stays if it fits: the question is likely to be about it.
+        while dropped < turns and size() > (self.context // 2 if dropped < turns - 1 else self.context - room):
+            dropped += 1
+        if size() > self.context:
+            return 0
+        del self._messages[first : first + 2 * dropped]
+        self._text, self._ids = "", []
+        return dropped
+
     def reset(self) -> None:
         """Forget everything but the system message."""
         self._messages = list(self._system)
@@ -84,7 +124,7 @@ class Chat:
         """
         self._settle()
         messages = [*self._messages, {"role": "user", "content": text}]
-        rendered = self._template.render([self._disguised(message) for message in messages])
+        rendered = self._rendered(messages)
         if self._text and rendered.startswith(self._text):
             rest = rendered[len(self._text) :]
             ids = [*self._ids, *self._special.encode(rest, start=self._special.tail(self._text) == "")]
@@ -112,6 +152,9 @@ class Chat:
         )
         turn = self._turn = _Turn(text, rendered, ids, generation)
         return generation
+
+    def _rendered(self, messages: Iterable[dict[str, str]]) -> str:
+        return self._template.render([self._disguised(message) for message in messages])
 
     def _settle(self) -> None:
         """Make the latest turn a part of what was said."""

@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from model.checkpoints.hub import find_in_cache, how_to_download
 from model.checkpoints.huggingface.read import open_huggingface
 from model.checkpoints.llama2c.read import open_llama2c
 from model.checkpoints.mapped import MappedFile
@@ -14,20 +15,29 @@ BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that com
 
 
 def place_of(model: str | Path) -> Path:
-    """Where a model is: the path itself, if there is anything there or it is no name of `BUILT_IN`."""
+    """Find where a model is: a path that exists, else a name of `BUILT_IN`, else `owner/name` in the Hub's cache.
+
+    A name that is none of these is taken for a path.
+    """
     path = Path(model)
-    return path if os.path.exists(path) else BUILT_IN.get(str(path), path)
+    if os.path.exists(path):
+        return path
+    return BUILT_IN.get(str(model)) or find_in_cache(str(model)) or path
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a GGUF file, llama2.c's, Hugging Face's directory, or a .safetensors file with its config.json beside it.
 
-    A name of `BUILT_IN` stands for that model, unless something of this name exists. Everything but the weights is
+    `place_of` says what a name stands for that is no path. Everything but the weights is
     read and checked; the weights' bytes are not read. Raises `CheckpointError`.
     """
     path = place_of(path)
     if "\0" in str(path):
         raise refused(path, "no file has a zero byte in its name")
+    if not os.path.lexists(path) and (command := how_to_download(str(path))):
+        raise refused(
+            path, f"No such file or directory, and no such model in the Hub's cache. To download it: {command}"
+        )
     try:
         with os_errors(path):
             is_directory = stat.S_ISDIR(path.stat().st_mode)

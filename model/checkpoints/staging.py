@@ -10,6 +10,15 @@ from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
 
+# The one state of a module in this package: as half-written files belong to the whole process, so does their list.
+_unfinished: set[Path] = set()
+
+
+def remove_unfinished() -> None:
+    """Remove what is half-written, in a process that ends without unwinding its stack."""
+    for staged in list(_unfinished):
+        _remove(staged)
+
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
@@ -21,14 +30,17 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     with os_errors(path):
         try:
             _refuse_existing(path)
+            _unfinished.add(staged)
             staged.mkdir()
             yield staged
             for file in staged.iterdir():
                 _flush(file)
             _publish(staged, path)
         except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
+            _remove(staged)
             raise
+        finally:
+            _unfinished.discard(staged)
 
 
 @contextmanager
@@ -44,11 +56,21 @@ def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
                 _refuse_existing(path)
             elif path.exists() and not path.is_file():  # a device, say, which a rename would destroy
                 raise refused(path, "exists and is not a regular file")
+            _unfinished.add(staged)
             yield staged
             _publish(staged, path, replace=replace)
         except BaseException:
-            staged.unlink(missing_ok=True)
+            _remove(staged)
             raise
+        finally:
+            _unfinished.discard(staged)
+
+
+def _remove(staged: Path) -> None:
+    if staged.is_dir():
+        shutil.rmtree(staged, ignore_errors=True)
+    else:
+        staged.unlink(missing_ok=True)
 
 
 def _places(path: str | Path) -> tuple[Path, Path]:

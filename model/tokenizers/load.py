@@ -9,6 +9,7 @@ from model.checkpoints.recognize import GGUF
 from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
+LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # names of tokenizers by others
 LARGEST = 64 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
 
 
@@ -38,7 +39,9 @@ def _in_directory(folder: Path) -> Path:
     for name in NAMES:
         if (folder / name).exists():
             return folder / name
-    raise refused(folder, f"no tokenizer here: looked for {', '.join(NAMES)}")
+    likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
+    others = f"; here is {', '.join(likely)}" if likely else ""
+    raise refused(folder, f"no tokenizer here: looked for {', '.join(NAMES)}; --tokenizer names another{others}")
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:

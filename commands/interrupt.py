@@ -1,0 +1,117 @@
+"""Ctrl-C and its relatives, answered at once in every phase of a command.
+
+Python runs a signal's handler between two steps of the main thread. While that thread is inside XLA's compiler, which
+can take ten seconds, no handler runs. A second thread therefore waits for signals: where the main thread has not ended
+the process soon after one, the second thread removes half-written files and ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
+SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # what a progress bar that was cut short leaves: its line, and no cursor
+
+
+class Interrupts:
+    """The signals that this process has received, and the thread that acts on them."""
+
+    def __init__(self):
+        self.status = 0  # the exit status of the first signal: 128 + its number; 0 before
+        self._ended = threading.Lock()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt for SIGINT, and SystemExit for another signal.
+
+        Further signals are ignored, so that nothing disturbs the removal of half-written files.
+        """
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        self.status = self.status or 128 + number
+        # Callbacks and imports of XLA's print an exception that is raised within them, and go on.
+        sys.excepthook = sys.unraisablehook = lambda *_: None
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(self.status)
+
+    def watch(self, pipe: int) -> None:
+        """Wait for the numbers of signals on `pipe`, and end the process after one that `handle` is for."""
+        while number := os.read(pipe, 1):
+            time.sleep(PATIENCE)
+            # A command that acts on a signal in its own way has another handler, and is left alone.
+            if number[0] in SIGNALS and signal.getsignal(number[0]) in (self.handle, signal.SIG_IGN):
+                self.end(128 + number[0])
+        os.close(pipe)
+
+    def skip_teardown(self) -> None:
+        """End the process where SIGINT asked for that and all else is done: taking JAX apart would take a second."""
+        if self.status == 128 + signal.SIGINT:
+            sys.stdout.flush()
+            os._exit(self.status)
+
+    def end(self, status: int) -> None:
+        """End the process now, with nothing half-written left and the terminal as it was."""
+        with self._ended:
+            remove_what_is_unfinished()
+            if sys.stderr and sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), f"{SHOW_CURSOR}\n".encode())
+            os._exit(status)
+
+
+def remove_what_is_unfinished() -> None:
+    """Remove half-written files, and end the processes that work for this one."""
+    if staging := sys.modules.get("model.checkpoints.staging"):
+        staging.remove_unfinished()
+    if multiprocessing := sys.modules.get("multiprocessing"):
+        for process in multiprocessing.active_children():
+            process.kill()
+
+
+@contextmanager
+def answered_at_once() -> Iterator[Interrupts]:
+    """End this process within a second of SIGINT, SIGTERM or SIGHUP, whatever the main thread is doing.
+
+    A signal that was ignored when this process began, as after `nohup`, stays ignored.
+    """
+    interrupts = Interrupts()
+    pipe, wake = os.pipe()
+    os.set_blocking(wake, False)
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, interrupts.handle) for number in handled}
+    woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
+    atexit.register(interrupts.skip_teardown)
+    try:
+        yield interrupts
+    finally:
+        # After a signal the thread stays: Python's own end may wait for a compilation that nobody needs any more.
+        if not interrupts.status:
+            atexit.unregister(interrupts.skip_teardown)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(woken_before)
+            os.close(wake)
+
+
+@contextmanager
+def handled_by(act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in the main thread at each SIGINT, in place of ending the process."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

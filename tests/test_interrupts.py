@@ -1,0 +1,82 @@
+"""Ctrl-C at any moment: the prompt is back at once, with one line at most, and nothing is half-written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import REPOSITORY
+
+AT_ONCE = 2.0  # seconds; 0.6 on an idle machine
+# As a shell starts a command in the foreground, also where whoever runs the tests ignores SIGINT.
+START = "import signal; signal.signal(signal.SIGINT, {}); import llamaspec; llamaspec.main()"
+
+
+def interrupted(
+    *arguments: str, after: float, cwd: Path, number: int = signal.SIGINT, handler: str = "signal.default_int_handler"
+) -> tuple[int, float, str]:
+    """Run a command with an empty cache, send a signal to its group; returns its status, seconds, and stderr."""
+    (cwd / "work").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cwd / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", START.format(handler), *arguments],
+        **{"cwd": cwd / "work", "env": environment, "start_new_session": True, "text": True},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        time.sleep(after)
+        begun = time.monotonic()
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    return process.returncode, time.monotonic() - begun, said
+
+
+COMMANDS = {
+    "generate": (["generate", "Once", "--seed=1", "--max-new-tokens=900"], (0.4, 1.0, 3.0, 6.0, 9.0)),
+    "convert": (["convert", "stories", "out", "--quantize=awq", "--calibration=text"], (0.5, 2.0, 5.0, 8.0)),
+    "logits": (["logits", "--prompt=Once", "--out=out.npy"], (0.6, 2.5, 5.0)),
+    "eval": (["eval", "--text=text"], (0.5, 3.0, 7.0)),
+    "verify": (["verify", "--seed=1"], (0.8, 2.5, 6.0)),
+    "verify one": (["verify", "softmax", "--seed=1"], (1.0, 4.0)),
+    "verify a model": (["verify", "--model=stories", "--seed=1"], (2.0, 6.0)),
+    "train": (["train", "--out=out"], (1.0, 6.0)),
+    "bench": (["bench", "--json=out.json"], (1.5, 6.0)),
+    "doctor": (["doctor"], (0.4, 1.0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "after"), [(name, after) for name, (_, moments) in COMMANDS.items() for after in moments]
+)
+def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
+    arguments, _ = COMMANDS[name]
+    (tmp_path / "text").write_text("Once upon a time, there was a little fox. " * 200)
+    arguments = [argument.replace("=text", f"={tmp_path / 'text'}") for argument in arguments]
+    status, seconds, said = interrupted(*arguments, after=after, cwd=tmp_path)
+    if status != 0:  # it may have ended before
+        assert status == 130
+        assert seconds < AT_ONCE
+        assert len([line for line in said.splitlines() if line and not line.startswith("seed")]) == 0, said
+    left = {path.name for path in (tmp_path / "work").rglob("*")} if name != "train" else set()
+    assert not any("partial" in name or name.startswith("out") for name in left) or status == 0
+
+
+@pytest.mark.parametrize("after", [1.0, 5.0])
+def test_a_request_to_end_is_answered_at_once(tmp_path, after):
+    arguments = ["generate", "Once", "--seed=1", "--max-new-tokens=900"]
+    status, seconds, said = interrupted(*arguments, after=after, cwd=tmp_path, number=signal.SIGTERM)
+    assert status == 128 + signal.SIGTERM
+    assert seconds < AT_ONCE
+    assert said.strip() == ""
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
+    """As in the background of a shell, or after nohup."""
+    status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, handler="signal.SIG_IGN")
+    assert status == 0
