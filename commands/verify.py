@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -20,8 +19,11 @@ from commands.output import write, write_json
 from commands.progress import progress_bar
 
 if TYPE_CHECKING:
+    from model.candidates.walking import OpsFor
     from model.checkpoints.checkpoint import Checkpoint
-    from model.ops.block import Ops
+    from model.ops.table import Ops
+    from model.weights.params import Params
+    from reference.config import Config
     from verify.campaign import Campaign, Job
     from verify.runner import Report
     from verify.walk import Step
@@ -151,6 +153,7 @@ def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_j
 
 
 def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options: Any):
+    from model.system import usable_cpus
     from verify.campaign import again, run, run_side_by_side
     from verify.catalogue import CONTRACTS
     from verify.report import as_json, as_junit
@@ -158,7 +161,7 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options)
     jobs = [] if replay else _jobs(ops, candidate, named=named)
-    at_once = 1 if candidate else min(len(jobs), len(os.sched_getaffinity(0)), 4)
+    at_once = 1 if candidate else min(len(jobs), len(usable_cpus()), 4)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
@@ -228,15 +231,20 @@ def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
 def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
     from model.checkpoints.open import open_checkpoint
-    from model.running.jax_backend import choose_ops
+    from model.ops.choice import ops_for
     from verify.report import counterexample
     from verify.walk import table
 
     checkpoint = open_checkpoint(model)
     click.echo(f"seed {seed}", err=True)
     wrong = False
+
+    def chosen(config: Config, params: Params, rows: int) -> Ops:
+        dtype = params.embedding.dtype
+        return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=dtype).ops
+
     for dtype in dtypes:
-        steps, report = _walk(checkpoint, choose_ops(kernels), dtype, seed, name=f"{kernels} kernels")
+        steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels")
         wrong = wrong or report.outcome == "violated"
         if as_json:
             write_json([step._asdict() for step in steps])
@@ -265,7 +273,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
                 yield report, counterexample(report, None)
 
 
-def _walk(checkpoint: Checkpoint, ops: Ops, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
+def _walk(checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
     prepare_jax()
     from model.candidates.walking import walkable
     from verify.precision import precision

@@ -16,7 +16,7 @@ from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokeni
 from model.tokenizers.tokenizer import Tokenizer
 from reference.quantizers.schemes import SCHEMES
 
-Progress = Callable[[str, int], None]
+TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
 
 CALIBRATED = ("awq", "gptq", "smoothquant")
 SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(GGUF_SCHEMES)}
@@ -56,18 +56,21 @@ def convert(
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
     calibration: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: TensorWritten | None = None,
     calibrating: Callable[[str, float], object] = lambda stage, share: None,
 ) -> list[str]:
     """Write `checkpoint` to `destination`, which must not exist, in the format `to`: one of `SCHEMES_OF`.
 
-    `quantize` names a scheme for the matrices, and `dtype` their type in a GGUF file; without either, every weight
-    stays as it is stored. A GGUF file gets the tokenizer at the path `tokenizer`, for None the model's own, and its
-    chat template. From a GGUF file these become files of the directory. The schemes in `CALIBRATED` quantize for the
-    text in the file `calibration`, and call `calibrating` with each layer's name and the share that is done.
+    - `quantize` is a scheme for the matrices, and `dtype` their dtype in a GGUF file. By default every weight stays as
+      it is stored.
+    - `tokenizer` is a path, by default the model's own. A GGUF file holds the tokenizer and its chat template. A
+      directory that is made from a GGUF file gets them as files.
+    - `calibration` is a file of text, for the schemes that are `CALIBRATED`. They call `calibrating` with each layer
+      and the share of it that is done.
+    - `progress` is called after each tensor.
 
-    Returns lines for the person who converts. Raises ValueError for a request that `check_request` refuses, and
-    CheckpointError for a bad file, or a model that the format cannot hold.
+    Returns remarks for a person, a line each. Raises ValueError for a request that `check_request` refuses,
+    CheckpointError for files that cannot be used, or for a model that the format cannot hold.
     """
     check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
     if to == "gguf":
@@ -133,7 +136,7 @@ def _to_gguf(
     *,
     to: str | None,
     tokenizer: str | Path | None,
-    progress: Progress | None,
+    progress: TensorWritten | None,
 ) -> list[str]:
     notes = []
     found = tokenizer_if_any(checkpoint, tokenizer)

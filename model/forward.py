@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from model.cache import Cache, LayerCache
-from model.ops.block import Ops, Positions
+from model.ops.table import Ops, Positions
 from model.sampling import Sampling, sample
 from model.weights.params import Layer, Params, Rope
 from reference.config import Config

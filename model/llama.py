@@ -20,7 +20,7 @@ from model.options import SamplingOptions, check_ids, check_length, check_max_ne
 from model.running.backend import Backend
 from model.running.device import default_device, free_bytes
 from model.running.jax_backend import JaxBackend
-from model.running.memory import check_fits, memory_of
+from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
@@ -56,7 +56,7 @@ class Llama:
 
     @property
     def context(self) -> int:
-        """How many tokens a sequence can have."""
+        """The number of tokens that a sequence can have."""
         return self._backend.capacity
 
     def describe_run(self) -> str:
@@ -265,37 +265,33 @@ def load_backend(
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     device = default_device()
-    platform = device.platform
-    weights = choose_dtype(dtype, run, platform=platform)
+    weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
         batch=1,
         capacity=capacity,
-        chunk=min(prompt_chunk(config, platform), capacity),
-        burst=longest_burst(platform),
+        chunk=min(prompt_chunk(config, device.platform), capacity),
+        burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
-    choice = ops_for(
-        *(kernels, config, params),
-        **{"batch": layout.batch, "capacity": layout.rows, "cache_dtype": layout.cache_dtype},
-        device=device,
-    )
+    sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
+    choice = ops_for(kernels, config, params, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    sizes = {"batch": layout.batch, "context": capacity, "chunk": layout.chunk}
-    memory = memory_of(params, config, **sizes, platform=platform, cache_dtype=layout.cache_dtype)
+    memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
     check_fits(memory, context=capacity, available=free_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     if own_process:
-        keep_heaps_small(config, platform=platform)
+        keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
         *(params, config),
-        **{"ops": choice.ops, "layout": layout, "platform": platform, "greedy": greedy},
-        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
+        **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
+        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
     )
-    params = load_params(run, dtype=weights, positions=layout.rows, progress=progress)
+    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        params = load_params(run, dtype=weights, positions=layout.rows, progress=progress)
     params = with_roundings(params, found, config=config)
     return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
 

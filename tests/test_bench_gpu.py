@@ -36,7 +36,7 @@ from benchmarks.report import skipped, timed
 from model.insight.cost import decode_cost
 from model.insight.machine import Ceilings
 from model.insight.timing import Seconds
-from model.ops.block import XLA
+from model.ops.xla import XLA
 from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
 from tests.charts import rectangles
 from tests.processes import REPOSITORY

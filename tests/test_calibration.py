@@ -23,7 +23,7 @@ from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.convert import CALIBRATED
 from model.forward import forward
-from model.ops.block import XLA
+from model.ops.xla import XLA
 from model.quantize import calibration
 from model.quantize.calibration import calibrated, read_windows
 from model.quantize.methods import METHODS, Q4, Inputs, Method, awq_factors, errors, gptq_codes, observe

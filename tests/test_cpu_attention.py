@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.cache import LayerCache
-from model.ops.block import LONGEST_CPU_SPAN, SMALLEST_CPU_SPAN, Positions, cpu_attend
+from model.ops.cpu import PROMPT_SPANS, cpu_attend
+from model.ops.table import Positions
 from reference.attention import attention, causal_mask
 from tests.random_models import SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises
@@ -58,9 +59,9 @@ def test_one_query_is_within_the_bound(noise, capacity, start, window):
 def test_no_row_is_read_past_the_span_in_use(seq: int):
     """What is NaN there would be seen in what 0 times it adds."""
     rng = np.random.default_rng(0)
-    capacity, start = 3 * LONGEST_CPU_SPAN, LONGEST_CPU_SPAN + 10
+    capacity, start = 3 * PROMPT_SPANS.longest, PROMPT_SPANS.longest + 10
     q, k, v = (rng.standard_normal((rows, HEADS, HEAD_DIM), np.float32) for rows in (seq, capacity, capacity))
-    k[2 * LONGEST_CPU_SPAN :], v[2 * LONGEST_CPU_SPAN :] = np.nan, np.nan
+    k[2 * PROMPT_SPANS.longest :], v[2 * PROMPT_SPANS.longest :] = np.nan, np.nan
     assert np.isfinite(attended(q, k, v, start=start)).all()
 
 
@@ -82,7 +83,7 @@ def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
     text = attending(q, k, v, start=0)[0].as_text()
     assert text
     written_by_dots = re.findall(r"= f32\[\d+,(\d+),(\d+)\]\S* dot\(", text)
-    assert {int(width) for _, width in written_by_dots} == {HEAD_DIM, SMALLEST_CPU_SPAN, rows}
+    assert {int(width) for _, width in written_by_dots} == {HEAD_DIM, PROMPT_SPANS.smallest, rows}
     assert {int(queries) for queries, _ in written_by_dots} == {heads // kv_heads * seq}
 
 

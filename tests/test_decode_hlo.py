@@ -15,7 +15,8 @@ from model.cache import LayerCache, empty_cache
 from model.checkpoints.gguf.blocks import KINDS
 from model.forward import decode
 from model.insight.profile import named, parts_of
-from model.ops.block import CPU, SMALLEST_SPAN
+from model.ops.attention import SPANS
+from model.ops.cpu import CPU
 from model.running.compile import compiler_options
 from reference.config import Config
 
@@ -114,7 +115,7 @@ def test_attention_reads_the_used_part_of_the_cache_alone():
     """What lies past the span that holds all positions in use may be NaN: it is not even multiplied by 0."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
-    drawn, span = [], 2 * SMALLEST_SPAN
+    drawn, span = [], 2 * SPANS.smallest
     for past in (0.0, np.nan):
         cache = random_cache(CONFIG, dtype=np.dtype("float32"), capacity=CAPACITY)
         layers = [LayerCache(*(rows.at[:, :, span:].set(past) for rows in layer)) for layer in cache.layers]

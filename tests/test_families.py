@@ -10,7 +10,7 @@ from hypothesis import given
 
 import model.families
 from model.family import architectures, families, nearest_family
-from model.ops.block import XLA
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.config import Config

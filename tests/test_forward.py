@@ -14,7 +14,8 @@ from model.cache import Cache, empty_cache
 from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.open import open_checkpoint
 from model.forward import forward
-from model.ops.block import CPU, XLA
+from model.ops.cpu import CPU
+from model.ops.xla import XLA
 from model.weights.params import load_params
 from tests.families import FAMILIES, write_checkpoint
 from tests.random_models import CONFIGS, random_checkpoint

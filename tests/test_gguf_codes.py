@@ -20,8 +20,9 @@ from model.checkpoints.gguf.blocks import FORMS
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
-from model.ops.block import CPU, XLA
+from model.ops.cpu import CPU
 from model.ops.gpu import PROMPT, pallas_ops
+from model.ops.xla import XLA
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
 from model.tensors import EMBEDDING

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from model.cache import Cache, empty_cache
 from model.forward import forward
-from model.ops.block import CPU, XLA, Ops, Positions, attend
+from model.ops.attention import SPANS, attend
+from model.ops.cpu import CPU
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import Params, load_params
 from reference import llama as reference
@@ -35,7 +38,11 @@ forms = st.sampled_from(
     [("XLA", "float32", 3, 1), ("CPU", "float32", 1, 1), ("CPU", "bfloat16", 1, 1), ("XLA in blocks", "float32", 3, 3)]
 )
 # In blocks of 3, the last of which overlaps the one before: 8 is no multiple of 3.
-TABLES = {"XLA": XLA, "CPU": CPU, "XLA in blocks": XLA._replace(attend=partial(attend, longest=3))}
+TABLES = {
+    "XLA": XLA,
+    "CPU": CPU,
+    "XLA in blocks": XLA._replace(attend=partial(attend, spans=SPANS._replace(longest=3))),
+}
 
 
 def jit(op):

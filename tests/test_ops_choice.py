@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from model.checkpoints.checkpoint import Codes
-from model.ops.block import CPU, XLA, Ops
 from model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
+from model.ops.cpu import CPU
 from model.ops.gpu import FIELDS, KERNELS, PROMPT, Call, Routed, calls, check_config, pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.weights.codes import KINDS
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params, abstract_params

@@ -24,6 +24,7 @@ from model.llama import choose_dtype
 from model.running.memory import PROCESS, Memory, check_fits, memory_of
 from model.running.programs import prompt_chunk
 from model.running.reference_backend import reference_memory
+from model.tensors import quantizable
 from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
 from tests.processes import run_python
@@ -206,7 +207,7 @@ def test_on_a_gpu_only_arrays_count():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """What a process holds before it loads anything is in the plan, and is not among what is free."""
+    """Memory that a process holds before it loads anything is in the plan, and is not free."""
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
 

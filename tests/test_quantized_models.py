@@ -16,7 +16,8 @@ from model.cache import empty_cache
 from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
 from model.forward import forward
-from model.ops.block import CPU, XLA
+from model.ops.cpu import CPU
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.quantizers.schemes import SCHEMES

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted, Tensor
 from model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
-from model.ops import block as ops
-from model.ops.block import cpu_product, dot, partial_sums
+from model.ops import products
+from model.ops.products import cpu_product, dot, partial_sums
 from model.running.compile import compiler_options
 from model.weights.codes import QuantizedMatrix, runs
 from model.weights.params import KINDS, FeedForward, Linear, abstract_params, load_params, weight_bytes
@@ -166,7 +166,7 @@ def test_matrices_that_are_stacked_stay_quantized_only_together():
 @pytest.mark.parametrize(("name", "at_once"), [("dot", 16), ("cpu", 24)])
 def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at_once):
     """A prompt's product never holds all of it in float32, on a CPU of no matrix."""
-    monkeypatch.setattr(ops, "MOST_DECODED", 16 * 192)
+    monkeypatch.setattr(products, "MOST_DECODED", 16 * 192)
     tensor, part = Matrix("int4", False, 64, seed=3)(48, 172)
     x = Noise(seed=4)(1, 3, 172)
     product = jax.jit(partial(FORMS[name][0]))  # a function of its own: the others were compiled for another limit

@@ -1,4 +1,4 @@
-"""Whatever kernel the table of ops `PALLAS` calls is among the cases that are lowered and compiled without a GPU."""
+"""Whatever kernel a table of `pallas_ops` calls is among the cases that are lowered and compiled without a GPU."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -148,7 +148,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
 
 def route() -> None:
-    """Run whatever a model may be that `PALLAS` has kernels for, in the shapes of two."""
+    """Run whatever a model may be that has kernels, in the shapes of two."""
     for model, biased, dtype in product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), DTYPES):
         config = replace(SHAPES[model], layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
         config = replace(config, windows=(1024,) if biased else None)

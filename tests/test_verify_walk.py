@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from model.candidates.walking import random_checkpoint, tables, walkable
-from model.ops.block import XLA, Ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.tensors import tensor_shapes
 from verify.walk import CONFIGS, first_wrong, report, table, walk, walk_through, weights
 

@@ -11,9 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from model.candidates.made_for import made_for
-from model.ops.block import XLA
-from model.ops.gpu import PALLAS
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.running.device import default_device
+from model.weights.params import Params
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
@@ -31,6 +33,7 @@ from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
 from pallas_kernels.swiglu import swiglu as swiglu_kernel
+from reference.config import Config
 
 # An interpreted kernel calls back into Python, which runs programs itself: dispatch must leave threads for those.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -214,5 +217,10 @@ def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array,
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 
-# Walks through models take every op of ours but attention, which rounds its weights: its own contracts allow for that.
-OPS = PALLAS._replace(attend=XLA.attend)
+def walked_ops(config: Config, params: Params, rows: int) -> Ops:
+    """Our ops for a walk through a model with a cache of `rows` rows: every kernel but attention's.
+
+    That one rounds its weights, which its own contracts allow for and a walk does not.
+    """
+    ops, _ = pallas_ops(config, params, capacity=rows)
+    return ops._replace(attend=XLA.attend)

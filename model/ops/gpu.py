@@ -23,7 +23,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
-from model.ops.block import XLA, Ops, Positions, dot, plain
+from model.ops.products import dot
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA, plain
 from model.weights.codes import Int8, QuantizedMatrix
 from model.weights.gpu_codes import Int4Words
 from model.weights.params import FeedForward, Layer, Matrix, Params
@@ -390,29 +392,3 @@ def _summary(answers: list[str | None]) -> str | None:
         reason if count == len(answers) else f"in {count} of {len(answers)} layers: {reason}"
         for reason, count in counts.items()
     )
-
-
-def _tried(name: str, op: KernelOp[..., Any], *, only: bool) -> Callable[..., Any]:
-    """`kernel` where it is not Unsupported, else the plain form; until all callers choose by `ops_for`."""
-
-    def tried(x: Array, *arguments: Any, **fixed: Any):
-        if name != "attend" and x.ndim > 2 and x.shape[1] > 1:
-            return op.prompt(x, *arguments, **fixed)
-        try:
-            return op.kernel(x, *arguments, **fixed)
-        except Unsupported:
-            if only:
-                raise
-            return op.plain(x, *arguments, **fixed)
-
-    return tried
-
-
-PALLAS = XLA._replace(**{name: _tried(name, op, only=False) for name, op in KERNELS.items()})
-PALLAS_ONLY = XLA._replace(**{name: _tried(name, op, only=True) for name, op in KERNELS.items()})
-
-
-def refusals(config: Config, params: Params, *, capacity: int, batch: int = 1) -> dict[str, str | None]:
-    """The reasons of `pallas_ops` for a step of decoding."""
-    _, reasons = pallas_ops(config, params, capacity=capacity, batch=batch)
-    return {name: reason for name, reason in reasons.items() if name != PROMPT}

@@ -29,7 +29,9 @@ from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import PART, dequantized
-from model.ops.block import XLA, Positions, rmsnorm
+from model.ops.block import rmsnorm
+from model.ops.table import Positions
+from model.ops.xla import XLA
 from model.quantize.methods import METHODS, Method, observe
 from model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
 from model.text import read_text

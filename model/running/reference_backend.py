@@ -1,4 +1,4 @@
-"""The NumPy reference behind a generation, with the interface of `jax_backend`: to compare with and to learn from."""
+"""The NumPy reference as a `Backend`: to compare with and to learn from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -37,15 +37,15 @@ from reference.quantizers import kv_cache
 from reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
-PART = 64  # the same where each gives logits, one a token of the vocabulary
+PART = 64  # prompt tokens computed at once where each gives logits for the whole vocabulary
 
 
 def reference_memory(config: Config, *, context: int) -> Memory:
-    """What sequences of up to `context` tokens take, in float64; nothing is compiled."""
+    """Plan for sequences of up to `context` tokens in float64; nothing is compiled."""
     float64 = np.dtype(np.float64)
     tokens = min(CHUNK, context)
     scores = 4 * config.heads * tokens * context  # masked, less the largest, their exponentials and probabilities
-    hidden = 6 * tokens * config.ffn  # gate and up, what they make, and what that is made from
+    hidden = 6 * tokens * config.ffn  # gate, up, their product, and its parts
     return Memory(
         weights=weight_bytes(abstract_params(config, dtype=float64, positions=0)),
         cache=cache_bytes(config, batch=1, capacity=context, dtype=float64),
@@ -60,7 +60,7 @@ class Drawing(NamedTuple):
     """A text that is being drawn."""
 
     token: int  # the newest, which is not fed yet
-    seen: np.ndarray  # bool [vocab]: what the repetition penalty applies to
+    seen: np.ndarray  # bool [vocab]: the ids that the repetition penalty applies to
     seed: int
     options: SamplingOptions
 
@@ -100,7 +100,7 @@ class ReferenceBackend:
     def begin(
         self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """A text to draw after `token`. A token at a time is drawn, so that `stops` end nothing here."""
+        """Begin a text after `token`. One token is drawn at a time, so that `stops` end nothing here."""
         del stops
         return Drawing(token, seen.copy(), seed, options)
 
@@ -127,7 +127,7 @@ class ReferenceBackend:
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """`logits` of some ids at a time, without those of the first `after` ids, which are only read."""
+        """Compute `logits` of some ids at a time, without those of the first `after` ids, which are only read."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
             logits, cache = forward(
@@ -136,9 +136,9 @@ class ReferenceBackend:
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
-        """A backend like this one with the weights of another checkpoint, whose tensors are of the same shapes.
+        """Make a backend like this one with the weights of another checkpoint, whose tensors have the same shapes.
 
-        All are read, whatever these were `read_from`.
+        All of its weights are read; `read_from` does not matter.
         """
         del read_from
         other = copy(self)
@@ -147,7 +147,7 @@ class ReferenceBackend:
 
 
 def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, "seq kv_heads head_dim"]:
-    """What a cache of int8 keeps of keys or values."""
+    """Round keys or values as an int8 cache does."""
     return kv_cache.dequantize(kv_cache.quantize(x))
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32, UInt8
 
+from model.running.device import default_device
 from model.weights.codes import LANES, Int4, QuantizedMatrix
 from pallas_kernels.parts import int4
 
@@ -32,14 +33,9 @@ class Int4Words(QuantizedMatrix):
         return (levels * self.scales[..., None]).reshape(len(self.codes), -1)
 
 
-def has_kernels() -> bool:
-    """Whether the default device is one that the kernels are made for: of compute capability 9.0."""
-    return getattr(jax.devices()[0], "compute_capability", None) == "9.0"
-
-
 def as_read_here(weight: Any) -> Any:
     """`arranged`, on a device that has the kernels: of an array or a quantized matrix, or the shapes of one."""
-    if not isinstance(weight, Int4) or not has_kernels():
+    if not isinstance(weight, Int4) or not default_device().has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
     return jax.eval_shape(arranged, weight) if abstract else arranged(weight)

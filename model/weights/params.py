@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import in_common_form
+from model.system import use_huge_pages
 from model.tensors import Role, Stack, stacks, tensor_shapes
 from model.weights.codes import KINDS, Embedding, QuantizedMatrix, runs
 from model.weights.gpu_codes import as_read_here
@@ -295,5 +296,5 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE
     if whole := size // HUGE_PAGE * HUGE_PAGE:
-        memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
+        use_huge_pages(memory, start, whole)
     return np.frombuffer(memory, dtype, int(np.prod(shape)), start).reshape(shape)

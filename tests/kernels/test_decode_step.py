@@ -12,8 +12,9 @@ import pytest
 from model.cache import LayerCache, empty_cache
 from model.forward import decode, prefill, text_after
 from model.insight.shapes import SHAPES
-from model.ops.block import XLA, Ops, Positions
 from model.ops.gpu import MOST_SEQUENCES, PROMPT, pallas_ops
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.reference_backend import load_reference_params
 from model.sampling import as_arrays

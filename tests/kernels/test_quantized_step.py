@@ -13,8 +13,9 @@ from model.cache import LayerCache, empty_cache
 from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantized
 from model.forward import decode, text_after
-from model.ops.block import XLA, Ops, Positions
 from model.ops.gpu import MOST_SEQUENCES, operand, pallas_ops, prompt_product
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.sampling import as_arrays
 from model.weights.codes import KINDS, Int4, QuantizedMatrix

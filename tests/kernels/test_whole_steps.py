@@ -14,8 +14,9 @@ import pytest
 
 from model.cache import Cache, LayerCache, empty_cache
 from model.forward import forward
-from model.ops.block import XLA, Ops
 from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from pallas_kernels.parts.compat import interpreter
