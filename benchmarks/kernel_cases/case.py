@@ -53,7 +53,7 @@ class Case:
     shape: str
     dtype: str
     function: Callable[..., Any]  # our kernels; where they are products, with a `tile` if wanted
-    arrays: tuple[Any, ...]  # shapes and dtypes; of a quantized matrix, `Codes` of them
+    arrays: tuple[Any, ...]  # shapes and dtypes; of a quantized matrix, `ScaledCodes` of them
     kernels: Mapping[str, Limits]  # that it consists of
     plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
     exact: Callable[..., Approx | tuple[Approx, ...]] = field(kw_only=True)  # of NumPy arrays, with error bounds

@@ -15,7 +15,7 @@ from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
-from pallas_kernels.parts.matrix import Codes, product_of, shares
+from pallas_kernels.parts.matrix import ScaledCodes, product_of, shares
 from pallas_kernels.parts.quantized_product import GROUPS
 from reference.config import Config
 
@@ -238,7 +238,7 @@ def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     )
     scales = (rows,) if group is None else (rows, cols // group)
     arrays: tuple[Any, Any] = codes, array(*scales, dtype=FLOAT32)
-    return Codes(*arrays)
+    return ScaledCodes(*arrays)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:

@@ -21,7 +21,7 @@ DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
 
-class Codes(NamedTuple):
+class ScaledCodes(NamedTuple):
     """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row."""
 
     codes: Int[Array, "rows packed"]  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
@@ -43,19 +43,19 @@ class Codes(NamedTuple):
         return None if self.scales.ndim == 1 else self.shape[1] // max(self.scales.shape[1], 1)
 
 
-Matrix = Float[Array, "rows cols"] | Codes
+MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
 
 
-def shares(w: Matrix, batch: int) -> list[slice]:
+def shares(w: MatrixOperand, batch: int) -> list[slice]:
     """Which vectors a kernel is launched for, and then another: codes are read again for more than `AT_ONCE`."""
-    launches = -(-batch // AT_ONCE) if isinstance(w, Codes) and 0 < batch <= MAX_BATCH else 1
+    launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
 
 
 def product_of(
     op: str,
-    w: Matrix,
+    w: MatrixOperand,
     x: Array,
     *,
     normed: bool,
@@ -68,7 +68,7 @@ def product_of(
     They are the tile's, shared out among the runs, unless given. Raises ValueError, in the caller's words, where there
     is no such loop.
     """
-    if isinstance(w, Codes):
+    if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
     else:
         _check_floats(op, w, x)
@@ -83,7 +83,7 @@ def product_of(
     tiles = all_rows // (rows * runs)
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
     shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
-    if isinstance(w, Codes):
+    if isinstance(w, ScaledCodes):
         product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
     else:
         product = RowProduct(**shape, chunks=tile.chunks or 1)
@@ -97,9 +97,9 @@ def product_of(
     return product
 
 
-def key_of(op: str, w: Matrix) -> str:
+def key_of(op: str, w: MatrixOperand) -> str:
     """What `tile_for` calls an op on such a matrix: with the codes, and the columns that share a scale."""
-    if not isinstance(w, Codes):
+    if not isinstance(w, ScaledCodes):
         return op
     return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
 
@@ -111,7 +111,7 @@ def _check_floats(op: str, w: Array, x: Array) -> None:
         raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
 
 
-def _check_codes(op: str, w: Codes, x: Array) -> None:
+def _check_codes(op: str, w: ScaledCodes, x: Array) -> None:
     if w.codes.ndim != 2:
         raise ValueError(f"{op} takes codes [rows, cols], got {w.codes.shape}")
     if w.codes.dtype not in (jnp.int8, jnp.int32):
@@ -127,9 +127,9 @@ def _check_codes(op: str, w: Codes, x: Array) -> None:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
 
 
-def _check_columns(op: str, w: Matrix, dtype: Any, tile: Tile) -> None:
+def _check_columns(op: str, w: MatrixOperand, dtype: Any, tile: Tile) -> None:
     cols = w.shape[1]
-    if not isinstance(w, Codes):
+    if not isinstance(w, ScaledCodes):
         step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)
         if cols % step or not cols:
             raise Unsupported(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")

@@ -17,7 +17,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.tile import Tile
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
 from verify.running_error import Approx
@@ -32,12 +32,12 @@ schemes = st.sampled_from(sorted(SCHEMES))
 lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
 
-def draw(noise: Noise, rows: int, cols: int, scheme: str) -> Codes:
+def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     """Codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
     bits, group = SCHEMES[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
-    return Codes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
+    return ScaledCodes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
 
 
 def check(actual, expected: Approx):
@@ -109,11 +109,11 @@ def test_biases_are_added_to_their_rows(scheme):
         (lambda w, x: norm_gate_up(w, x[:, :512], x[0], eps=EPS), r"x \[batch, 1024\] in float32 or bfloat16, got"),
         (lambda w, x: norm_gate_up(w, x, x[0, :8], eps=EPS), r"norm \[1024\] in float32, got \[8\]"),
         (
-            lambda w, x: norm_gate_up(Codes(w.codes[:24], w.scales[:24]), x, x[0], eps=EPS),
+            lambda w, x: norm_gate_up(ScaledCodes(w.codes[:24], w.scales[:24]), x, x[0], eps=EPS),
             "rows of W in multiples of 16, got 24",
         ),
         (
-            lambda w, x: norm_gate_up(Codes(w.codes[:, :512], w.scales[:, :8]), x[:, :512], x[0, :512], eps=EPS),
+            lambda w, x: norm_gate_up(ScaledCodes(w.codes[:, :512], w.scales[:, :8]), x[:, :512], x[0, :512], eps=EPS),
             "columns of W in multiples of 256, 1024 at least, got 512",
         ),
     ],

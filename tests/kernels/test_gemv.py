@@ -21,7 +21,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import LANES, PROCESSORS, interpreter
-from pallas_kernels.parts.matrix import MAX_BATCH, Codes, product_of
+from pallas_kernels.parts.matrix import MAX_BATCH, ScaledCodes, product_of
 from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from pallas_kernels.parts.row_product import RowProduct
 from pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
@@ -187,7 +187,7 @@ def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
     w: Any = jnp.ones((rows, cols), jnp.bfloat16)
     if bits < 16:
         codes = np.ones((rows, cols), np.int8)
-        w = Codes(jnp.asarray(int4.pack(codes) if bits == 4 else codes), jnp.ones((rows, cols // 64)))
+        w = ScaledCodes(jnp.asarray(int4.pack(codes) if bits == 4 else codes), jnp.ones((rows, cols // 64)))
     rng = np.random.default_rng(0)
     canaries = rng.integers(0, 2**16, (2, 2, kv_heads, capacity, head_dim), np.uint16)
     k, v = jnp.asarray(canaries.view(jnp.bfloat16))
@@ -266,7 +266,7 @@ def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, c
     """Else blocks that start early come to few processors, and what many share is slower (docs/performance-gpu.md)."""
 
     if dtype == "int4":
-        w: Any = Codes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
+        w: Any = ScaledCodes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
     else:
         w = empty(rows, cols, dtype=dtype)
     normed = op != "gemv"

@@ -16,7 +16,7 @@ from benchmarks.kernel_cases import exact
 from pallas_kernels.gemv import gemv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import current_target, interpreter
-from pallas_kernels.parts.matrix import Codes, product_of
+from pallas_kernels.parts.matrix import ScaledCodes, product_of
 from pallas_kernels.parts.tile import Tile
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
 from verify.running_error import Approx, added
@@ -34,9 +34,9 @@ class Weight:
     bits: int
 
     @property
-    def stored(self) -> Codes:
+    def stored(self) -> ScaledCodes:
         codes = int4.pack(self.codes) if self.bits == 4 else self.codes
-        return Codes(jnp.asarray(codes), jnp.asarray(self.scales))
+        return ScaledCodes(jnp.asarray(codes), jnp.asarray(self.scales))
 
     def times(self, codes) -> np.ndarray:
         """Scales, each times its group of some codes."""
@@ -166,7 +166,7 @@ def test_two_runs_of_rows_in_a_block():
 
 
 def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
-    w = Codes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
+    w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
     return lambda: gemv(w, jnp.zeros(x, dtype), **options)
 
 

@@ -11,13 +11,13 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH, Codes, shares
+from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH, ScaledCodes, shares
 from pallas_kernels.parts.tile import Tile
 
 ROWS, COLS, BATCH = 48, 1024, AT_ONCE + 1
 TILE = Tile(16, 2)
 RNG = np.random.default_rng(0)
-W = Codes(
+W = ScaledCodes(
     jnp.asarray(RNG.integers(-127, 128, (ROWS, COLS)), jnp.int8),
     jnp.asarray(RNG.random((ROWS, COLS // 64)), jnp.float32),
 )
