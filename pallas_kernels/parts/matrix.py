@@ -1,4 +1,4 @@
-"""The matrices that vectors are multiplied by, floats or codes with scales, and which loop multiplies by each."""
+"""Matrices that vectors are multiplied by, floats or codes with scales, and the loop that each takes."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from pallas_kernels.parts.tile import Tile, tile_for
 from pallas_kernels.unsupported import Unsupported
 
 MAX_BATCH = 8
-AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for as many of 14,336 numbers
+AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for 4 of 14,336 numbers
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
@@ -33,7 +33,7 @@ class ScaledCodes(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[rows, cols] of what the codes stand for."""
+        """Rows and columns of the matrix that the codes stand for."""
         rows, packed = self.codes.shape
         return rows, packed * (8 if self.four_bits else 1)
 
@@ -47,7 +47,7 @@ MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
 
 
 def shares(w: MatrixOperand, batch: int) -> list[slice]:
-    """Which vectors a kernel is launched for, and then another: codes are read again for more than `AT_ONCE`."""
+    """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
     launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
@@ -63,10 +63,10 @@ def product_of(
     runs: int = 1,
     rows: int | None = None,
 ) -> RowProduct | QuantizedProduct:
-    """The loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
+    """Choose the loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
 
-    They are the tile's, shared out among the runs, unless given. Raises ValueError, in the caller's words, where there
-    is no such loop.
+    By default the rows are those of the tile, shared out among the runs. Raises ValueError for shapes that do not fit
+    together, and Unsupported where there is no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
@@ -98,7 +98,7 @@ def product_of(
 
 
 def key_of(op: str, w: MatrixOperand) -> str:
-    """What `tile_for` calls an op on such a matrix: with the codes, and the columns that share a scale."""
+    """Name an op on such a matrix for `tile_for`, with its kind of codes and the columns that share a scale."""
     if not isinstance(w, ScaledCodes):
         return op
     return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
@@ -136,7 +136,7 @@ def _check_columns(op: str, w: MatrixOperand, dtype: Any, tile: Tile) -> None:
         return
     if tile.chunks:
         raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
-    # A copy wants whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
+    # Copies need whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
     multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
         raise Unsupported(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")
