@@ -16,7 +16,7 @@ from model.ops.cpu import CPU
 from model.ops.gpu import FIELDS, KERNELS, PROMPT, Call, Routed, calls, check_config, pallas_ops
 from model.ops.table import Ops
 from model.ops.xla import XLA
-from model.weights.codes import KINDS
+from model.weights.codes import CLASS_OF_FORM
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params, abstract_params
 from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
@@ -46,7 +46,7 @@ def in_codes(params: Params, form: str, group: int) -> Params:
         if leaf.ndim != 2:
             return leaf
         rows, cols = leaf.shape
-        kind: Any = KINDS[form]  # type: ignore
+        kind: Any = CLASS_OF_FORM[form]  # type: ignore
         return kind.shapes(rows, cols, Codes(kind.form, group, zeros=False, bytes=0, parts=lambda: iter(())))
 
     return jax.eval_shape(arranged, params._replace(layers=jax.tree.map(coded, params.layers), head=coded(params.head)))

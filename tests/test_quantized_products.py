@@ -15,8 +15,8 @@ from model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
 from model.ops import products
 from model.ops.products import cpu_product, dot, partial_sums
 from model.running.compile import compiler_options
-from model.weights.codes import QuantizedMatrix, runs
-from model.weights.params import KINDS, FeedForward, Linear, abstract_params, load_params, weight_bytes
+from model.weights.codes import QuantizedMatrix, can_multiply
+from model.weights.params import CLASS_OF_FORM, FeedForward, Linear, abstract_params, load_params, weight_bytes
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 from tests.random_models import SMALL, random_checkpoint
@@ -129,12 +129,12 @@ def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
 
 
 def test_every_form_has_a_kind():
-    assert {form: kind.form for form, kind in KINDS.items()} == {form: form for form in KINDS}
+    assert {form: kind.form for form, kind in CLASS_OF_FORM.items()} == {form: form for form in CLASS_OF_FORM}
 
 
 def test_groups_that_cannot_run_are_dequantized():
     tensor, _ = Matrix("int8", False, 24, seed=1)(4, 96)
-    assert tensor.codes and not runs(tensor.codes, 96)
+    assert tensor.codes and not can_multiply(tensor.codes, 96)
     checkpoint = random_checkpoint(replace(SMALL, vocab=4, dim=96), seed=0)
     tensors = {**checkpoint.tensors, "lm_head.weight": tensor}
     head = load_params(replace(checkpoint, tensors=tensors), dtype=FLOAT32, positions=1).head
@@ -178,7 +178,7 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
 
 
 GROUPED: list[tuple[Form | None, int]] = [
-    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32)) for form in KINDS
+    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32)) for form in CLASS_OF_FORM
 ]
 
 
@@ -192,7 +192,7 @@ def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)
     if form:
-        weight = KINDS[form].shapes(
+        weight = CLASS_OF_FORM[form].shapes(
             rows, cols, Codes(form, group or cols, zeros=False, bytes=0, parts=lambda: iter(()))
         )
     x = jax.ShapeDtypeStruct((1, 1, cols), FLOAT32)

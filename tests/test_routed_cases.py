@@ -18,7 +18,7 @@ from model.checkpoints.checkpoint import Codes
 from model.insight.shapes import SHAPES
 from model.ops.gpu import PROMPT, QUANTIZED
 from model.ops.gpu import calls as model_calls
-from model.weights.codes import KINDS, QuantizedMatrix
+from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params
 from pallas_kernels.parts.matrix import MAX_BATCH
@@ -134,7 +134,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
     """Weights as floats, and in codes with groups of every size."""
     yield shapes(config, dtype, None)
     coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
-    kinds = [kind for kind in KINDS.values() if kind.form in QUANTIZED]
+    kinds = [kind for kind in CLASS_OF_FORM.values() if kind.form in QUANTIZED]
     for kind, group in product(kinds, (*GROUPS, None)):
 
         def regrouped(leaf: Any, kind=kind, group=group):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused, tensor_shapes
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import alike
-from model.weights.codes import KINDS, Embedding, QuantizedMatrix, runs
+from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_multiply
 from model.weights.gpu_codes import as_read_here
 from reference.config import Config
 from reference.rope import frequencies
@@ -165,7 +165,7 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
     """Tensors that are to be one along their rows: with codes that can run so, or without."""
     cols = math.prod(tensors[0].shape[1:])
     codes = alike([tensor.codes for tensor in tensors])
-    usable = codes if codes and runs(codes[0], cols) else [None] * len(tensors)
+    usable = codes if codes and can_multiply(codes[0], cols) else [None] * len(tensors)
     return [tensor._replace(codes=one) for tensor, one in zip(tensors, usable, strict=True)]
 
 
@@ -173,7 +173,7 @@ def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
     """The arrays for what `_joined` gives."""
     rows, row = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
     if codes := tensors[0].codes:
-        return KINDS[codes.form].shapes(rows, math.prod(row), codes)
+        return CLASS_OF_FORM[codes.form].shapes(rows, math.prod(row), codes)
     return jax.ShapeDtypeStruct((rows, *row), dtype)
 
 
