@@ -137,7 +137,7 @@ def decode(
     # step, `seen` and `done` are one expression each, and indices that cannot be wrong are not checked.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
-        # The barrier ties weights to the loop's state. XLA would otherwise convert narrow ones to float32 before the loop.
+        # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
         x, now = hidden_states(weights, tokens[:, None], Cache(layers, cache.lengths + step), config=config, ops=ops)
         logits = ops.norm_logits(x[:, 0], weights, config=config)

@@ -98,9 +98,8 @@ class QuantizedMatrix(_Arrays):
         def spread(a: Array) -> Array:
             return a.reshape(rows, groups // halves, 1, halves, 1)
 
-        if (
-            self.packed
-        ):  # halves are decoded apart and then joined: a shift for each code takes XLA on a CPU half as long again
+        # Halves are decoded apart and then joined: a shift for each code would take XLA on a CPU half as long again.
+        if self.packed:
             codes = self.codes.reshape(rows, groups // halves, -1, LANES)
             levels = jnp.stack(self.decode_pairs(codes), axis=3)
         else:
