@@ -276,7 +276,7 @@ def load_backend(
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found)
     choice = ops_for(
-        *(kernels, config, params),
+        *(kernels, config, shapes),
         **{"batch": layout.batch, "capacity": layout.rows, "cache_dtype": layout.cache_dtype},
         device=device,
     )
