@@ -1,4 +1,4 @@
-"""Products of quantized matrices: every code, scale and zero point counts for what it stands for."""
+"""Products of quantized matrices: every code, scale and zero point counts."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,7 +76,7 @@ FORMS = {"dot": (dot, 1), "dot of many": (dot, 3), "cpu": (cpu_product, 1), "cpu
 
 
 def placed(tensor: Tensor) -> QuantizedMatrix:
-    """The matrix of a tensor on the device, as a model has it."""
+    """Place the matrix of a tensor on the device, as a model has it."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=tensor.shape[0], dim=tensor.shape[1]), seed=0)
     tensors = {**checkpoint.tensors, "lm_head.weight": tensor}
     head = load_params(replace(checkpoint, tensors=tensors), dtype=FLOAT32, positions=1).head
@@ -118,7 +118,7 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
 
 @given(matrix=matrices, shape=shapes)
 def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
-    """Each rounded once; what is appended to a row may be anything finite, since it meets zeros."""
+    """Each weight is rounded once; padding may be anything finite, since it meets zeros."""
     tensor, part = matrix(*shape)
     assert tensor.codes
     exact = exact_weights(tensor.codes, part)
@@ -185,9 +185,9 @@ GROUPED: list[tuple[Form | None, int]] = [
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
-    """As many as plans count: neither the weights in float32 nor their codes.
+    """As many sums as plans count are written, and neither the weights in float32 nor their codes.
 
-    Where there are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
+    Where they are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
     """
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)

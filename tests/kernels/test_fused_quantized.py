@@ -1,4 +1,4 @@
-"""The fused ops with quantized weights, in the interpreter, against the exact numbers of what the codes stand for.
+"""The fused ops with quantized weights, in the interpreter, against exact numbers.
 
 Bounds are those of benchmarks/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
 analysis, for any order of sums.
@@ -33,7 +33,7 @@ lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
 
 def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
-    """Codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
+    """Draw codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
     bits, group = SCHEMES[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
@@ -64,7 +64,7 @@ def test_norm_gate_up(noise, scheme, cols, batch, dtype):
 @example(noise=Noise(1), scheme="q4", cols=5632, batch=2, dtype=np.dtype("float32"))
 @at_extremes(scheme="q4", cols=1024, batch=1, dtype=np.dtype("bfloat16"))
 def test_norm_qkv(noise, scheme, cols, batch, dtype):
-    """Heads of two pieces; no row of the cache but the new one, NaN before, has changed."""
+    """Heads have two pieces; only the new row of the cache, NaN before, changes."""
     heads, kv_heads, head_dim, capacity = 2, 1, 32, 4
     w = draw(noise, (heads + 2 * kv_heads) * head_dim, cols, scheme)
     x, norm = noise(batch, cols, dtype=dtype), noise(cols, dtype=dtype)
@@ -89,7 +89,7 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_biases_are_added_to_their_rows(scheme):
-    """Where x is zero, nothing else is left."""
+    """With x of zeros only the biases are left."""
     w = draw(Noise(0), 48, 1024, scheme)
     x, norm, bias = jnp.zeros((1, 1024)), jnp.ones(1024), jnp.arange(1.0, 49)
     with interpreter():

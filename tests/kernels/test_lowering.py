@@ -11,12 +11,12 @@ from benchmarks.kernel_cases.case import Case
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
 
-# Unless all are asked for, which takes minutes, those of two models.
+# By default only the cases of two models: all of them take minutes.
 CASES = gated_cases() if os.environ.get("KERNEL_TABLE") == "whole" else sampled()
 
 
 def lower(case: Case) -> str:
-    """What XLA would be handed on an H200, as text."""
+    """Lower a case for an H200, as text."""
     with use_abstract_mesh(AbstractMesh((1,), ("device",), abstract_device=H200)):
         return jax.jit(case.function).trace(*case.arrays).lower(lowering_platforms=("cuda",)).as_text()
 

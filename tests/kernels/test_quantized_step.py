@@ -40,7 +40,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def load(scheme: str, *, seed: int) -> Params:
-    """As `load_params` gives it on a GPU that the kernels are made for."""
+    """Load weights as on a GPU that the kernels are made for."""
     checkpoint = quantized(random_checkpoint(NARROW, seed=seed), scheme)
     return arranged(load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY))
 
@@ -133,7 +133,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
-    """In bfloat16 by matrix products of that dtype; in float32 nothing is rounded but the sums."""
+    """Products in bfloat16 round the weights; those in float32 round only the sums."""
     ffn = load(scheme, seed=2).layers[0].ffn
     assert isinstance(ffn, FeedForward)
     down = ffn.down.weight
