@@ -17,6 +17,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
 from pallas_kernels.parts.matrix import ScaledCodes, product_of, shares
 from pallas_kernels.parts.quantized_product import GROUPS
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
 
@@ -224,7 +225,7 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
     vectors: Any = array(most, x.shape[1], dtype=x.dtype)
     try:
         product = product_of(op, w, vectors, **how)
-    except ValueError:
+    except Unsupported:
         return Limits()  # refused, and never compiled
     return product_limits(product, normed=how["normed"])
 

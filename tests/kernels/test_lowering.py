@@ -8,6 +8,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from benchmarks.kernel_cases import gated_cases, kernel_cases, refusal, sampled
 from benchmarks.kernel_cases.case import Case
+from pallas_kernels.unsupported import Unsupported
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
 
@@ -29,5 +30,5 @@ def test_a_case_of_the_table_lowers_for_an_h200(name: str):
 
 @pytest.mark.parametrize("name", [name for name in kernel_cases() if refusal(name) is not None])
 def test_what_a_kernel_refuses_is_written_down(name: str):
-    with pytest.raises(ValueError, match=refusal(name)):
+    with pytest.raises(Unsupported, match=refusal(name)):
         lower(kernel_cases()[name])
