@@ -39,8 +39,11 @@ class ScaledCodes(NamedTuple):
 
     @property
     def group(self) -> int | None:
-        """Columns that share a scale; None: all of a row do."""
-        return None if self.scales.ndim == 1 else self.shape[1] // max(self.scales.shape[1], 1)
+        """Columns that share a scale; None: all of a row do. 0 where rows have no scales at all."""
+        if self.scales.ndim == 1:
+            return None
+        groups = self.scales.shape[1]
+        return self.shape[1] // groups if groups else 0
 
 
 MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
