@@ -276,7 +276,7 @@ def load_backend(
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
-    choice = ops_for(kernels, config, params, capacity=layout.rows, device=device, **sizes)
+    choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
     memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)

@@ -54,7 +54,7 @@ class Case:
     shape: str
     dtype: str
     function: Callable[..., Any]  # our kernels; products take a `tile`, too
-    arrays: tuple[Any, ...]  # shapes and dtypes; `Codes` of them for a quantized matrix
+    arrays: tuple[Any, ...]  # shapes and dtypes; `ScaledCodes` of them for a quantized matrix
     kernels: Mapping[str, Limits]  # the kernels that it launches
     plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
     exact: Callable[..., Approx | tuple[Approx, ...]] = field(

@@ -11,7 +11,7 @@ import numpy as np
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import WARPS
 from pallas_kernels.parts.integer_mma import CHUNK as STEP
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.quantized_product import GROUPS
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
@@ -56,7 +56,7 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
     over digits follow, three over warps, and a scale for the row. Where x has a norm, with an `eps`, its 1/rms
     multiplies the sums: 1 / sqrt(eps) at most.
     """
-    if not isinstance(w, Codes):
+    if not isinstance(w, ScaledCodes):
         return projected(x, exactly(w).value)
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     codes = int4.unpack(np.asarray(w.codes)) if w.four_bits else np.asarray(w.codes)

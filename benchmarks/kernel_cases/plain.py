@@ -12,7 +12,7 @@ from jax import lax
 from model.ops.block import rmsnorm as _rmsnorm
 from model.ops.products import dot
 from model.weights.gpu_codes import unpacked
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):
@@ -28,7 +28,7 @@ def _biased(y, bias):
 
 def _product(x, w):
     """Compute W x. XLA scales codes inside the product where it can."""
-    if not isinstance(w, Codes):
+    if not isinstance(w, ScaledCodes):
         return dot(x, w)
     rows, cols = w.shape
     codes = unpacked(w.codes) if w.four_bits else w.codes

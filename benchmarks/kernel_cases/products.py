@@ -15,8 +15,9 @@ from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
-from pallas_kernels.parts.matrix import Codes, product_of, shares
+from pallas_kernels.parts.matrix import ScaledCodes, product_of, shares
 from pallas_kernels.parts.quantized_product import GROUPS
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
 
@@ -229,7 +230,7 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
     vectors: Any = array(most, x.shape[1], dtype=x.dtype)
     try:
         product = product_of(op, w, vectors, **how)
-    except ValueError:
+    except Unsupported:
         return Limits()  # refused, and never compiled
     return product_limits(product, normed=how["normed"])
 
@@ -243,7 +244,7 @@ def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     )
     scales = (rows,) if group is None else (rows, cols // group)
     arrays: tuple[Any, Any] = codes, array(*scales, dtype=FLOAT32)
-    return Codes(*arrays)
+    return ScaledCodes(*arrays)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:

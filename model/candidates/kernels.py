@@ -28,7 +28,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
@@ -90,7 +90,7 @@ def gemv_quantized(
     """W x for codes of the schemes q8, q8_row and q4."""
     if scheme == "q4":
         codes = jnp.asarray(int4.pack(np.asarray(codes)))
-    return run(gemv_kernel, Codes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
+    return run(gemv_kernel, ScaledCodes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
 
 
 gemv_fixed_point = kernel("gemv_fixed_point", only=INTEGER)(gemv_quantized.function)

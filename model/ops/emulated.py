@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from model.cache import from_int8, to_int8
@@ -72,7 +73,7 @@ class Rounding:
     to: str = field(metadata={"static": True})
 
 
-def emulating(product: Product) -> Product:
+def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
     """Extend `product` to matrices that carry a rounding."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Matrix | Rounding) -> Float[Array, "*batch rows"]:
@@ -192,7 +193,7 @@ def int8(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
     return codes * scales[..., None]
 
 
-def _cast(dtype: np.dtype | type) -> Callable[[Array], Array]:
+def _cast(dtype: DTypeLike) -> Callable[[Array], Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
 

@@ -20,7 +20,7 @@ from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import in_common_form
 from model.system import use_huge_pages
 from model.tensors import Role, Stack, stacks, tensor_shapes
-from model.weights.codes import KINDS, Embedding, QuantizedMatrix, runs
+from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_multiply
 from model.weights.gpu_codes import as_read_here
 from reference.config import Config
 from reference.rope import frequencies
@@ -169,7 +169,7 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
     """Give tensors that will be stacked one form: codes that can run, else none."""
     cols = math.prod(tensors[0].shape[1:])
     codes = in_common_form([tensor.codes for tensor in tensors])
-    usable = codes if codes and runs(codes[0], cols) else [None] * len(tensors)
+    usable = codes if codes and can_multiply(codes[0], cols) else [None] * len(tensors)
     return [tensor._replace(codes=one) for tensor, one in zip(tensors, usable, strict=True)]
 
 
@@ -177,7 +177,7 @@ def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
     """Return the shapes and dtypes of the arrays for tensors from `_joined`."""
     rows, row = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
     if codes := tensors[0].codes:
-        return KINDS[codes.form].shapes(rows, math.prod(row), codes)
+        return CLASS_OF_FORM[codes.form].shapes(rows, math.prod(row), codes)
     return jax.ShapeDtypeStruct((rows, *row), dtype)
 
 
