@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks import scheme_forms, schemes
 from benchmarks.scheme_forms import bits, forms, padded, weight_error
-from benchmarks.schemes import in_windows, markdown, speeds, told
+from benchmarks.schemes import in_windows, markdown, sample_stories, speeds
 from model import load
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import BUILT_IN
@@ -43,11 +43,11 @@ def small(monkeypatch):
 
 def test_stories_are_told_from_their_beginning_to_their_end(folder):
     llama = load(folder)
-    stories = told(llama, 200, seed=3)
+    stories = sample_stories(llama, 200, seed=3)
     assert sum(map(len, stories)) >= 200 > sum(map(len, stories[:-1]))
     assert all(story[0] == 256 and len(story) <= llama.context for story in stories)
     assert all(story[-1] in llama.stops or len(story) == llama.context for story in stories)
-    assert told(llama, 200, seed=3) == stories != told(llama, 200, seed=4)
+    assert sample_stories(llama, 200, seed=3) == stories != sample_stories(llama, 200, seed=4)
 
 
 def test_windows_begin_as_texts_do(small):
