@@ -1,4 +1,4 @@
-"""`benchmarks/peers.py`: engines are asked in turn, and ratios are of the same round. What others say is not tested."""
+"""`benchmarks/peers.py`: engines answer in turn, and ratios are of one round. Other engines are not tested."""
 
 import doctest
 import json
@@ -74,9 +74,9 @@ def test_a_tiny_run_shows_that_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(peers, "OURS", ("float32",))
-    monkeypatch.setattr(peers, "LLAMA_CPP", {})  # where this Python has it
+    monkeypatch.setattr(peers, "LLAMA_CPP", {})  # this Python may have llama.cpp
     monkeypatch.setattr(peers, "PAUSE", 0)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests want all of them
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests need all cores
     kept = tmp_path / "kept.json"
     peers.main.main(["--tiny", "--rounds", "1", "--json", str(kept)], standalone_mode=False)
     report = json.loads(kept.read_text())
