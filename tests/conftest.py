@@ -53,13 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
-    """Tell which tests are slow: `slow` has the number of cases of each that are not."""
+    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not."""
     seen: Counter[str] = Counter()
     judged = []
     for item in items:
         name = item.nodeid.partition("[")[0]
         seen[name] += 1
-        judged.append(name in slow and seen[name] > slow[name])
+        keys = [key for key in (item.nodeid, name, name.partition("::")[0]) if key in slow]
+        judged.append(bool(keys) and seen[name] > slow[keys[0]])
     return judged
 
 
