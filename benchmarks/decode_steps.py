@@ -14,7 +14,7 @@ from model.cache import empty_cache
 from model.forward import decode
 from model.insight.shapes import SHAPES
 from model.ops.gpu import PALLAS, refusals
-from model.running.jax_backend import CACHE, decode_shapes, longest_burst
+from model.running.programs import CACHE, decode_shapes, longest_burst
 from model.weights.gpu_codes import arranged
 
 CAPACITY = 4096  # positions of the cache

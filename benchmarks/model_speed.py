@@ -17,7 +17,8 @@ from model.insight.timing import Effort, Seconds, measure
 from model.ops.block import Ops
 from model.options import SamplingOptions
 from model.running.compile import compiler_options
-from model.running.jax_backend import CACHE, STOPS, give_back_compilers_memory, keep_heaps_small
+from model.running.process import give_back_compilers_memory, keep_heaps_small
+from model.running.programs import CACHE, STOPS
 from model.sampling import as_arrays
 from model.weights.params import Params
 from reference.config import Config
@@ -50,12 +51,13 @@ def compile_programs(
     batch: int = 1,
     options: dict[str, Any] | None = None,
 ) -> Programs:
-    """Compile for the default device, as `model.running.jax_backend` does unless XLA is given other `options`.
+    """Compile for the default device, as `model.running.programs` does unless XLA is given other `options`.
 
     `capacity` counts the tokens of a sequence and the padding of its last chunk.
     """
-    keep_heaps_small(config)
-    options = compiler_options() if options is None else options
+    platform = jax.default_backend()
+    keep_heaps_small(config, platform=platform)
+    options = compiler_options(platform) if options is None else options
     shapes, dtype = jax.eval_shape(lambda params: params, params), params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))
     began = perf_counter()
@@ -63,7 +65,7 @@ def compile_programs(
     def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
         found = jitted.lower(shapes, *arguments).compile(options)
-        give_back_compilers_memory(config)
+        give_back_compilers_memory(config, platform=platform)
         return found
 
     @lru_cache

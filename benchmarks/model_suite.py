@@ -42,9 +42,12 @@ from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, choose_dtype, load_backend
 from model.ops.block import Ops
 from model.options import SamplingOptions, choose_context
-from model.running.jax_backend import choose_ops, longest_burst, prompt_chunk
-from model.running.memory import Memory, check_fits, device_bytes, memory_of, return_freed_memory
+from model.running.device import free_bytes
+from model.running.jax_backend import choose_ops
+from model.running.memory import Memory, check_fits, memory_of
+from model.running.programs import longest_burst, prompt_chunk
 from model.running.session import Session
+from model.system import return_freed_memory
 from model.weights.params import Params, abstract_params, check_weights, load_params
 from reference.config import Config
 
@@ -81,7 +84,7 @@ class TimedModel:
         """Compute the memory of sequences of up to `context` tokens on the default device."""
         return memory_of(
             *(shapes, self.config),
-            **{"batch": batch, "context": context, "chunk": prompt_chunk(self.config)},
+            **{"batch": batch, "context": context, "chunk": prompt_chunk(self.config, jax.default_backend())},
             platform=jax.default_backend(),
             cache_dtype=np.dtype(self.dtype),
         )
@@ -89,19 +92,19 @@ class TimedModel:
     @property
     def burst(self) -> int:
         """Tokens that one call draws: few if the context is short, so that other tokens fit before them."""
-        return min(longest_burst(), max(DRAWN, self.config.context // 8))
+        return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
         Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
         """
-        chunk, burst = min(prompt_chunk(self.config), longest), self.burst
+        chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
         capacity = -(-(longest + burst + chunk) // 8) * 8
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # Two caches are in memory while one is read and the next is drawn.
-        check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=device_bytes())
+        check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
         programs = compile_programs(
             shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )
@@ -121,7 +124,7 @@ def choose_model(
         if shape not in SHAPES:
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
-        published = choose_dtype(dtype, (), platform=platform)
+        published = choose_dtype(dtype, {}, platform=platform)
         return TimedModel(
             name=f"{shape}, random weights",
             config=config,
@@ -134,8 +137,8 @@ def choose_model(
         )
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
-    chosen = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
     run = quantized(checkpoint, quantize) if quantize else checkpoint
+    chosen = choose_dtype(dtype, run.tensors, platform=platform)
 
     def load(shapes: Params) -> Params:
         check_weights(checkpoint)

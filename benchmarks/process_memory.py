@@ -40,8 +40,8 @@ def measured(layers: int, quantize: str | None) -> Row:
     from model.checkpoints.codes import quantized
     from model.llama import load_backend
     from model.options import SamplingOptions
-    from model.running.jax_backend import prompt_chunk
     from model.running.memory import memory_of
+    from model.running.programs import prompt_chunk
     from model.running.session import Session
     from model.weights.params import abstract_params
     from reference.config import Config
@@ -56,12 +56,12 @@ def measured(layers: int, quantize: str | None) -> Row:
     tensors = (quantized(checkpoint, quantize) if quantize else checkpoint).tensors
     memory = memory_of(
         abstract_params(config, dtype=number.dtype, positions=1, tensors=tensors), config,
-        batch=1, context=config.context, chunk=prompt_chunk(config), platform="cpu", cache_dtype=number.dtype,
+        batch=1, context=config.context, chunk=prompt_chunk(config, "cpu"), platform="cpu", cache_dtype=number.dtype,
     )  # fmt: skip
     arrays = memory.running - memory.process
     jax.devices()
     started = resident_bytes()
-    backend = load_backend(checkpoint, quantize=quantize)
+    backend = load_backend(checkpoint, quantize=quantize, own_process=True)
     compiling = peak_resident_bytes()
     forget_peak()
     session = Session(backend, vocab=config.vocab)

@@ -11,7 +11,7 @@ from model.cache import Cache, LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.codes import quantized
 from model.insight.machine import random_numbers
-from model.running.jax_backend import give_back_compilers_memory
+from model.running.process import give_back_compilers_memory
 from model.weights.codes import Embedding
 from model.weights.params import Params, abstract_params, aligned_zeros, rope_table
 from reference.config import Config
@@ -55,7 +55,7 @@ def random_params(shapes: Params, config: Config) -> Params:
         leaves[i] = place(_weight(i, shape, scales="scales" in str(path[-1])))
     params = jax.tree.unflatten(tree, [leaves[i] for i in range(len(paths))])
     params = params._replace(rope=rope_table(config, len(shapes.rope.cos)))
-    give_back_compilers_memory(config)  # drawing compiles programs, loading does not
+    give_back_compilers_memory(config, platform=jax.default_backend())  # drawing compiles programs, loading does not
     table = params.embedding
     return params._replace(head=table.matrix if isinstance(table, Embedding) else table) if config.tied else params
 
@@ -66,7 +66,7 @@ def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int =
     layers = [
         LayerCache(*(random_numbers(2 * i + j, *shape, dtype=dtype) for j in (0, 1))) for i in range(config.layers)
     ]
-    give_back_compilers_memory(config)  # drawing compiles programs
+    give_back_compilers_memory(config, platform=jax.default_backend())  # drawing compiles programs
     return Cache(layers, jnp.zeros(batch, jnp.int32))
 
 

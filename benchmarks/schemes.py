@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -36,8 +37,9 @@ from model.insight.machine import about
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import Llama, load, load_backend
+from model.ops.choice import ops_for
 from model.options import SamplingOptions
-from model.running.jax_backend import choose_ops, longest_burst, prompt_chunk
+from model.running.programs import longest_burst, prompt_chunk
 from model.weights.params import Params, abstract_params
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
@@ -120,14 +122,15 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
     """Measure the tokens a second that each of `DECODED` decodes, in each round."""
-    config, chunk = SHAPES[shape], prompt_chunk(SHAPES[shape])
-    capacity = AFTER + longest_burst() + chunk
+    config, platform = SHAPES[shape], jax.default_backend()
+    chunk, burst = prompt_chunk(config, platform), longest_burst(platform)
+    capacity = AFTER + burst + chunk
     running = {}
     for name, stored in DECODED.items() if rounds else ():
         click.echo(f"compiling {name}", err=True)
         params = random_params(shapes(config, stored, positions=capacity), config)
-        ops = choose_ops("auto")
-        programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=longest_burst())
+        ops = ops_for("auto", config, params, batch=1, capacity=capacity, cache_dtype=params.embedding.dtype).ops
+        programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=burst)
         running[name] = partial(decode_seconds, programs, params, context=AFTER, effort=Effort(3, warm=1))
     found: dict[str, list[float]] = {name: [] for name in running}
     for number in range(rounds):

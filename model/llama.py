@@ -1,24 +1,31 @@
 """A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import quantized
-from model.checkpoints.open import open_checkpoint
+from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
+from model.ops.choice import ops_for
 from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.running.jax_backend import JaxBackend, choose_ops, compile_programs, prompt_chunk
-from model.running.memory import available_bytes, check_fits, device_bytes, memory_of
+from model.running.backend import Backend
+from model.running.device import default_device, free_bytes
+from model.running.jax_backend import JaxBackend
+from model.running.memory import check_fits, memory_of
+from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
+from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
-from model.running.session import Backend, Session
+from model.running.session import Session
+from model.system import available_bytes
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
@@ -30,10 +37,20 @@ BackendName = Literal["jax", "reference"]
 class Llama:
     """A model ready to use; `load` makes one. Every generation has a cache of its own."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, backend: Backend, *, stops: frozenset[int]):
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        *,
+        stops: frozenset[int],
+        places: Sequence[str | Path] = (),
+    ):
+        """Put a backend and the tokenizer of its model together. `stops` are the ids that end a text."""
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops
+        self.places = tuple(places)  # the files or directories that may hold a chat template, the likeliest first
         self._backend = backend
 
     @property
@@ -41,12 +58,20 @@ class Llama:
         """How many tokens a sequence can have."""
         return self._backend.capacity
 
+    def describe_run(self) -> str:
+        """Say in one line how the model runs: dtype, device, and which ops are plain and why.
+
+        >>> load("stories", kernels="cpu", context=64).describe_run()
+        'float32 on CPU'
+        """
+        return self._backend.describe()
+
     def bytes_read(self, position: float) -> float | None:
-        """What decoding a token reads at least, with so many before it; None of the reference, which nobody times."""
-        return self._backend.bytes_read(position) if isinstance(self._backend, JaxBackend) else None
+        """Count the bytes that drawing a token reads at least, with so many before it; None for the reference."""
+        return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """The ids of a text, BOS first where the model's convention has it."""
+        """Turn a text into ids, with BOS first where the model's convention has it."""
         return encode_text(self.tokenizer, text, bos=bos)
 
     def generate(
@@ -95,11 +120,11 @@ class Llama:
         stops: frozenset[int] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """`generate` from ids, in a session whose cache serves as far as it holds the same ids.
+        """Continue ids, in a session whose cache is reused as far as it holds the same ids.
 
-        `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the
-        ids that end it, the model's own by default.
-        `interrupted` is asked between bursts; once it says yes, the generation ends.
+        `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
+        it, by default the model's own. `interrupted` is called between bursts; the generation ends once it returns
+        True. The other arguments are those of `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -124,7 +149,10 @@ class Llama:
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Logits for what follows each of `ids`: float32, or float64 from the reference."""
+        """Compute the logits that follow each of `ids`: float32, or float64 from the reference.
+
+        Raises ValueError for ids out of range, FloatingPointError for logits that are not finite.
+        """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
         return self._backend.logits(ids)
@@ -141,26 +169,63 @@ def load(
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
-    progress: Progress = no_progress,
+    compile_cache: str | Path | None = None,
+    progress: Progress | bool = False,
 ) -> Llama:
-    """Load a checkpoint (a llama2.c file or a Hugging Face directory) and its tokenizer.
+    """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
 
-    `tokenizer` is a file or directory; None looks beside the model. `context` is the length of a
-    sequence in tokens; None is the model's own, 4096 at most. `dtype` is that of the weights that
-    run; None is float32 on a CPU, and on a GPU bfloat16 if they are stored so. `quantize` is one of
-    `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized` says which);
-    None leaves those that are stored quantized as they are. `cache` is what keys and values are kept in
-    (`reference.quantizers.kv_cache`); None is the dtype of the weights that run. `greedy` says that the first
-    text will be of temperature 0: what decodes at 0 and above are two programs, and the other of them is
-    compiled when it is first needed. `progress` is told what goes on and what share of it is done. Raises
-    CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
+    - `tokenizer` is a file or directory; None looks inside and beside the model.
+    - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
+    - `dtype` is that of activations, and of weights that are not quantized. None is float32 on a CPU; on a GPU it is
+      bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
+    - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
+      leaves those that are stored quantized as they are.
+    - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
+    - `greedy` says that the first text will be of temperature 0. Temperatures of 0 and above are two programs, and the
+      other one is compiled when it is first needed.
+    - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
+      fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
+      `~/.cache/llamaspec/compiled`.
+    - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
+
+    Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
     model that does not fit: each a single line.
+
+        from model import load
+        from model.chat.chat import Chat
+        from model.chat.template import find_template
+        from model.checkpoints.open import place_of
+
+        llama = load("stories", progress=True)
+        chat = Chat(llama, find_template(llama.tokenizer, place_of("stories")))
+        for token in chat.reply("Tell me a story about a fox.", seed=7):
+            print(token.text, end="", flush=True)
     """
     checkpoint = open_checkpoint(path)
     vocabulary = tokenizer_of(checkpoint, tokenizer)
-    options = {"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize}
-    running = load_backend(checkpoint, **options, cache=cache, greedy=greedy, progress=progress)
-    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops)
+    if compile_cache is not None:
+        keep_compiled(Path(compile_cache))
+    running = load_backend(
+        checkpoint,
+        **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
+        **{"cache": cache, "greedy": greedy},
+        progress=print_progress() if progress is True else progress or no_progress,
+    )
+    places = [place for place in (tokenizer, place_of(path)) if place]
+    return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops, places=places)
+
+
+def print_progress() -> Progress:
+    """Make a `Progress` that prints each stage on stderr when it begins."""
+    latest = ""
+
+    def report(stage: str, share: float) -> None:
+        nonlocal latest
+        if stage != latest:
+            latest = stage
+            print(stage, file=sys.stderr)
+
+    return report
 
 
 def load_backend(
@@ -174,11 +239,14 @@ def load_backend(
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
     emulate_activations: str | None = None,
+    own_process: bool = False,
     progress: Progress = no_progress,
 ) -> JaxBackend | ReferenceBackend:
-    """The model without a tokenizer. The arguments are those of `load`, which is checked before anything is read.
+    """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
 
-    `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml.
+    `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
+    process runs the model and nothing else. The process then returns the memory that compiling took to the system,
+    and a large model on a CPU changes how its allocator works (`model.running.process`).
     """
     config = checkpoint.config
     capacity = choose_context(context, config.context)
@@ -195,32 +263,50 @@ def load_backend(
         check_weights(checkpoint, progress=progress)
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
-    ops = emulated_ops(choose_ops(kernels)) if found else choose_ops(kernels)
-    platform = jax.default_backend()
-    weights = choose_dtype(dtype, checkpoint.tensors.values(), platform=platform)
-    chunk = min(prompt_chunk(config), capacity)
-    rows = capacity + chunk  # the last chunk of a prompt is padded
-    params = with_roundings(abstract_params(config, dtype=weights, positions=rows, tensors=run.tensors), found)
-    cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
-    sizes = {"batch": 1, "context": capacity, "chunk": chunk}
-    memory = memory_of(params, config, **sizes, cache_dtype=cache_dtype, platform=platform)
-    check_fits(memory, context=capacity, available=device_bytes())
+    device = default_device()
+    platform = device.platform
+    weights = choose_dtype(dtype, run.tensors, platform=platform)
+    layout = Layout(
+        batch=1,
+        capacity=capacity,
+        chunk=min(prompt_chunk(config, platform), capacity),
+        burst=longest_burst(platform),
+        cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
+    )
+    shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
+    params = with_roundings(shapes, found)
+    choice = ops_for(
+        *(kernels, config, params),
+        **{"batch": layout.batch, "capacity": layout.rows, "cache_dtype": layout.cache_dtype},
+        device=device,
+    )
+    if found:
+        choice = choice._replace(ops=emulated_ops(choice.ops))
+    sizes = {"batch": layout.batch, "context": capacity, "chunk": layout.chunk}
+    memory = memory_of(params, config, **sizes, platform=platform, cache_dtype=layout.cache_dtype)
+    check_fits(memory, context=capacity, available=free_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
+    if own_process:
+        keep_heaps_small(config, platform=platform)
     programs = compile_programs(
-        params, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype, greedy=greedy
+        *(params, config),
+        **{"ops": choice.ops, "layout": layout, "platform": platform, "greedy": greedy},
+        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
     )
-    params = with_roundings(load_params(run, dtype=weights, positions=rows, progress=progress), found)
-    return JaxBackend(params, programs, config, ops=ops, capacity=capacity, chunk=chunk, cache_dtype=cache_dtype)
+    params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
+    return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
 
 
-def choose_dtype(dtype: str | None, tensors: Iterable[Tensor], *, platform: str) -> np.dtype:
-    """The dtype of the weights that run: the one that was asked for, for None float32 on a CPU.
+def choose_dtype(dtype: str | None, tensors: Mapping[str, Tensor], *, platform: str) -> np.dtype:
+    """Choose the dtype of activations, and of the weights that are not quantized.
 
-    On a GPU None is bfloat16, if all of `tensors` that are not quantized are stored so.
+    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix in
+    `tensors` is stored in float32: norms, which many files store in float32, do not decide. `tensors` are those that
+    run, and may be empty for a model of random weights.
     """
     if dtype:
         return np.dtype(dtype)
-    narrow = np.dtype(ml_dtypes.bfloat16)
-    stored_so = all(tensor.dtype == narrow for tensor in tensors if tensor.codes is None)
-    return narrow if platform != "cpu" and stored_so else np.dtype(np.float32)
+    stored = [tensor for name, tensor in tensors.items() if is_matrix(name)]
+    wide = bool(stored) and all(tensor.codes is None and tensor.dtype.itemsize >= 4 for tensor in stored)
+    return np.dtype(np.float32) if platform == "cpu" or wide else np.dtype(ml_dtypes.bfloat16)

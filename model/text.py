@@ -1,17 +1,27 @@
 """A text that a user hands over as a file: to predict, to calibrate with, to train on."""
 
 import codecs
+import os
+import stat
 from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
 
+LARGEST = 1 << 30  # bytes of a text that is read whole: its tokens take some 20 times as much memory
+
 
 def read_text(path: str | Path, *, most: int | None = None) -> str:
-    """A file's text, bit for bit, or what its first `most` bytes hold whole characters of.
+    """Read a file's text, bit for bit, or the whole characters of its first `most` bytes.
 
-    Raises CheckpointError where it cannot be read, is not UTF-8, or holds nothing but white space.
+    Raises CheckpointError for a file that cannot be read, is not UTF-8 or holds nothing but white space. A file that
+    has no end (`/dev/zero`, a pipe) or is larger than `LARGEST` is refused, too, before any of it is read.
     """
-    with os_errors(path), open(path, "rb") as file:
+    with os_errors(path), open(path, "rb", opener=_open_at_once) as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise refused(path, "is no regular file: a text is read from a file that has an end")
+        if most is None and about.st_size > LARGEST:
+            raise refused(path, f"is of {about.st_size:,} bytes, and a text may have {LARGEST:,} at most")
         raw = file.read(most)
     whole = most is None or len(raw) < most
     try:
@@ -21,3 +31,8 @@ def read_text(path: str | Path, *, most: int | None = None) -> str:
     if not text.strip():
         raise refused(path, "holds no text")
     return text
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting: a pipe that nobody writes to would never open."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.parts.compat import Target, current_target
 from pallas_kernels.parts.spans import MAX_ELEMENTS, Spans, as_rows, check_rows
+from pallas_kernels.unsupported import Unsupported
 
 SPAN = 2048  # elements of a thread block
 
@@ -22,7 +23,7 @@ def add(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*
     if y.shape != x.shape or y.dtype != x.dtype:
         raise ValueError(f"add takes two arrays alike, got {list(x.shape)} {x.dtype} and {list(y.shape)} {y.dtype}")
     if x.size > MAX_ELEMENTS:
-        raise ValueError(f"add takes at most {MAX_ELEMENTS} elements, got {x.size}")
+        raise Unsupported(f"add takes at most {MAX_ELEMENTS} elements, got {x.size}")
     return _add(x, y, target=current_target())
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.parts.attention_parts import attend_in_parts, check_attention, choose_splits, keys_of_a_tile
 from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.unsupported import Unsupported
 
 
 def attention_decode(
@@ -40,12 +41,11 @@ def attention_decode(
     Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one,
     where a key head with less than 8 query heads writes as much as one with 8, in bfloat16.
     """
-    if k.ndim == 4 and (k.shape[0] != q.shape[0] or k.shape[2] % 8):
-        raise ValueError(
-            f"attention_decode takes a cache [{q.shape[0]}, kv_heads, capacity, head_dim] with a capacity in multiples "
-            f"of 8, got {k.shape}"
-        )
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
+    if len(k) != len(q):
+        raise ValueError(f"attention_decode takes a cache for each of {len(q)} queries, got k {k.shape}")
+    if k.shape[2] % 8:
+        raise Unsupported(f"attention_decode takes a capacity in multiples of 8, got {k.shape[2]}")
     batch, kv_heads, capacity, head_dim = k.shape
     heads, seen = batch * kv_heads, min(capacity, window or capacity)
     keys = keys_of_a_tile(heads, q.shape[1] // kv_heads, head_dim, k.dtype, seen)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.parts.attention_parts import attend_in_parts, check_attention, choose_splits
 from pallas_kernels.parts.compat import Target, current_target
 from pallas_kernels.parts.key_ring import TILE
+from pallas_kernels.unsupported import Unsupported
 
 
 def attention_paged(
@@ -37,7 +38,7 @@ def attention_paged(
     """
     op = "attention_paged"
     if k.ndim != 4 or not (k.shape[2] and (k.shape[2] % TILE == 0 or (TILE % k.shape[2] == 0 and k.shape[2] >= 8))):
-        raise ValueError(
+        raise Unsupported(
             f"{op} takes k [pages, kv_heads, page, head_dim] with 8, 16, 32 or a multiple of 64 rows a page, "
             f"got {k.shape}"
         )

@@ -24,7 +24,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.wgmma import WGMMA, accumulate, across, filled, matrices
+from pallas_kernels.unsupported import Unsupported
 
 WORKERS = 2  # warpgroups that compute
 ROWS = 64  # queries of each
@@ -295,16 +297,15 @@ def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int |
             f"{q.shape}, {k.shape} and {v.shape}"
         )
     if q.dtype != np.dtype("bfloat16") or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"{op} takes q, k and v in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
+        raise Unsupported(f"{op} takes q, k and v in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
     batch, _, heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1:3]
     if head_dim not in (64, 128):
-        raise ValueError(f"{op} takes heads of 64 or 128, got {head_dim}")
+        raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
     if capacity % 8:
-        raise ValueError(f"{op} takes a capacity in multiples of 8, got {capacity}")
-    if offsets.shape != (batch,) or offsets.dtype != np.dtype("int32"):
-        raise ValueError(f"{op} takes offsets [{batch}] in int32, got {list(offsets.shape)} in {offsets.dtype}")
+        raise Unsupported(f"{op} takes a capacity in multiples of 8, got {capacity}")
+    check_operand(op, "offsets", offsets, (batch,), np.int32)
     if window is not None and window < 1:
         raise ValueError(f"{op} takes a window of 1 or more, got {window}")

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.parts.compat import MAX_SHARED_MEMORY, PROCESSORS, Target, current_target
 from pallas_kernels.parts.wgmma import matrices
+from pallas_kernels.unsupported import Unsupported
 
 WORKERS = 2  # warpgroups that compute
 HEIGHT = 64  # rows of y that one has
@@ -165,20 +166,20 @@ def check_gemm(x: Array, w: Array, *, out: np.dtype) -> None:
         raise ValueError(f"gemm takes x [seq, cols] and W [rows, cols], got {x.shape} and {w.shape}")
     bfloat16 = np.dtype(jnp.bfloat16)
     if x.dtype != bfloat16 or w.dtype != bfloat16:
-        raise ValueError(f"gemm takes x and W in bfloat16, got {x.dtype} and {w.dtype}")
+        raise Unsupported(f"gemm takes x and W in bfloat16, got {x.dtype} and {w.dtype}")
     if out not in (bfloat16, np.dtype(np.float32)):
-        raise ValueError(f"gemm gives bfloat16 or float32, not {out}")
+        raise Unsupported(f"gemm gives bfloat16 or float32, not {out}")
     for name, size in (("rows", len(w)), ("columns", w.shape[1])):
         if size % 64:
-            raise ValueError(f"gemm takes {name} of W in multiples of 64, got {size}")
+            raise Unsupported(f"gemm takes {name} of W in multiples of 64, got {size}")
 
 
 def check_tile(tile: GemmTile, rows: int, *, out: np.dtype) -> None:
     """Raise ValueError for a tile that does not divide the matrix, or does not fit."""
     if tile.rows not in (64, 128, 256) or rows % tile.rows:
-        raise ValueError(f"gemm takes tiles of 64, 128 or 256 rows that divide those of W, got {tile.rows} for {rows}")
+        raise Unsupported(f"gemm takes tiles of 64, 128 or 256 rows that divide those of W, got {tile.rows} for {rows}")
     if tile.stages < 2:  # a tile is given back when the next one is multiplied
-        raise ValueError(f"gemm takes 2 stages or more, got {tile.stages}")
+        raise Unsupported(f"gemm takes 2 stages or more, got {tile.stages}")
     ring = tile.stages * (WORKERS * HEIGHT + tile.rows) * DEPTH * 2
     if (needed := ring + 2 * WORKERS * HEIGHT * WIDTH * out.itemsize) > MAX_SHARED_MEMORY - 2048:
-        raise ValueError(f"gemm would need {needed} bytes of shared memory for {tile}")
+        raise Unsupported(f"gemm would need {needed} bytes of shared memory for {tile}")

@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.parts.matrix import Matrix, product_of, shares
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
 from pallas_kernels.parts.tile import Tile
 

@@ -17,9 +17,11 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import Matrix, check_operand, product_of, shares
+from pallas_kernels.parts.matrix import Matrix, product_of, shares
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
 from pallas_kernels.parts.tile import Tile
+from pallas_kernels.unsupported import Unsupported
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
 AHEAD = 4  # vectors whose position and angles are read before the product; for more, registers are too few
@@ -54,7 +56,7 @@ def norm_qkv(
     """
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
-        raise ValueError(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got {head_dim}")
+        raise Unsupported(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got {head_dim}")
     several = shares(w, len(x))
     products = tuple(product_of("norm_qkv", w, x[i], normed=True, tile=tile, runs=2, rows=PIECE) for i in several)
     rows, cols = w.shape

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.spans import Spans, as_rows, check_rows
 
 MAX_BYTES = 32 * 1024  # of a row: 64 registers a thread
@@ -41,10 +42,7 @@ def add_rmsnorm(
     three and write two.
     """
     _check("add_rmsnorm", x, weight)
-    if residual.shape != x.shape or residual.dtype != x.dtype:
-        raise ValueError(
-            f"add_rmsnorm takes a residual {list(x.shape)} in {x.dtype}, got {list(residual.shape)} in {residual.dtype}"
-        )
+    check_operand("add_rmsnorm", "a residual", residual, x.shape, x.dtype)
     added, y = _rmsnorm(x, residual, weight, eps=eps, target=current_target())
     return added, y
 
@@ -94,7 +92,4 @@ def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
 
 def _check(op: str, x: Array, weight: Array) -> None:
     check_rows(op, x, most=MAX_BYTES // x.dtype.itemsize)
-    if weight.shape != x.shape[-1:] or weight.dtype != x.dtype:
-        raise ValueError(
-            f"{op} takes a weight {list(x.shape[-1:])} in {x.dtype}, got {list(weight.shape)} in {weight.dtype}"
-        )
+    check_operand(op, "a weight", weight, x.shape[-1:], x.dtype)

@@ -19,7 +19,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.parts.compat import LANES, THREADS, WARPS, Target, current_target, store_in_pieces, tiled_layout
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.spans import Spans, check_rows
+from pallas_kernels.unsupported import Unsupported
 
 HEAD_DIMS = (64, 128, 256)
 BLOCK = 2048  # pairs that a thread block turns
@@ -39,12 +41,9 @@ def rope(
     check_rows("rope", x)
     *batch, heads, head_dim = x.shape if x.ndim > 1 else (0, *x.shape)
     if head_dim not in HEAD_DIMS or not heads:
-        raise ValueError(f"rope takes [..., heads, head_dim] with heads of {HEAD_DIMS} features, got {list(x.shape)}")
+        raise Unsupported(f"rope takes [..., heads, head_dim] with heads of {HEAD_DIMS} features, got {list(x.shape)}")
     for name, table in (("cos", cos), ("sin", sin)):
-        if table.shape != (*batch, head_dim // 2) or table.dtype != np.float32:
-            raise ValueError(
-                f"rope takes {name} {[*batch, head_dim // 2]} in float32, got {list(table.shape)} in {table.dtype}"
-            )
+        check_operand("rope", name, table, (*batch, head_dim // 2), np.float32)
     return _rope(x, cos, sin, target=current_target())
 
 

@@ -23,3 +23,22 @@ def linear(
     """
     y = x.astype(np.float64, copy=False) @ weight.astype(np.float64, copy=False).T
     return y if bias is None else y + bias.astype(np.float64)
+
+
+def gemv(x: Float[np.ndarray, " cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, " rows"]:
+    """W x for one vector, without a bias.
+
+    >>> gemv(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [0.0, 3.0]]))
+    array([3., 6.])
+    """
+    return linear(x, weight)
+
+
+def gemm(x: Float[np.ndarray, "batch cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "batch rows"]:
+    """x W^T for several vectors, without a bias.
+
+    >>> gemm(np.array([[1.0, 2.0], [1.0, 0.0]]), np.array([[1.0, 1.0], [0.0, 3.0]]))
+    array([[3., 6.],
+           [1., 0.]])
+    """
+    return linear(x, weight)

@@ -1,4 +1,4 @@
-"""Imports run one way: reference <- verify, pallas_kernels <- model <- training, benchmarks <- cli.
+"""Imports run one way: reference <- verify, pallas_kernels <- model <- training, benchmarks <- commands <- cli.
 
 Read from the source, so nothing is run.
 """
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("reference", "verify", "pallas_kernels", "model", "training", "cli", "tests", "benchmarks")
+OURS = ("reference", "verify", "pallas_kernels", "model", "training", "commands", "cli", "tests", "benchmarks")
+HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
 
 
 class Rule(NamedTuple):
@@ -33,8 +34,8 @@ RULES = [
         only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
     ),
     Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
-    Rule("model/", never=("cli", "verify", "tests", "benchmarks", "training")),
-    Rule("training/", never=("cli", "verify", "tests", "benchmarks")),
+    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "training")),
+    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks")),
     Rule(
         "model/",
         never=("reference",),
@@ -44,11 +45,17 @@ RULES = [
     ),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
-    Rule("benchmarks/", never=("cli", "tests")),
-    # `llamaspec --help` answers at once.
+    Rule("benchmarks/", never=("cli", "commands", "tests")),
+    Rule("commands/", never=("cli", "tests")),
+    # `llamaspec --help` and `llamaspec VERB --help` answer at once.
+    Rule(
+        "commands/",
+        never=(*HEAVY, *(name for name in OURS if name != "commands")),
+        at_once=True,
+    ),
     Rule(
         "cli.py",
-        never=("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", *(name for name in OURS if name != "cli")),
+        never=(*HEAVY, *(name for name in OURS if name not in ("cli", "commands"))),
         at_once=True,
     ),
 ]
@@ -112,6 +119,10 @@ def test_imports_run_one_way():
         ("model/running/reference_backend.py", "import cli"),
         ("benchmarks/gpu/suite.py", "from tests.strategies import Noise"),
         ("model/checkpoints/gguf/read.py", "from jax import numpy as jnp"),
+        ("commands/chat.py", "import jax"),
+        ("commands/chat.py", "from model.llama import load"),
+        ("commands/chat.py", "def chat():\n    import cli"),
+        ("model/llama.py", "from commands.progress import progress_bar"),
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),
@@ -130,6 +141,11 @@ def test_a_violation_is_seen(path, source):
         ("model/running/reference_backend.py", "from reference.llama import forward"),
         ("cli.py", "import click\ndef main():\n    import jax\n    from model import load"),
         ("cli.py", "if TYPE_CHECKING:\n    from model.llama import Llama"),
+        ("cli.py", "from commands.output import fail"),
+        (
+            "commands/chat.py",
+            "import click\nfrom commands.output import write\ndef chat():\n    from model import load",
+        ),
     ],
 )
 def test_what_is_allowed_passes(path, source):

@@ -18,6 +18,7 @@ from benchmarks import report as benchmarks_report
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import timed, with_shares
 from cli import llamaspec
+from model import system
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.insight import machine, timing
 from model.insight.cost import decode_bytes, decode_cost, prefill_cost
@@ -222,10 +223,10 @@ def test_the_caches_of_all_cpus_count_once(
             cache.mkdir(parents=True)
             for name, value in (("level", level), ("size", size), ("shared_cpu_list", sharing)):
                 (cache / name).write_text(f"{value}\n")
-    monkeypatch.setattr(machine, "CACHES", str(tmp_path / "{}"))
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(system, "CACHES", str(tmp_path / "{}"))
+    monkeypatch.setattr(system, "usable_cpus", lambda: [0, 1])
     assert last_level_cache() == found
-    monkeypatch.setattr(machine, "CACHES", str(tmp_path / "nothing"))
+    monkeypatch.setattr(system, "CACHES", str(tmp_path / "nothing"))
     assert last_level_cache() is None
 
 

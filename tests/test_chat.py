@@ -66,6 +66,12 @@ class Script:
     def logits(self, ids):
         raise NotImplementedError
 
+    def bytes_read(self, position):
+        return None
+
+    def describe(self):
+        return "by a script"
+
 
 class Talk:
     """A chat with a script."""

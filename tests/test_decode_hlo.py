@@ -23,7 +23,7 @@ CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, v
                 eps=1e-5, theta=1e4)  # fmt: skip
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
 CAPACITY = 256  # with which keys of a layer are fewer numbers than that
-OPTIONS = compiler_options()
+OPTIONS = compiler_options("cpu")
 SCHEMES = (
     None,
     "q8",

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
 from model.insight.shapes import SHAPES
-from model.running.jax_backend import longest_burst
+from model.running.programs import longest_burst
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -46,6 +46,12 @@ class Script:
     def start(self):
         return []
 
+    def bytes_read(self, position):
+        return None
+
+    def describe(self):
+        return "by a script"
+
     def rewind(self, cache, length):
         self.rewound.append(length)
         return cache[:length]

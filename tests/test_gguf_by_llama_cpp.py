@@ -15,7 +15,7 @@ import pytest
 
 from model.checkpoints import Checkpoint, open_checkpoint
 from model.llama import load_backend
-from model.running.jax_backend import Programs
+from model.running.programs import Programs
 from model.weights.params import abstract_params
 from tests.goldens import make_eval_gguf
 from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown

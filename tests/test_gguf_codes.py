@@ -21,7 +21,7 @@ from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
 from model.ops.block import CPU, XLA
-from model.ops.gpu import PALLAS, refusals
+from model.ops.gpu import PROMPT, pallas_ops
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
 from model.weights.codes import Embedding, Int8Min, QuantizedMatrix
@@ -223,10 +223,10 @@ def test_kernels_leave_what_they_do_not_read_to_the_plain_form(tmp_path, types):
     """Minima, groups of 16 and levels from a table: they say so as they are traced, and none is passed over."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))
-    found = refusals(checkpoint.config, params, capacity=64)
-    assert all(reason for op, reason in found.items() if op != "attend"), found
+    table, reasons = pallas_ops(checkpoint.config, params, capacity=64)
+    assert all(reason for op, reason in reasons.items() if op not in ("attend", PROMPT)), reasons
     x = jax.device_put(np.random.default_rng(0).normal(size=(1, checkpoint.config.dim)).astype(np.float32))
-    ours, plain = (np.asarray(ops.norm_logits(x, params, config=checkpoint.config)) for ops in (PALLAS, XLA))
+    ours, plain = (np.asarray(ops.norm_logits(x, params, config=checkpoint.config)) for ops in (table, XLA))
     np.testing.assert_array_equal(ours, plain)
 
 

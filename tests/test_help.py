@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from cli import llamaspec
-from tests.processes import REPOSITORY
+from cli import VERBS, llamaspec
+from tests.processes import REPOSITORY, run_python
 
 SHOWN = {"chat", "convert", "eval", "generate", "inspect", "profile"}
 
@@ -18,9 +18,15 @@ def examples(text: str) -> list[str]:
     return re.findall(r"^ *(llamaspec \w.*)$", text, re.MULTILINE)
 
 
+def command(name: str) -> click.Command:
+    found = llamaspec.get_command(click.Context(llamaspec), name)
+    assert found
+    return found
+
+
 def helps() -> Iterator[str]:
     yield llamaspec.help or ""
-    yield from (command.help or "" for command in llamaspec.commands.values())
+    yield from (command(name).help or "" for name in VERBS)
 
 
 def told() -> list[str]:
@@ -33,7 +39,21 @@ def test_an_example_can_be_typed(line: str):
     """Names of options, their values, and how many arguments there are; nothing is run."""
     _, name, *arguments = shlex.split(line.partition(" # ")[0])
     if not name.startswith("-"):
-        llamaspec.commands[name].make_context(name, arguments)
+        command(name).make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_table_of_verbs_says_what_the_help_of_each_begins_with(name: str):
+    assert command(name).name == name
+    assert (command(name).help or "").startswith(VERBS[name].summary)
+
+
+def test_help_of_all_imports_no_verb_and_nothing_heavy():
+    script = "import sys, cli\ntry: cli.main()\nfinally: print(*sys.modules)"
+    loaded = run_python(script, "--help").out.splitlines()[-1].split()
+    assert "commands.output" in loaded
+    heavy = {"jax", "numpy", "model", "verify", "rich", *(entry.command.partition(":")[0] for entry in VERBS.values())}
+    assert heavy.isdisjoint(loaded)
 
 
 def test_help_shows_how_it_is_typed():

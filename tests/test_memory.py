@@ -1,22 +1,24 @@
 """What is freed goes back to the machine."""
 
-import jax
 import numpy as np
 import pytest
 
 from benchmarks.random_model import random_shapes
 from model.insight.shapes import SHAPES
+from model.llama import load_backend
 from model.ops.block import CPU
-from model.running import jax_backend
-from model.running.memory import LARGE_BLOCK
+from model.running import process
+from model.running.programs import Layout, compile_programs
+from model.system import LARGE_BLOCK
 from reference.config import Config
 from tests.processes import run_python
+from tests.random_models import SMALL, random_checkpoint
 
 # Every other block, after a larger one, from which on glibc keeps what is smaller.
 BLOCKS = """
 import numpy as np
 from benchmarks.resident import resident_bytes
-from model.running.memory import return_blocks_when_freed
+from model.system import return_blocks_when_freed
 np.ones(1 << 21)
 if int(sys.argv[1]):
     return_blocks_when_freed()
@@ -39,9 +41,10 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
 # whose names are not text are mapped, too, as checkpoints may be.
 CODE = """
 import mmap, os, tempfile
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, jaxlib
 from benchmarks.resident import resident_bytes
-from model.running.memory import forget_code
+from pathlib import Path
+from model.system import forget_code
 compiled = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.eye(8)).compile()
 first, before = compiled(jnp.eye(8)), resident_bytes()
 maps = []
@@ -51,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
             file.write(bytes(4096))
             file.flush()
             maps.append(mmap.mmap(file.fileno(), 0))
-    forget_code()
+    forget_code(Path(jaxlib.__file__).parent)
 print(before - resident_bytes())
 print(bool(jnp.all(compiled(jnp.eye(8)) == first)), float(jax.jit(lambda x: jnp.cos(x) + x)(0.0)))
 """
@@ -68,23 +71,32 @@ def test_a_compilers_code_is_forgotten_and_comes_back():
 @pytest.mark.parametrize(("shape", "large"), [("stories-110m", False), ("tinyllama-1.1b", True)])
 def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platform):
     called = []
-    monkeypatch.setattr(jax_backend, "return_blocks_when_freed", lambda: called.append("blocks"))
-    monkeypatch.setattr(jax_backend, "forget_code", lambda: called.append("code"))
-    monkeypatch.setattr(jax_backend, "return_freed_memory", lambda: called.append("freed"))
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    jax_backend.keep_heaps_small(SHAPES[shape])
-    jax_backend.give_back_compilers_memory(SHAPES[shape])
+    monkeypatch.setattr(process, "return_blocks_when_freed", lambda: called.append("blocks"))
+    monkeypatch.setattr(process, "forget_code", lambda folder: called.append("code"))
+    monkeypatch.setattr(process, "return_freed_memory", lambda: called.append("freed"))
+    process.keep_heaps_small(SHAPES[shape], platform=platform)
+    process.give_back_compilers_memory(SHAPES[shape], platform=platform)
     assert called == (["blocks", "freed", "code"] if large and platform == "cpu" else ["freed"])
 
 
-def test_what_compiling_leaves_behind_is_given_back_before_there_are_weights(monkeypatch):
-    """And after the other program that decodes, when it is asked for."""
-    called = []
-    monkeypatch.setattr(jax_backend, "give_back_compilers_memory", called.append)
+def test_whoever_compiles_is_told_after_each_compilation():
+    """Before there are weights, and after the other program that decodes, when it is asked for."""
+    told = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
     params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)
-    fixed = {"ops": CPU, "capacity": 32, "chunk": 32, "cache_dtype": np.dtype(np.float32), "greedy": True}
-    programs = jax_backend.compile_programs(params, config, **fixed)
-    assert called == [config]
+    layout = Layout(batch=1, capacity=32, chunk=32, burst=16, cache_dtype=np.dtype(np.float32))
+    fixed = {"ops": CPU, "layout": layout, "platform": "cpu", "greedy": True}
+    programs = compile_programs(params, config, **fixed, compiled=lambda: told.append("compiled"))
+    assert told == ["compiled"]
     programs.decode(False)
-    assert called == [config, config]
+    assert told == ["compiled", "compiled"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_only_a_process_of_the_models_own_is_changed(monkeypatch, own):
+    called = []
+    for effect in ("return_blocks_when_freed", "forget_code", "return_freed_memory"):
+        monkeypatch.setattr(process, effect, lambda *arguments, effect=effect: called.append(effect))
+    monkeypatch.setattr(process, "SMALL", 0)
+    load_backend(random_checkpoint(SMALL, seed=0), context=16, own_process=own)
+    assert called == (["return_blocks_when_freed", "return_freed_memory", "forget_code"] if own else [])

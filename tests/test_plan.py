@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import model_suite
 from benchmarks.model_suite import choose_model
-from model.checkpoints.codes import quantized
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import is_matrix, quantized
 from model.insight import machine
 from model.insight.cost import decode_cost, prefill_cost
 from model.insight.machine import Sizes
@@ -20,8 +21,8 @@ from model.insight.plan import DEVICES, as_text, make_plan
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import choose_dtype
-from model.running.jax_backend import prompt_chunk
 from model.running.memory import PROCESS, Memory, check_fits, memory_of
+from model.running.programs import prompt_chunk
 from model.running.reference_backend import reference_memory
 from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
@@ -50,7 +51,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3])
+backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True)
 session = Session(backend, vocab=checkpoint.config.vocab)
 prompt = [1] * (checkpoint.config.context - 4)
 for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
@@ -67,7 +68,7 @@ def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config
     subject = choose_model(model=str(model), shape=None, dtype=None, quantize=quantize or None)
     planned = memory_of(
         *(subject.shapes(config.context), config),
-        **{"batch": 1, "context": config.context, "chunk": prompt_chunk(config)},
+        **{"batch": 1, "context": config.context, "chunk": prompt_chunk(config, "cpu")},
         platform="cpu",
         cache_dtype=FLOAT32,
     )
@@ -223,16 +224,47 @@ def test_a_plan_fits_where_loading_would_go_on():
                 check_fits(memory, context=64, available=free)
 
 
-@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float32])
-def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(stored: type, monkeypatch: pytest.MonkeyPatch):
-    """Of a model that is quantized in part, what is not decides; codes have no dtype of their own."""
-    checkpoint = quantized(random_checkpoint(SMALL, seed=0, dtype=stored), "q8")
+def stored(checkpoint: Checkpoint, *, matrices: type, others: type) -> Checkpoint:
+    """`checkpoint` with its matrices stored in one dtype, and norms and the embedding in another."""
+    tensors = {
+        name: tensor._replace(dtype=np.dtype(matrices if is_matrix(name) else others))
+        for name, tensor in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "others", "scheme", "on_a_gpu"),
+    [
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16, None, "bfloat16"),
+        (ml_dtypes.bfloat16, np.float32, None, "bfloat16"),
+        (np.float16, np.float16, None, "bfloat16"),
+        (np.float16, np.float32, None, "bfloat16"),
+        (np.float32, np.float32, None, "float32"),
+        (np.float32, ml_dtypes.bfloat16, None, "float32"),
+        (np.float32, np.float32, "q8", "bfloat16"),
+        (np.float32, np.float32, "q4", "bfloat16"),
+    ],
+)
+def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, others, scheme, on_a_gpu):
+    """A GGUF file stores its norms in float32 whatever its matrices are stored as."""
+    checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, others=others)
+    tensors = (quantized(checkpoint, scheme) if scheme else checkpoint).tensors
+    assert choose_dtype(None, tensors, platform="gpu") == on_a_gpu
+    assert choose_dtype(None, tensors, platform="cpu") == "float32"
+    for asked in ("float32", "bfloat16"):
+        assert choose_dtype(asked, tensors, platform="gpu") == choose_dtype(asked, tensors, platform="cpu") == asked
+
+
+@pytest.mark.parametrize(("scheme", "on_a_gpu"), [("q8", "bfloat16"), (None, "float32")])
+def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, monkeypatch: pytest.MonkeyPatch):
+    plain = random_checkpoint(SMALL, seed=0, dtype=np.float32)
+    checkpoint = quantized(plain, scheme) if scheme else plain
     monkeypatch.setattr(model_suite, "open_checkpoint", lambda path: checkpoint)
-    for platform, dtype in (("cpu", "float32"), ("gpu", np.dtype(stored).name)):
+    for platform, dtype in (("cpu", "float32"), ("gpu", on_a_gpu)):
         subject = choose_model(model="m", shape=None, dtype=None, quantize=None, platform=platform)
         assert subject.dtype == dtype
         assert subject.shapes(8).embedding.dtype == dtype
-        assert choose_dtype(None, checkpoint.tensors.values(), platform=platform) == dtype
     assert choose_model(model="m", shape=None, dtype="bfloat16", quantize=None).dtype == "bfloat16"
 
 

@@ -16,6 +16,8 @@ import pytest
 from model.cache import empty_cache
 from model.chat.chat import Chat
 from model.chat.template import find_template
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
 from model.llama import BackendName, Llama, load_backend
 from model.ops.block import XLA
@@ -206,7 +208,7 @@ from model.llama import load_backend
 from model.weights.params import abstract_params, weight_bytes
 from tests.random_models import SMALL, random_checkpoint
 config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
-backend = load_backend(random_checkpoint(config, seed=0), context=config.context)
+backend = load_backend(random_checkpoint(config, seed=0), context=config.context, own_process=True)
 cache = backend.rewind(backend.start(), config.context - backend.chunk)
 jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
 float32 = np.dtype(np.float32)
@@ -241,7 +243,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint)
+backend = load_backend(checkpoint, own_process=True)
 session = Session(backend, vocab=checkpoint.config.vocab)
 for _ in session.bursts([1, 2, 3], max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
     pass
@@ -258,3 +260,29 @@ def test_weights_are_in_memory_once(tmp_path):
     done = run_python(GENERATE, str(model))
     assert done.code == 0, done.err
     assert done.peak < weights + int(done.out) + 400_000_000
+
+
+def overflowing(largest: float) -> Checkpoint:
+    """A model whose logits overflow: a normal embedding, and a head of finite weights that are too large."""
+    checkpoint = random_checkpoint(CONFIG, seed=0)
+    head = checkpoint.tensors["lm_head.weight"]
+    huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))
+    return replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": huge})
+
+
+def test_logits_that_are_not_finite_are_refused():
+    backend = load_backend(overflowing(3e38), context=16)
+    with pytest.raises(FloatingPointError, match="the model's logits are not numbers"):
+        backend.logits([1, 2, 3])
+    reference = load_backend(overflowing(3e38), context=16, backend="reference")
+    assert np.isfinite(reference.logits([1, 2, 3])).all()  # float64 holds them
+
+
+def test_the_command_writes_no_logits_that_are_not_finite(tmp_path, run):
+    write_llama2c(overflowing(3e38), tmp_path / "model.bin")
+    out = tmp_path / "logits.npy"
+    request = ["logits", "--model", str(tmp_path / "model.bin"), "--tokens", "1,2", "--out", str(out)]
+    code, printed, errors = run(*request)
+    assert (code, printed, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith("error: the model's logits are not numbers")
+    assert not out.exists() and [file.name for file in tmp_path.iterdir() if "logits" in file.name] == []

@@ -196,7 +196,7 @@ def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form
             rows, cols, Codes(form, group or cols, zeros=False, bytes=0, parts=lambda: iter(()))
         )
     x = jax.ShapeDtypeStruct((1, 1, cols), FLOAT32)
-    compiled = jax.jit(cpu_product).lower(x, weight).compile(compiler_options())
+    compiled = jax.jit(cpu_product).lower(x, weight).compile(compiler_options("cpu"))
     analysis = compiled.memory_analysis()
     assert analysis
     kept = analysis.temp_size_in_bytes

@@ -8,22 +8,21 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks.decode_steps import CAPACITY, DTYPES
 from benchmarks.kernel_cases import gated_cases, kernel_cases, refusal
 from benchmarks.kernel_cases.case import Case, Work
 from benchmarks.random_model import random_shapes
-from model.cache import LayerCache
 from model.checkpoints.checkpoint import Codes
 from model.insight.shapes import SHAPES
-from model.ops.block import Positions
-from model.ops.gpu import KERNELS, QUANTIZED, refusals
+from model.ops.gpu import PROMPT, QUANTIZED
+from model.ops.gpu import calls as model_calls
 from model.weights.codes import KINDS, QuantizedMatrix
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params
 from pallas_kernels.parts.matrix import MAX_BATCH
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
@@ -82,7 +81,7 @@ def calls() -> Iterator[Record]:
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):
         made.append(Call(kernel, arrays, fixed))
-        raise ValueError("this far, and no further")  # as kernels refuse, so that all else goes on
+        raise Unsupported("this far, and no further")  # as kernels refuse, so that all else goes on
 
     def record(function: Callable[[], Any]) -> list[Call]:
         made.clear()
@@ -105,25 +104,15 @@ def launch(cases: dict[str, Case]) -> None:
     """Launch each case of the ops that are recorded."""
     for name, case in cases.items():
         if f"_{case.op.split()[0]}" in LAUNCHES.values() and refusal(name) is None:
-            with pytest.raises(ValueError, match="no further"):
+            with pytest.raises(Unsupported, match="no further"):
                 jax.eval_shape(case.function, *case.arrays)
 
 
 def decode_and_prompt(config: Config, params: Params, *, batch: int = 1) -> None:
-    """Each op of a block once, and the attention of a prompt."""
-    refusals(config, params, capacity=CAPACITY, batch=batch)
-    dtype = params.embedding.dtype
-
-    def array(*sizes: int, dtype: np.dtype = dtype) -> Any:
-        return jax.ShapeDtypeStruct((1, *sizes), dtype)
-
-    cache = LayerCache(*[array(config.kv_heads, CAPACITY, config.head_dim)] * 2)
-    at = Positions(array(WORK.chunk, dtype=np.dtype(np.int32)), array(), array())
-    attend = partial(KERNELS["attend"], window=config.window(0), config=config)
-    try:
-        jax.eval_shape(attend, array(WORK.chunk, config.heads, config.head_dim), cache, at)
-    except ValueError:
-        pass  # refused, or recorded
+    """Ask each kernel of a block once, and for a prompt of one sequence attention's."""
+    for call in model_calls(config, params, capacity=CAPACITY, batch=batch):
+        if call.name != PROMPT or batch == 1:
+            call.refusal(config)
 
 
 def shapes(config: Config, dtype: str, scheme: str | None) -> Params:

@@ -1,11 +1,13 @@
 """Texts of users: bit for bit, in whole characters, or one line that says why not."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError
-from model.text import read_text
+from model.text import LARGEST, read_text
 
 
 @given(text=st.text(min_size=1).filter(str.strip), most=st.integers(1, 40) | st.none())
@@ -30,3 +32,22 @@ def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
     else:
         with pytest.raises(CheckpointError, match=r"text: is not UTF-8: its byte 3 is 0xe2$"):
             read_text(path, most=most)
+
+
+def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/zero", pipe):
+        for most in (None, 100):
+            with pytest.raises(CheckpointError, match=rf"^{path}: is no regular file: "):
+                read_text(path, most=most)
+
+
+def test_a_file_that_is_too_large_is_refused_unless_its_beginning_is_enough(tmp_path):
+    path = tmp_path / "text"
+    with open(path, "wb") as file:
+        file.write(b"abc")
+        file.truncate(LARGEST + 1)
+    with pytest.raises(CheckpointError, match=r"text: is of 1,073,741,825 bytes, and a text may have 1,073,741,824 at"):
+        read_text(path)
+    assert read_text(path, most=3) == "abc"

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from jax.experimental.compilation_cache import compilation_cache
 
 import cli
+from commands.loading import prepare_jax
 from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
 from model.checkpoints.open import open_checkpoint
@@ -112,7 +113,7 @@ def compiled_once(caches) -> Iterator[None]:
     names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
     before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
     compilation_cache.reset_cache()
-    cli._prepare_jax()
+    prepare_jax()
     yield
     for name, value in before.items():
         jax.config.update(name, value)

@@ -161,7 +161,7 @@ def test_the_same_seed_draws_the_same():
     ] * 2
 
 
-def test_what_is_wrong_only_once_is_called_unstable():
+def test_what_is_wrong_only_once_is_not_the_same_twice():
     calls = []
 
     def races(x, weight, *, eps):
@@ -169,8 +169,8 @@ def test_what_is_wrong_only_once_is_called_unstable():
         return right(x, weight, eps=eps) + (len(calls) == 5)
 
     finding = run(races).worst.finding
-    assert finding and finding.kind == "unstable"
-    assert finding.message.startswith("wrong once, right when called again")
+    assert finding and finding.kind == "not the same twice"
+    assert finding.message.startswith("right when called again with the same inputs; the first time: value: at [0, 6]")
 
 
 def test_draws_can_be_narrowed():
@@ -212,7 +212,10 @@ def test_a_budget_ends_a_run():
     report = run(right, examples=100_000, seconds=0.2)
     assert report.outcome == "within bounds"
     assert 0 < report.examples < 100_000
-    assert f"({report.examples} examples until the time was up, seed 0" in counterexample(report, RMSNORM)[0]
+    assert (
+        f"({report.examples} examples until the time was up, {report.compared:,} numbers compared, seed 0"
+        in counterexample(report, RMSNORM)[0]
+    )
     assert run(right, seconds=0.0).examples == 1
 
 

@@ -7,12 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from model.cache import empty_cache
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.ops.block import XLA, Ops, Positions
-from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
-from verify.walk import CONFIGS, Model, first_wrong, report, table, walk, weights
+from model.candidates.walking import random_checkpoint, tables, walkable
+from model.checkpoints.checkpoint import tensor_shapes
+from model.ops.block import XLA, Ops
+from verify.walk import CONFIGS, first_wrong, report, table, walk, walk_through, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)
 TOKENS = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
@@ -28,18 +26,9 @@ OPS = Ops(*map(compiled, XLA))
 
 
 def steps(ops):
-    arrays = weights(tensor_shapes(CONFIG), seed=0)
-    tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
-    checkpoint = Checkpoint("random", "memory", CONFIG, tensors, bos=None, stops=frozenset())
-    params = load_params(checkpoint, dtype=FLOAT32, positions=8)
-    model = Model(
-        params,
-        ops,
-        lambda rows: list(empty_cache(CONFIG, batch=1, capacity=rows, dtype=FLOAT32).layers),
-        lambda at: Positions(*map(jax.device_put, (at, *(np.asarray(a)[at] for a in params.rope)))),
-        jax.device_put,
-    )
-    return list(walk(model, load_reference_params(checkpoint), TOKENS, config=CONFIG, unit=0.0))
+    checkpoint = random_checkpoint(CONFIG, weights(tensor_shapes(CONFIG), seed=0))
+    model = walkable(checkpoint, XLA, dtype=FLOAT32, rows=8)._replace(ops=ops)
+    return list(walk(model, TOKENS, config=CONFIG, unit=0.0))
 
 
 def test_a_right_model():
@@ -81,3 +70,16 @@ def test_keys_in_the_wrong_place_are_a_fault_of_norm_qkv():
 def test_a_result_that_is_not_finite_is_wrong():
     first = first_wrong(steps(OPS._replace(norm_logits=lambda *a, **n: OPS.norm_logits(*a, **n) * np.nan)))
     assert first and (first.name, first.ratio) == ("norm_logits", np.inf)
+
+
+def test_a_table_of_ops_is_walked_through_from_python():
+    checkpoint = random_checkpoint(CONFIG, weights(tensor_shapes(CONFIG), seed=3))
+    model = walkable(checkpoint, tables()["cpu"].ops, dtype=FLOAT32, rows=26)
+    heard = []
+    told, summary = walk_through(
+        model, config=CONFIG, dtype="float32", seed=3, progress=lambda stage, share: heard.append((stage, share))
+    )
+    assert summary.outcome == "within bounds" and summary.examples == len(told) == 3 * (2 * 7 + 1)
+    assert summary.compared > 24 * CONFIG.vocab
+    assert [stage for stage, _ in heard] == [step.name for step in told]
+    assert {share for _, share in heard} == {0.0, 0.5}

@@ -148,7 +148,7 @@ def compile_step(config: Config, transform: optax.GradientTransformation, *, ops
         changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, tensors)
         return optax.apply_updates(tensors, changes), state
 
-    options: Any = compiler_options()
+    options: Any = compiler_options(jax.default_backend())
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),

@@ -1,30 +1,34 @@
-"""Several contracts, each with a candidate in a process of its own: what the command line asks for."""
+"""Campaigns: several contracts, each with a candidate in a process of its own, as the command line asks for."""
 
 import json
+import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
-from verify.candidate import Worker
+from verify.candidate import NoVerdict, Worker
 from verify.catalogue import contract_for
 from verify.contract import Contract
+from verify.domain import narrowed
 from verify.precision import precision
 from verify.replay import Replay
 from verify.report import counterexample
 from verify.runner import Progress, Report, examine, verify
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
+LINES = 10  # of those that a candidate printed, at most, are shown
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """How candidates are called, and how long."""
+    """How candidates are called, and for how long."""
 
     seed: int
     arrays: str = "jax"
@@ -40,18 +44,16 @@ class Campaign:
 
     def worker(self, candidate: str) -> Worker:
         """The process that a candidate runs in."""
-        return Worker(
-            candidate, arrays=self.arrays, device=self.device, python=self.python, timeout=float(self.timeout)
-        )
+        return Worker(candidate, arrays=self.arrays, device=self.device, python=self.python, timeout=self.timeout)
 
 
 @dataclass(frozen=True)
 class Job:
-    """An op, a function for it, and what of a campaign that function is made for."""
+    """An op, a function for it, and the part of a campaign that the function is made for."""
 
     op: str
     candidate: str
-    arrays: str | None = None  # None: what the campaign hands over
+    arrays: str | None = None  # None: the campaign's
     dtypes: tuple[str, ...] = ()  # the only ones that it takes, if it does not take all
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     shapes: int | None = None  # and this many different ones at most
@@ -73,6 +75,49 @@ class Job:
         )
 
 
+@runtime_checkable
+class Listed(Protocol):
+    """A function for `op` that is known to be called as the definition is, as `model.candidates.table` lists them."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def function(self) -> str: ...
+    @property
+    def only(self) -> Mapping[str, Sequence[Any]]: ...
+    @property
+    def dtypes(self) -> tuple[str, ...]: ...
+    @property
+    def kernel(self) -> bool: ...
+
+
+def jobs_for(ops: Sequence[str], candidate: str) -> list[Job]:
+    """Jobs for a candidate called MODULE:FUNCTION, or for the functions of a MODULE that are called as `ops` are.
+
+    A module may be named by its file. Raises ValueError for one function and several ops.
+
+    >>> [job.candidate for job in jobs_for(["add", "softmax"], "mine.py")]
+    ['mine.py:add', 'mine.py:softmax']
+    """
+    if ":" not in candidate:
+        return [Job(op, f"{candidate}:{op}") for op in ops]
+    if len(ops) != 1:
+        raise ValueError("--candidate is one function: name the op that it is, or the module alone for several")
+    return [Job(ops[0], candidate)]
+
+
+def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[Job]:
+    """Jobs for those of the `listed` candidates that are for `ops`, op by op."""
+    patient: dict[str, Any] = {"shapes": 4, "timeout": 600.0}  # a kernel in the interpreter takes seconds for a shape
+    known = list(listed)
+    return [
+        Job(op, one.function, dtypes=one.dtypes, only=one.only, share=1 / 4, **(patient if one.kernel else {}))
+        for op in ops
+        for one in known
+        if one.op == op
+    ]
+
+
 Told = tuple[Report, list[str]]  # and the lines that tell of it
 
 
@@ -80,10 +125,9 @@ def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], Pr
     """Hold the candidate of each job to its contract, one after the other.
 
     Raises ImportError for a candidate that cannot be imported, before it is called, and ValueError for a campaign
-    that cannot be run.
+    that cannot be run, NoVerdict included.
     """
-    for name in campaign.dtypes:
-        precision(name)
+    _check(jobs, campaign)
     for job in jobs:
         yield from _run(job, campaign, progress)
 
@@ -92,18 +136,37 @@ def run_side_by_side(
     jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Callable[[str], Progress]
 ) -> Iterator[Told]:
     """`run`, with so many jobs at once; progress is told how many are done."""
-    for name in campaign.dtypes:
-        precision(name)
-    # Fresh processes: what imported jax cannot be forked.
-    with ProcessPoolExecutor(at_once, mp_context=get_context("spawn")) as pool:
+    _check(jobs, campaign)
+    others = set(active_children())
+    # Fresh processes: one that imported jax cannot be forked.
+    pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_end_when_told)
+    try:
         tasks = [pool.submit(_run_all, job, campaign) for job in jobs]
         done = progress("ops")
-        try:
-            for count, task in enumerate(tasks, 1):
-                yield from task.result()
-                done(count)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for count, task in enumerate(tasks, 1):
+            yield from task.result()
+            done(count)
+    except BaseException:  # nobody waits for what is under way: it ends, and the candidates with it
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_when_told() -> None:
+    """Let a process of the pool end its candidate before itself, and leave Ctrl-C to the one that started it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
+    """Raise ValueError for a dtype or a narrowed draw that means nothing, before anything runs."""
+    for name in campaign.dtypes:
+        precision(name)
+    for job in jobs:
+        narrowed(contract_for(job.op), job.within(campaign).only)
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
@@ -121,12 +184,22 @@ def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> I
                 precision=precision(dtype),
                 examples=campaign.examples,
                 seed=campaign.seed,
-                seconds=float(campaign.seconds),
+                seconds=campaign.seconds,
                 shapes=campaign.shapes,
                 only=campaign.only,
                 progress=progress(f"{job.op} {dtype}"),
             )
-            yield report, counterexample(report, contract, replay=_save(contract, report, campaign))
+            report = replace(report, said=worker.said)
+            yield report, _told(report, contract, replay=_save(contract, report, campaign))
+
+
+def _told(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
+    """Lines of a report, and the last ones that the candidate printed."""
+    lines = counterexample(report, contract, replay=replay)
+    if report.said:
+        lines.append("  it printed, at last:" if len(report.said) > LINES else "  it printed:")
+        lines += [f"    {line}" for line in report.said[-LINES:]]
+    return lines
 
 
 def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Told:
@@ -137,17 +210,29 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
     saved = replays.load(path)
     contract = contract_for(saved.op)
     wanted = precision(saved.dtype)
-    if replays.digest(contract, saved.dtype, saved.draw) != saved.inputs:
-        raise ValueError(f"{path}: its draw no longer stands for the same inputs; it was made by another version")
+    replays.check(saved, contract, path)
     start = monotonic()
     with replace(campaign, arrays=arrays or saved.arrays).worker(candidate or saved.candidate) as worker:
         worker.start()
-        examination = examine(contract, worker, wanted, saved.draw)
-    report = Report(saved.op, worker.name, saved.dtype, campaign.seed, 1, monotonic() - start, examination)
-    return report, counterexample(report, contract)
+        found = examine(contract, worker, wanted, saved.draw)
+        report = Report(
+            saved.op,
+            worker.name,
+            saved.dtype,
+            campaign.seed,
+            1,
+            monotonic() - start,
+            found,
+            compared=found.compared,
+            said=worker.said,
+        )
+    if found.finding is None and not found.compared:
+        raise NoVerdict(f"{path}: no number was compared, which is no verdict")
+    return report, _told(report, contract, replay=None)
 
 
 def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
+    """Write a replay file, and say how to use it, or why it could not be written: the verdict holds all the same."""
     finding = report.worst.finding
     if finding is None or campaign.folder is None:
         return None
@@ -161,23 +246,28 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
         inputs=inputs,
         finding=f"{finding.kind}: {finding.message}",
     )
-    return str(replays.save(told, campaign.folder))
+    try:
+        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}"
+    except OSError as error:
+        return f"no replay file was written: {error.filename or campaign.folder}: {error.strerror}"
 
 
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """What a person writes to narrow draws. Raises ValueError.
+    """Read how a person narrows draws. Raises ValueError.
 
     >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
     {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
     """
     chosen = {}
     for text in texts:
-        name, _, listed = text.partition("=")
+        name, _, listed = (part.strip() for part in text.partition("="))
         if not name or not listed:
             raise ValueError(f"a draw is narrowed as NAME=VALUE,VALUE, got {text}")
+        if name in chosen:
+            raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
         try:
             found = json.loads(f"[{listed}]")
-        except json.JSONDecodeError:
-            found = listed.split(",")
+        except (json.JSONDecodeError, RecursionError):
+            found = [value.strip() for value in listed.split(",")]
         chosen[name] = [tuple(value) if isinstance(value, list) else value for value in found]
     return chosen

@@ -1,86 +1,52 @@
-"""All contracts, and the mutants that show what each is worth, by the name of the op."""
+"""All contracts, and the mutants that show what each is worth, by the name of the op.
 
+A contract is in this table because a module of `verify/contracts` holds it, and mutants are because a module of
+`verify/mutants` does: nothing else names them.
+"""
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+import verify.contracts
+import verify.mutants
 from verify.contract import Contract
-from verify.contracts import (
-    add,
-    argmax,
-    attention,
-    embedding,
-    linear,
-    moe,
-    qk_norm,
-    quantized,
-    rmsnorm,
-    rope,
-    sampling,
-    softmax,
-    swiglu,
-)
 from verify.mutant import Implementation
-from verify.mutants import add as add_mutants
-from verify.mutants import argmax as argmax_mutants
-from verify.mutants import attention as attention_mutants
-from verify.mutants import embedding as embedding_mutants
-from verify.mutants import linear as linear_mutants
-from verify.mutants import moe as moe_mutants
-from verify.mutants import qk_norm as qk_norm_mutants
-from verify.mutants import quantized as quantized_mutants
-from verify.mutants import rmsnorm as rmsnorm_mutants
-from verify.mutants import rope as rope_mutants
-from verify.mutants import sampling as sampling_mutants
-from verify.mutants import softmax as softmax_mutants
-from verify.mutants import swiglu as swiglu_mutants
 
-_CONTRACTS = [
-    add.CONTRACT,
-    argmax.CONTRACT,
-    attention.ATTENTION,
-    attention.DECODE,
-    attention.PAGED,
-    attention.PREFILL,
-    embedding.CONTRACT,
-    linear.GEMM,
-    linear.GEMV,
-    linear.LINEAR,
-    moe.MOE,
-    moe.ROUTE,
-    qk_norm.CONTRACT,
-    *quantized.CONTRACTS,
-    rmsnorm.CONTRACT,
-    rope.HALVES,
-    rope.INTERLEAVED,
-    sampling.DISTRIBUTION,
-    sampling.DRAW,
-    softmax.CONTRACT,
-    swiglu.CONTRACT,
-]
-_IMPLEMENTATIONS = [
-    add_mutants.IMPLEMENTATION,
-    argmax_mutants.IMPLEMENTATION,
-    *attention_mutants.IMPLEMENTATIONS,
-    embedding_mutants.IMPLEMENTATION,
-    linear_mutants.GEMM,
-    linear_mutants.GEMV,
-    linear_mutants.LINEAR,
-    *moe_mutants.IMPLEMENTATIONS,
-    qk_norm_mutants.IMPLEMENTATION,
-    *quantized_mutants.IMPLEMENTATIONS,
-    rmsnorm_mutants.IMPLEMENTATION,
-    rope_mutants.HALVES,
-    rope_mutants.INTERLEAVED,
-    *sampling_mutants.IMPLEMENTATIONS,
-    softmax_mutants.IMPLEMENTATION,
-    swiglu_mutants.IMPLEMENTATION,
-]
 
-CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in _CONTRACTS}
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    implementation.function.__name__: implementation for implementation in _IMPLEMENTATIONS
-}
+def found[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the instances of `kind` that the modules of `package` hold by a name of their own, each once."""
+    seen: set[int] = set()
+    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+        for value in vars(import_module(f"{package.__name__}.{name}")).values():
+            if isinstance(value, kind) and id(value) not in seen:
+                seen.add(id(value))
+                yield value
+
+
+def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
+    """Sort entries by the name of the op. Raises ValueError where two have the same.
+
+    >>> by_op(iter([("rope", 1), ("add", 2)]))
+    {'add': 2, 'rope': 1}
+    """
+    table: dict[str, Kind] = {}
+    for op, entry in entries:
+        if op in table:
+            raise ValueError(f"{op} is defined twice")
+        table[op] = entry
+    return dict(sorted(table.items()))
+
+
+CONTRACTS: dict[str, Contract] = by_op((one.name, one) for one in found(verify.contracts, Contract))
+IMPLEMENTATIONS: dict[str, Implementation] = by_op(
+    (one.function.__name__, one) for one in found(verify.mutants, Implementation)
+)
 
 
 def contract_for(name: str) -> Contract:
-    """Raises ValueError for an op that has no contract."""
+    """Look up the contract of an op. Raises ValueError for an op that has none."""
     if name not in CONTRACTS:
         raise ValueError(f"no contract is called {name}: there are {', '.join(CONTRACTS)}")
     return CONTRACTS[name]

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,34 @@ class Law(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Large:
+    """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
+
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that becomes large
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the other draws are narrowed to meanwhile
+
+    def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
+        """List up to `most` narrowings of draws, the smallest sizes first, without the draws that `only` narrows.
+
+        Where there are more, the smallest sizes of each draw are left out.
+
+        >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
+        >>> large.narrowings({}, most=2)
+        [{'rows': [1], 'dim': [33]}, {'rows': [9], 'dim': [2]}]
+        >>> large.narrowings({"rows": [3]}, most=2)
+        [{'rows': [3], 'dim': [33]}]
+        """
+        ranked = [
+            (rank, place, size, name)
+            for name, sizes in self.sizes.items()
+            if name not in only
+            for place, (rank, size) in enumerate(reversed(list(enumerate(sizes))))
+        ]
+        chosen = sorted(sorted(ranked, key=lambda one: one[1])[:most], key=lambda one: one[0])
+        return [{**self.beside, **only, name: [size]} for _, _, size, name in chosen]
+
+
+@dataclass(frozen=True)
 class Contract:
     """What an implementation of `definition` is held to."""
 
@@ -64,6 +92,7 @@ class Contract:
     domain: str
     bound: str  # the formulas of `expect`, for a reader
     laws: Sequence[Law] = ()
+    large: Large = field(default_factory=Large)
 
     @property
     def name(self) -> str:
@@ -89,6 +118,15 @@ class Contract:
         expected = (expected,) if isinstance(expected, Expected) else expected
         assert all(np.all(np.isfinite(due.value)) and not np.any(np.isnan(due.hard)) for due in expected), self.name
         return expected
+
+
+def beyond(*borders: int) -> tuple[int, ...]:
+    """Name lengths beyond tiles, for `Large`: by one, and by more where one term of a sum would be lost in rounding.
+
+    >>> beyond(8, 1024, 4096)
+    (9, 1041, 4161)
+    """
+    return tuple(border + 1 + border // 64 for border in borders)
 
 
 def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

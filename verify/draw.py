@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,12 +18,15 @@ from jaxtyping import Bool, Float, Shaped, UInt64
 from verify.precision import Precision
 
 WORD = 2.0**64
+LARGEST = 2**24  # numbers of an array: a mistyped size must not fill the memory
 
 
 def _normal(words: UInt64[np.ndarray, " n"], width: int) -> Float[np.ndarray, " n"]:
-    """Nearly normal, with variance 1: the sum of four uniform numbers."""
-    parts = [((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64) for shift in (0, 16, 32, 48)]
-    return (np.sum(parts, axis=0) - 2 * 0xFFFF) * (3**0.5 / 0x10000)
+    """Nearly normal numbers with variance 1: sums of four uniform ones."""
+    total = np.full(words.shape, -2 * 0xFFFF, np.int64)
+    for shift in (0, 16, 32, 48):
+        total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).view(np.int64)
+    return total * (3**0.5 / 0x10000)
 
 
 def _positive(words: np.ndarray, width: int) -> np.ndarray:
@@ -86,12 +90,12 @@ class Values:
 
     @staticmethod
     def parse(text: str) -> "Values":
-        """The inverse of `str`. Raises ValueError for anything else.
+        """The inverse of `str`, with or without spaces. Raises ValueError for anything else.
 
-        >>> Values.parse("normal(3) * 2**-2")
+        >>> Values.parse("normal(3)*2**-2")
         Values(kind='normal', seed=3, exponent=-2)
         """
-        match = re.fullmatch(r"(\w+)\((\d+)\)(?: \* 2\*\*(-?\d+))?", text)
+        match = re.fullmatch(r"(\w+)\((\d+)\)(?: *\* *2\*\*(-?\d+))?", text, re.ASCII)
         if not match or match[1] not in KINDS:
             raise ValueError(f"values are written as kind(seed) * 2**exponent, got {text!r}")
         return Values(match[1], int(match[2]), int(match[3] or 0))
@@ -99,10 +103,11 @@ class Values:
     def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
         """The array of this shape that an argument called `name` gets: others, of the same values, get other numbers.
 
-        All are moved by `around`. What is then too large for the dtype becomes its largest number.
+        All are moved by `around`. A number that is then too large for the dtype becomes its largest number. Raises
+        ValueError for more than `LARGEST` numbers.
         """
         width = max(shape[-1], 1)
-        words = _words(self.seed, name, int(np.prod(shape)))
+        words = _words(self.seed, name, shape)
         numbers = KINDS[self.kind](words, width)
         if self.kind == "denormal":
             numbers = numbers * precision.normal
@@ -113,8 +118,12 @@ class Values:
         return np.clip(numbers, -precision.largest, precision.largest).reshape(shape).astype(precision.dtype)
 
 
-def _words(seed: int, name: str, count: int) -> UInt64[np.ndarray, " count"]:
-    """64 random bits each, from SplitMix64."""
+def _words(seed: int, name: str, shape: tuple[int, ...]) -> UInt64[np.ndarray, " count"]:
+    """64 random bits for each number of an array, from SplitMix64."""
+    count = prod(shape)
+    if count > LARGEST:
+        sizes = " x ".join(map(str, shape))
+        raise ValueError(f"{name} would be {sizes}, {count} numbers; an array has at most {LARGEST}")
     start = np.array([(seed << 32) + zlib.crc32(name.encode())], np.uint64)
     z = _mix(start) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return _mix(z)
@@ -127,12 +136,12 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def integers(seed: int, name: str, *shape: int, below: int) -> Shaped[np.ndarray, "..."]:
-    """Whole numbers from 0 to `below` - 1, as int32.
+    """Whole numbers from 0 to `below` - 1, as int32. Raises ValueError for more than `LARGEST` of them.
 
     >>> integers(0, "tokens", 2, 3, below=10).tolist()
     [[3, 3, 9], [6, 8, 4]]
     """
-    return (_words(seed, name, int(np.prod(shape))) % np.uint64(below)).astype(np.int32).reshape(shape)
+    return (_words(seed, name, shape) % np.uint64(below)).astype(np.int32).reshape(shape)
 
 
 seeds = st.integers(0, 999)

@@ -1,4 +1,4 @@
-"""Is a result within its bounds, and if not, what is wrong with it, in one or two lines."""
+"""The judge: whether a result is within its bounds, and if not, what is wrong with it, in one or two lines."""
 
 from typing import NamedTuple
 
@@ -8,26 +8,32 @@ from verify.contract import Claim, Expected, Law, as_float64, with_rounding
 from verify.precision import PRECISIONS, Precision
 
 CANCELLING = 100.0  # terms that are so much larger than their sum have cancelled
+SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.running_error.NO_BOUND`
 
 
 class Finding(NamedTuple):
-    """What is wrong with a result."""
+    """A fault of a result.
 
-    kind: str  # raised, hung, crashed, inputs, shape, dtype, not finite, value, law, unstable; or only suspicious
+    Its kind is one of raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, and not
+    the same twice; or suspicious, which is a doubt and no fault.
+    """
+
+    kind: str
     message: str
-    condition: str = ""  # cancellation, or a bug?
+    condition: str = ""  # whether rounding could explain it
 
 
 class Verdict(NamedTuple):
-    """All that is to be said of one result: how near it came to its bounds (1 is at them), and what is wrong."""
+    """How near a result came to its bounds (1 is at them), what is wrong, and how many numbers had a bound."""
 
     hard: float
     alarm: float
     finding: Finding | None
+    compared: int = 0
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
-    """Compare what a candidate returned for inputs of `precision` to what was due."""
+    """Compare the results of a candidate, for inputs of `precision`, to those that are due."""
     if len(outputs) != len(expected):
         return Verdict(np.inf, np.inf, Finding("shape", f"{len(outputs)} arrays returned, {len(expected)} due"))
     worst = Verdict(0.0, 0.0, None)
@@ -35,7 +41,11 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
         verdict = _judge_one(actual, due, precision, "" if len(outputs) == 1 else f"output {i} ")
         if verdict.finding is not None and (worst.finding is None or worst.finding.kind == "suspicious"):
             worst = worst._replace(finding=verdict.finding)
-        worst = worst._replace(hard=max(worst.hard, verdict.hard), alarm=max(worst.alarm, verdict.alarm))
+        worst = worst._replace(
+            hard=max(worst.hard, verdict.hard),
+            alarm=max(worst.alarm, verdict.alarm),
+            compared=worst.compared + verdict.compared,
+        )
     return worst
 
 
@@ -63,11 +73,11 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
     elif near[_worst(near)] > 1:
         at = _worst(near)
         finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(due, at))
-    return Verdict(_largest(over), _largest(near), finding)
+    return Verdict(_largest(over), _largest(near), finding, int(np.count_nonzero(hard < SAYS_NOTHING)))
 
 
 def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precision) -> Precision | Finding:
-    """The precision of what was returned, which may not be narrower than the inputs'."""
+    """The precision of a result, which may not be narrower than the inputs'."""
     name = actual.dtype.name
     if value.dtype.kind != "f":
         return precision if actual.dtype.kind in "iu" else Finding("dtype", f"returned {name}, whole numbers due")
@@ -79,7 +89,7 @@ def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precisi
 
 
 def broken(law: Law, claim: Claim) -> Finding | None:
-    """The finding that the law does not hold, if it does not."""
+    """A finding where the law does not hold."""
     actual, due = as_float64(claim.actual), as_float64(claim.due)
     if actual.shape != due.shape:
         return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {due.shape}")
@@ -87,7 +97,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
         return None
     tolerance = np.broadcast_to(claim.tolerance, due.shape)
     with np.errstate(invalid="ignore"):
-        # What overflows the dtype on one side only was judged beside its bound.
+        # A number that overflows the dtype on one side only was judged beside its bound.
         same = (actual == due) | (np.isnan(actual) & np.isnan(due)) | np.isinf(actual) | np.isinf(due)
         same = same | np.isposinf(tolerance)
         error = np.where(same, 0.0, np.abs(actual - due))
@@ -113,7 +123,7 @@ def _largest(ratio: np.ndarray) -> float:
 
 
 def _worst(ratio: np.ndarray) -> tuple[int, ...]:
-    """Where it is largest; a NaN counts as larger than anything."""
+    """The index of the largest; a NaN counts as larger than anything."""
     return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
 
 
@@ -142,4 +152,4 @@ def _condition(due: Expected, at: tuple[int, ...]) -> str:
     if exact * CANCELLING < size:
         times = f"{size / exact:.2g} times" if exact else "all of"
         return f"the terms are {times} their sum: cancellation, which the bound allows for"
-    return "nothing cancels here: this is no matter of conditioning"
+    return "well-conditioned: rounding cannot explain this"

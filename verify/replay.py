@@ -1,4 +1,4 @@
-"""A draw as a file: small enough to read and to send, exact enough to find the same inputs anywhere."""
+"""Replay files: a draw, small enough to read and to send, exact enough to find the same inputs anywhere."""
 
 import hashlib
 import json
@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 
 from verify.contract import Arguments, Contract
+from verify.domain import narrowed
 from verify.draw import Values
 from verify.precision import precision
 from verify.runner import LAW, Draw
 
 FORMAT = 1  # raised when a draw stands for other inputs than before
+LARGEST = 2**20  # bytes of a file
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What is needed to call a candidate once more exactly as it was called."""
+    """Everything that is needed to call a candidate once more exactly as it was called."""
 
     op: str
     candidate: str
@@ -36,7 +38,7 @@ class Replay:
 
 
 def digest(contract: Contract, dtype: str, draw: Draw) -> str:
-    """What identifies the inputs that a draw stands for, bit for bit."""
+    """A name for the inputs that a draw stands for, bit for bit."""
     arguments = _arguments(contract, dtype, draw)
     sha = hashlib.sha256()
     for name, value in arguments.items():
@@ -53,7 +55,7 @@ def _arguments(contract: Contract, dtype: str, draw: Draw) -> Arguments:
 
 
 def save(replay: Replay, folder: Path) -> Path:
-    """Write `replay` into `folder`, under its own name, which is returned."""
+    """Write `replay` into `folder`, which is made if need be, and return its path there. Raises OSError."""
     versions = {"python": platform.python_version()}
     for package in ("llamaspec", "numpy", "jax", "torch", "cupy"):
         try:
@@ -61,19 +63,23 @@ def save(replay: Replay, folder: Path) -> Path:
         except metadata.PackageNotFoundError:
             pass
     fields = {**vars(replay), "draw": {name: _plain(value) for name, value in replay.draw.items()}}
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / replay.file_name
     path.write_text(json.dumps({"format": FORMAT, **fields, "versions": versions}, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def load(path: Path) -> Replay:
-    """Raises ValueError for a file that is no replay, or of a format that stands for other inputs."""
+    """Read a replay. Raises ValueError for a file that is none, or of a format that stands for other inputs."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no replay file") from None
+    if len(text) > LARGEST:
+        raise ValueError(f"{path} is no replay file: it has more than {LARGEST} characters")
     try:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
@@ -81,8 +87,23 @@ def load(path: Path) -> Replay:
         names = ("op", "candidate", "arrays", "dtype", "inputs", "finding")
         draw = {name: _drawn(value) for name, value in fields["draw"].items()}
         return Replay(draw=draw, **{name: str(fields[name]) for name in names})
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is no replay file") from None
+
+
+def check(replay: Replay, contract: Contract, path: Path) -> None:
+    """Raise ValueError where the draw of a replay is none of its contract, or stands for other inputs than it did."""
+    law = replay.draw.get(LAW)
+    drawn = {name: value for name, value in replay.draw.items() if name != LAW}
+    if set(drawn) != set(contract.draws) or not (law is None or law in {known.name for known in contract.laws}):
+        raise ValueError(f"{path}: its draw is none of {contract.name}; it was made by another version")
+    try:
+        narrowed(contract, {name: (value,) for name, value in drawn.items()})
+        inputs = digest(contract, replay.dtype, replay.draw)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if inputs != replay.inputs:
+        raise ValueError(f"{path}: its draw no longer stands for the same inputs; it was made by another version")
 
 
 def _plain(value: Any) -> Any:

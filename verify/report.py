@@ -1,14 +1,16 @@
-"""What a person, a program or a CI system is told of a run."""
+"""Reports of a run, for a person, a program or a CI system."""
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
 from verify.contract import Arguments, Contract
+from verify.domain import domain
 from verify.precision import precision
 from verify.runner import LAW, Draw, Report
 
@@ -21,6 +23,8 @@ def headline(report: Report) -> str:
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
     if report.cut_short:
         number += " until the time was up"
+    if report.outcome != "violated":
+        number += f", {report.compared:,} numbers compared"
     rest = f"{number}, seed {report.seed}, {report.seconds:.1f} s"
     if report.outcome != "violated":
         rest += f", at most {report.worst.hard:.2g} of the bound"
@@ -28,12 +32,16 @@ def headline(report: Report) -> str:
 
 
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
-    """Up to six lines: verdict, draw, inputs where they are few numbers, what is wrong, conditioning, how to replay.
+    """Lines that tell of a run: of a right candidate the verdict, and the share that it covers of narrowed draws.
 
-    What no contract draws, a walk through a model, has no inputs to show.
+    Of a counterexample up to seven lines: verdict, draw, inputs where they are few numbers, what is wrong,
+    conditioning, the convention that it hangs on if it does, and `replay`: how to call the candidate so again. A walk
+    through a model, which no contract draws, has no inputs to show.
     """
     lines = [headline(report)]
     finding = report.worst.finding
+    if report.outcome != "violated" and report.shares:
+        lines.append("  " + coverage(report.shares))
     if finding is None:
         return lines
     if report.worst.draw:
@@ -43,9 +51,41 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     lines.append(f"  {finding.kind}: {finding.message}")
     if finding.condition:
         lines.append(f"  {finding.condition}")
+    if contract and (hint := _convention(contract, report)):
+        lines.append("  " + hint)
     if replay:
-        lines.append(f"  llamaspec verify --replay {replay}")
+        lines.append(f"  {replay}")
     return lines
+
+
+def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
+    """The share of a contract's draws that is left where draws are narrowed.
+
+    >>> coverage({"hidden": (1, 6), "n": (5, 25)})
+    "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
+    """
+    share = prod(left / of for left, of in shares.values())
+    parts = ", ".join(f"{name} {left} of {of}" for name, (left, of) in shares.items())
+    return f"narrowed to {100 * share:.2g} % of the contract's draws: {parts}"
+
+
+def _convention(contract: Contract, report: Report) -> str:
+    """How to leave out inputs for which the result is a convention of the contract, where the counterexample has any.
+
+    Kernels may have other conventions for a row that sees nothing, or may rely on finite numbers beyond a length.
+    """
+    draw = report.worst.draw
+    if report.worst.finding is None or report.worst.finding.kind not in ("not finite", "value", "suspicious"):
+        return ""
+    arguments = _arguments(contract, report)
+    arrays = [a.astype(np.float64) for a in arguments.values() if isinstance(a, np.ndarray) and a.dtype.kind in "fV"]
+    blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
+    for name in ("hidden", "mask"):
+        if blind and draw.get(name, "none") != "none":
+            return f"zeros for a row of -inf alone are this contract's convention: --set {name}=none leaves it out"
+    if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
+        return "the inputs hold NaN where nothing may be read: --set padding=0 leaves it out"
+    return ""
 
 
 def _draw(draw: Draw) -> str:
@@ -58,13 +98,16 @@ def _short(value: Any) -> str:
 
 def _inputs(contract: Contract, report: Report) -> str:
     """The arguments, where all that is in them fits a line."""
-    draw = {name: value for name, value in report.worst.draw.items() if name != LAW}
-    arguments: Arguments = contract.arguments(precision=precision(report.dtype), **draw)
-    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
     if sum(array.size for array in arrays.values()) > FEW:
         return ""
     line = " ".join(f"{name}={_numbers(array)}" for name, array in arrays.items())
     return line if len(line) <= WIDTH else ""
+
+
+def _arguments(contract: Contract, report: Report) -> Arguments:
+    draw = {name: value for name, value in report.worst.draw.items() if name != LAW}
+    return contract.arguments(precision=precision(report.dtype), **draw)
 
 
 def _numbers(array: np.ndarray) -> str:
@@ -75,7 +118,7 @@ def _numbers(array: np.ndarray) -> str:
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """Everything, for programs."""
+    """All reports, for programs."""
     return {
         "outcome": "violated" if any(report.outcome == "violated" for report in reports) else "within bounds",
         "reports": [
@@ -85,6 +128,8 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "dtype": report.dtype,
                 "outcome": report.outcome,
                 "examples": report.examples,
+                "compared": report.compared,
+                "narrowed": {name: list(share) for name, share in report.shares.items()},
                 "cut_short": report.cut_short,
                 "seconds": round(report.seconds, 3),
                 "seed": report.seed,
@@ -133,8 +178,10 @@ def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
         f"  is      {contract.definition.__module__}.{contract.name}",
         f"  domain  {contract.domain}",
         f"  bound   {contract.bound}",
-        f"  draws   {', '.join(contract.draws)}",
     ]
+    width = max(map(len, contract.draws))
+    for i, (name, strategy) in enumerate(contract.draws.items()):
+        lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {domain(strategy)}")
     lines += [f"  law     {law.name}" for law in contract.laws]
     if mutants:
         lines.append(f"  kills   {len(mutants)} mutants: {'; '.join(mutants)}")

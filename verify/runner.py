@@ -1,8 +1,8 @@
-"""Draws, calls, judges; and once something is wrong, looks for the smallest draw that shows it."""
+"""The runner: draw, call, judge, and once something is wrong, look for the smallest draw that shows it."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -11,14 +11,16 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, errors
 from hypothesis import strategies as st
 
-from verify.candidate import Candidate, Failure
-from verify.contract import Arguments, Contract, Trial, with_rounding
-from verify.draw import Values
+from verify.candidate import Candidate, Failure, NoVerdict, check_seconds
+from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
+from verify.domain import narrowed, shares
 from verify.judge import Finding, broken, judge, returned_precision
 from verify.precision import Precision
 
+LARGE = 5  # one shape in so many is a large one
 SHRINKING = 20.0  # seconds that the search for a smaller counterexample may take
 LAW = "law"  # the draw that says which law is looked at beside the values
+NOT_TWICE = "not the same twice"  # kind of a finding
 
 Draw = dict[str, Any]
 Progress = Callable[[int], object]  # told after each example how many there were
@@ -32,6 +34,7 @@ class Examination:
     hard: float = 0.0
     alarm: float = 0.0
     finding: Finding | None = None
+    compared: int = 0  # numbers that have a bound
 
     @property
     def violated(self) -> bool:
@@ -40,7 +43,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run of one contract on one candidate came to."""
+    """Outcome of a run of one contract on one candidate."""
 
     op: str
     candidate: str
@@ -50,6 +53,9 @@ class Report:
     seconds: float
     worst: Examination  # the counterexample if there is one, or the suspicious draw, or the one nearest to its bound
     cut_short: bool = False  # by the time that it had, with nothing wrong until then
+    compared: int = 0  # numbers, in all examples
+    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of draws that were narrowed, as `shares` has
+    said: Sequence[str] = ()  # last lines that the candidate printed
 
     @property
     def outcome(self) -> str:
@@ -63,7 +69,11 @@ class _Wrong(Exception):
 
 
 class _Enough(BaseException):
-    """Leaves Hypothesis. No Exception: that would be a counterexample, too."""
+    """Leaves Hypothesis. It is no Exception, which Hypothesis would take for a counterexample."""
+
+
+class Unjudged(RuntimeError):
+    """The judge itself failed, with the same draw twice: a fault of this package, and no verdict."""
 
 
 def verify(
@@ -81,17 +91,34 @@ def verify(
 ) -> Report:
     """Hold `candidate` to `contract` on `examples` draws, or as many as can be had in `seconds`.
 
-    `shapes` limits the number of different shapes, for candidates that are compiled for each; `only` replaces what a
-    draw of a contract is taken from by the values given. Raises ValueError for a draw that the contract has not.
+    `shapes` limits the number of different shapes, for candidates that are compiled for each; `only` replaces the
+    values that a draw of a contract is taken from. Raises ValueError for a draw that the contract does not have, or a
+    value that is not in its domain; NoVerdict where nothing can be said of the candidate, not one number having been
+    compared, or something being missing here; Unjudged where the judge fails.
     """
     start = monotonic()
-    only = only or {}
-    search = _Search(contract, candidate, precision, seconds, shrink, progress)
-    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples, seed=seed)
+    only = narrowed(contract, only or {})
+    search = _Search(contract, candidate, precision, check_seconds(seconds), shrink, progress)
+    large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
+    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
+    for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
+        if not search.smallest and not search.cut_short:
+            strategy = _strategy(contract, seed=seed, shapes=None, only=narrowed(contract, sizes))
+            search.run(strategy, examples=2, seed=seed + number)
     if search.may_shrink and shapes is not None:  # of all shapes there may be a smaller one
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
-        any_shape.run(_strategy(contract, seed=seed, shapes=None, only=only), examples=examples, seed=seed)
+        try:
+            any_shape.run(_strategy(contract, seed=seed, shapes=None, only=only), examples=examples, seed=seed)
+        except (NoVerdict, ImportError, Unjudged):
+            pass  # the counterexample that there is stays
         search.prefer(any_shape.smallest)
+    worst = search.settled()
+    if worst.finding is None and not search.compared:
+        number = "1 example" if search.examples == 1 else f"{search.examples} examples"
+        raise NoVerdict(
+            f"{contract.name} {precision.name}: no number was compared in {number}, which is no verdict "
+            f"(at the first: {', '.join(f'{name}={value}' for name, value in search.first.items() if name != LAW)})"
+        )
     return Report(
         op=contract.name,
         candidate=candidate.name,
@@ -99,21 +126,62 @@ def verify(
         seed=seed,
         examples=search.examples,
         seconds=monotonic() - start,
-        worst=search.settled(),
+        worst=worst,
         cut_short=search.cut_short,
+        compared=search.compared,
+        shares=shares(contract, only),
     )
 
 
 def examine(contract: Contract, candidate: Candidate, precision: Precision, draw: Draw) -> Examination:
-    """Judge one draw: its values, and the law that it names."""
+    """Judge one draw: its values, and the law that it names.
+
+    A judge that fails once, and not with the same draw again, was given two different results: that is a finding.
+    Raises Unjudged where it fails again, NoVerdict where no inputs can be made of the draw, and whatever `call` of the
+    candidate raises.
+    """
+    arguments, expected = _due(contract, precision, draw)
+    try:
+        return _judged(contract, candidate, precision, draw, arguments, expected)
+    except (NoVerdict, ImportError):
+        raise
+    except Exception as error:
+        first = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    try:
+        _judged(contract, candidate, precision, draw, arguments, expected)
+    except (NoVerdict, ImportError):
+        raise
+    except Exception as error:
+        raise Unjudged(f"{contract.name}: the result for {draw} cannot be judged: {first}") from error
+    message = f"the first result could not be judged ({first}), the second one, of the same inputs, could"
+    return Examination(draw, np.inf, np.inf, Finding(NOT_TWICE, message))
+
+
+def _due(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
+    """Inputs and results that are due. They are made before the candidate is called, which cannot change them then."""
     drawn = {name: value for name, value in draw.items() if name != LAW}
-    arguments = contract.arguments(precision=precision, **drawn)
+    try:
+        arguments = contract.arguments(precision=precision, **drawn)
+        return arguments, contract.expected(arguments)
+    except Exception as error:
+        written = ", ".join(f"{name}={value}" for name, value in drawn.items())
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise NoVerdict(f"{contract.name}: no inputs and results can be made of {written}: {why}") from error
+
+
+def _judged(
+    contract: Contract,
+    candidate: Candidate,
+    precision: Precision,
+    draw: Draw,
+    arguments: Arguments,
+    expected: tuple[Expected, ...],
+) -> Examination:
     called = _call(contract, candidate, arguments)
     if isinstance(called, Finding):
         return Examination(draw, np.inf, np.inf, called)
-    expected = contract.expected(arguments)
     verdict = judge(called, expected, precision)
-    examination = Examination(draw, verdict.hard, verdict.alarm, verdict.finding)
+    examination = Examination(draw, verdict.hard, verdict.alarm, verdict.finding, verdict.compared)
     law = next((law for law in contract.laws if law.name == draw.get(LAW)), None)
     if examination.violated or law is None:
         return examination
@@ -138,7 +206,7 @@ def examine(contract: Contract, candidate: Candidate, precision: Precision, draw
 
 
 class _Failed(Exception):
-    """A candidate gave nothing while a law was looked at."""
+    """Nothing came back from a candidate while a law was looked at."""
 
     def __init__(self, finding: Finding):
         super().__init__(finding.message)
@@ -151,17 +219,28 @@ def _call(contract: Contract, candidate: Candidate, arguments: Arguments) -> tup
         return Finding(outcome.kind, outcome.message)
     if outcome.changed:
         return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
-    return outcome.arrays
+    return tuple(_at_most_float32(array) for array in outcome.arrays)
+
+
+def _at_most_float32(array: np.ndarray) -> np.ndarray:
+    """float64 as the float32 that contracts speak of: one more rounding, which every bound has room for."""
+    if array.dtype != np.float64:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
 
 
 class _Search:
-    """What is known while Hypothesis draws, and when it is to stop."""
+    """State of a search while Hypothesis draws, and when it is to stop."""
 
     def __init__(self, contract, candidate, precision, seconds, shrink, progress):
         self.contract, self.candidate, self.precision = contract, candidate, precision
         self.shrink, self.progress = shrink, progress
         self.end = monotonic() + seconds
         self.examples = 0
+        self.compared = 0
+        self.first: Draw = {}
+        self.fault: BaseException | None = None  # that ended the search: none of the candidate's
         self.worst = Examination({})
         self.smallest: Examination | None = None  # that is wrong
         self.cut_short = False
@@ -180,9 +259,14 @@ class _Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.HypothesisWarning)
             try:
-                test()
-            except (_Wrong, _Enough, errors.Flaky):
+                _run(test)
+            except (_Wrong, _Enough):
                 pass
+            except errors.Flaky:
+                if self.smallest is None:  # or `settled` says that it was not the same twice
+                    raise
+        if self.fault and not (self.smallest and isinstance(self.fault, Exception)):
+            raise self.fault
 
     @property
     def may_shrink(self) -> bool:
@@ -196,6 +280,16 @@ class _Search:
             self.smallest = other
 
     def examine(self, draw: Draw) -> None:
+        """Judge a draw. Whatever ends the program, or the search, passes Hypothesis by, which would look into it."""
+        try:
+            self._examine(draw)
+        except (_Wrong, _Enough):
+            raise
+        except BaseException as error:
+            self.fault = error
+            raise _Enough from error
+
+    def _examine(self, draw: Draw) -> None:
         found = self.smallest is not None
         if self.examples and monotonic() > self.end:  # of no draw at all there would be nothing to say
             self.cut_short = not found
@@ -203,6 +297,8 @@ class _Search:
         examination = examine(self.contract, self.candidate, self.precision, draw)
         if not found:
             self.examples += 1
+            self.first = self.first or draw
+            self.compared += examination.compared
             self.progress(self.examples)
             self.worst = max(self.worst, examination, key=lambda one: (one.finding is not None, one.alarm))
         if not examination.violated:
@@ -221,11 +317,42 @@ class _Search:
             return self.worst
         if not self.may_shrink:
             return smallest
-        again = examine(self.contract, self.candidate, self.precision, smallest.draw)
+        try:
+            again = examine(self.contract, self.candidate, self.precision, smallest.draw)
+        except (NoVerdict, ImportError, Unjudged):
+            return smallest
         if again.violated:
             return again
-        message = f"wrong once, right when called again with the same inputs: {smallest.finding.message}"
-        return replace(smallest, finding=Finding("unstable", message, smallest.finding.condition))
+        kind, message, condition = smallest.finding
+        if kind != NOT_TWICE:
+            message = f"right when called again with the same inputs; the first time: {kind}: {message}"
+        return replace(smallest, finding=Finding(NOT_TWICE, message, condition))
+
+
+def _run(test: Callable[[], object]) -> None:
+    """Run a test of Hypothesis.
+
+    A signal whose handler raises SystemExit may arrive while Hypothesis itself is at work. It takes that for a failing
+    example that does not fail again; here it ends the program all the same.
+    """
+    try:
+        test()
+    except errors.Flaky as error:
+        if ending := _ending(error, set()):
+            raise ending from None
+        raise
+
+
+def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None:
+    """The exception behind `error` that was to end the program, if there is one."""
+    if error is None or id(error) in seen:
+        return None
+    seen.add(id(error))
+    if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+        return error
+    within = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    found = (_ending(one, seen) for one in (*within, error.__cause__, error.__context__))
+    return next((one for one in found if one), None)
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
@@ -240,29 +367,11 @@ def _leaves(value: Any) -> list[int]:
     return [value] if isinstance(value, int) else []
 
 
-def _as_values(choice: Any) -> Any:
-    """What a draw is narrowed to: `Values` where it is written as they are.
-
-    >>> _as_values("normal(3)"), _as_values("q8"), _as_values(128)
-    (Values(kind='normal', seed=3, exponent=0), 'q8', 128)
-    """
-    try:
-        return Values.parse(choice) if isinstance(choice, str) else choice
-    except ValueError:
-        return choice
-
-
 def _strategy(
     contract: Contract, *, seed: int, shapes: int | None, only: Mapping[str, Sequence[Any]]
 ) -> st.SearchStrategy[Draw]:
-    if unknown := set(only) - set(contract.draws):
-        raise ValueError(f"{contract.name} draws {', '.join(contract.draws)}; got {', '.join(sorted(unknown))}")
-
     def narrowed(draws: Mapping[str, st.SearchStrategy]) -> dict[str, st.SearchStrategy]:
-        return {
-            name: st.sampled_from([_as_values(choice) for choice in only[name]]) if name in only else draws[name]
-            for name in draws
-        }
+        return {name: st.sampled_from(only[name]) if name in only else draws[name] for name in draws}
 
     shape = st.fixed_dictionaries(narrowed(contract.shapes))
     if shapes is not None:
@@ -296,5 +405,5 @@ def _pool(strategy: st.SearchStrategy[Draw], count: int, *, seed: int) -> list[D
         if len(pool) < count:
             pool[str(draw)] = draw
 
-    collect()
+    _run(collect)
     return sorted(pool.values(), key=lambda draw: sum(leaf for value in draw.values() for leaf in _leaves(value)))

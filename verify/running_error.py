@@ -31,6 +31,8 @@ from reference.swiglu import swiglu
 from verify.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
+FIXED = 2.0**-21  # of the largest of its group: how far a number in fixed point may be from itself
+DIGITS_SIZE = 3.02  # the sum of the parts that a number's digits stand for, each without its sign, over the number
 NO_BOUND = 1e30  # an error that says nothing; infinity would turn into NaN where a weight is 0
 
 
@@ -65,9 +67,12 @@ def gamma(n: int) -> float:
     return n * U / (1 - n * U)
 
 
-def rounded(x: Approx, unit: float) -> Approx:
-    """Rounded once more, to a dtype whose roundings are off by `unit`: 0 for float32, which x is already."""
-    return Approx(x.value, x.error + unit * x.size)
+def rounded(x: Approx, unit: float, smallest: float = 0.0) -> Approx:
+    """Round once more, to a dtype whose roundings are off by `unit` of a number, or by `smallest` of a tiny one.
+
+    Both are 0 for float32, which x is already.
+    """
+    return Approx(x.value, x.error + unit * x.size + smallest)
 
 
 def added(x: Approx, y: Approx) -> Approx:
@@ -123,6 +128,66 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
         return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1)
 
     return Approx(value, spread(x.error) + gamma(3) * spread(x.size))
+
+
+def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
+    """RoPE by halves with the frequencies `turns`, where an implementation has to compute angles and their functions.
+
+    A cosine or sine is off by its angle's product, a rounding of position times frequency, and by its own error.
+    """
+    value = rope_halves(x.value, positions, turns)
+    angles = positions[..., None, None] * turns  # [*batch, seq, 1, pairs]
+    angle, cos, sin = (
+        np.concatenate([a, a], axis=-1) for a in (angles, np.abs(np.cos(angles)), np.abs(np.sin(angles)))
+    )
+
+    def partner(part: np.ndarray) -> np.ndarray:
+        return np.concatenate(np.split(part, 2, axis=-1)[::-1], axis=-1)
+
+    off = (2 * U * angle + ELEMENTARY) * (x.size + partner(x.size))
+    both = x.size * cos + partner(x.size) * sin
+    moved = x.error * cos + partner(x.error) * sin
+    return Approx(value, moved + off + gamma(3) * (both + off) + flushed(x.size + partner(x.size), 1.0))
+
+
+def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
+    """RoPE of x [batch heads head_dim] by a table [batch pairs] that is given: two products and a sum each."""
+    cos, sin = cos[:, None], sin[:, None]
+    a, b = np.split(x.value, 2, axis=-1)
+    value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def spread(part: np.ndarray) -> np.ndarray:
+        a, b = np.split(part, 2, axis=-1)
+        return np.concatenate([a * abs(cos) + b * abs(sin), b * abs(cos) + a * abs(sin)], axis=-1)
+
+    return Approx(value, spread(x.error) + gamma(2) * spread(x.size) + 2 * TINY)
+
+
+def in_fixed_point(x: Approx, *, group: int) -> Approx:
+    """x [*batch cols] with each group of columns in fixed point of `FIXED`; the last group may be shorter."""
+    size = np.pad(x.size, [(0, 0)] * (x.size.ndim - 1) + [(0, -x.size.shape[-1] % group)])
+    largest = np.max(size.reshape(*size.shape[:-1], -1, group), axis=-1)
+    off = FIXED * np.repeat(largest, group, axis=-1)[..., : x.size.shape[-1]]
+    return Approx(x.value, x.error + off + TINY)
+
+
+def fixed_point_product(
+    x: Approx, codes: np.ndarray, scales: np.ndarray, *, group: int, roundings: int, rms: float = 1.0
+) -> Approx:
+    """Codes [rows cols] times x in fixed point, each group of columns scaled by scales [rows groups].
+
+    Products and sums of digits are exact. `roundings` of sums that are scaled remain, for each of the digits. Where x
+    is a norm whose 1/rms multiplies the sums, that is `rms` at most. Numbers are below 2^127.
+    """
+    cols = codes.shape[1]
+    weights = codes * np.repeat(scales, -(-cols // scales.shape[1]), axis=1)[:, :cols]
+    fixed = in_fixed_point(x, group=group)
+    off, sizes = fixed.error, x.size + fixed.error
+    error = off @ np.abs(weights).T + gamma(roundings) * DIGITS_SIZE * (sizes @ np.abs(weights).T)
+    # A scale may be flushed to 0, or its product with the 2^e by which digits up to 1 / FIXED are multiplied. Codes of
+    # four bits are multiplied by 16.
+    tiny = TINY * (1 + np.max(scales)) * ((x.size + 16 / FIXED) @ (np.abs(codes) + 1).T)
+    return Approx(x.value @ weights.T, error + tiny * max(1.0, rms))
 
 
 def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int = 1, unit: float = 0.0) -> Approx:

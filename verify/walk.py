@@ -1,12 +1,13 @@
-"""A whole model, op by op: which is the first whose result is further from the reference than it may be?
+"""A walk through a whole model, op by op, to the first whose result is further from the reference than it may be.
 
-Each op is given what the one before it made, and so is its definition: an error is found where it arises, and what it
-does later does not matter. Models, caches and ops come from outside, and are looked at as NumPy arrays.
+Each op is given the result of the one before it, and so is its definition: an error is found where it arises, whatever
+comes of it later. Models, caches and ops come from outside, and are read as NumPy arrays.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from reference.llama import Params
 from reference.rope import LinearScaling
 from verify import running_error as bound
 from verify.judge import Finding
+from verify.precision import precision
 from verify.runner import Examination, Report
 from verify.running_error import Approx, exactly
+
+PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
 class Step(NamedTuple):
@@ -29,6 +33,7 @@ class Step(NamedTuple):
     error: float  # the largest
     size: float  # of the largest exact value
     ratio: float  # the largest of error by bound: above 1 is a bug
+    count: int  # of numbers that have a bound
 
     @property
     def name(self) -> str:
@@ -36,21 +41,45 @@ class Step(NamedTuple):
         return place + self.op + (f" ({self.output})" if self.output else "")
 
 
-class Model(NamedTuple):
-    """What is walked through, in the terms of whoever runs it; arrays are anything that NumPy can read."""
+@runtime_checkable
+class Model(Protocol):
+    """A model whose ops can be called one by one, as `model.candidates.walking.Walkable` is.
 
-    params: Any  # with embedding, layers and norm
-    ops: Any  # with the five ops of a block, moe_add and norm_logits
-    cache: Callable[
-        [int], list[Any]
-    ]  # rows of room to a cache a layer, each with k and v [batch kv_heads rows head_dim]
-    positions: Callable[[np.ndarray], Any]  # [batch seq] positions to what the ops take for them
-    array: Callable[[np.ndarray], Any]  # to an array of theirs
+    Its arrays are anything that NumPy can read.
+    """
+
+    @property
+    def params(self) -> Any:
+        """Weights as its ops take them, with embedding, layers and norm."""
+        ...
+
+    @property
+    def exact(self) -> Params:
+        """The same weights, as the reference takes them."""
+        ...
+
+    @property
+    def ops(self) -> Any:
+        """The five ops of a block, moe_add and norm_logits."""
+        ...
+
+    @property
+    def cache(self) -> Callable[[int], list[Any]]:
+        """From rows of room to a cache a layer, each with k and v [batch kv_heads rows head_dim]."""
+        ...
+
+    @property
+    def positions(self) -> Callable[[np.ndarray], Any]:
+        """From [batch seq] positions to those of the ops."""
+        ...
+
+    @property
+    def array(self) -> Callable[[np.ndarray], Any]:
+        """To an array of the ops'."""
+        ...
 
 
-def walk(
-    model: Model, exact: Params, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1
-) -> Iterator[Step]:
+def walk(model: Model, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1) -> Iterator[Step]:
     """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and judge every op.
 
     `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most.
@@ -61,7 +90,7 @@ def walk(
         at = start + np.arange(len(tokens))
         positions = model.positions(at[None].astype(np.int32))
         x = model.array(_read(model.params.embedding[tokens])[None])
-        for i, (layer, defined) in enumerate(zip(model.params.layers, exact.layers, strict=True)):
+        for i, (layer, defined) in enumerate(zip(model.params.layers, model.exact.layers, strict=True)):
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
             k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
             due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
@@ -94,9 +123,37 @@ def walk(
             yield _step(i, "down_add", "", _read(x)[0], bound.down_add(_first(g), defined, _first(before), unit=unit))
 
         logits = model.ops.norm_logits(x, model.params, config=config)
-        part = bound.norm_logits(_first(x), exact.norm, exact.head, config=config, unit=unit)
+        part = bound.norm_logits(_first(x), model.exact.norm, model.exact.head, config=config, unit=unit)
         yield _step(None, "norm_logits", "", _read(logits)[0], part)
         start += len(tokens)
+
+
+def walk_through(
+    model: Model,
+    *,
+    config: Config,
+    dtype: str,
+    seed: int,
+    name: str = "model",
+    progress: Callable[[str, float], object] = lambda stage, share: None,
+) -> tuple[list[Step], Report]:
+    """Walk `model`, which runs in `dtype`, on a prompt of random tokens and two more after it.
+
+    `progress` is told each step, and the share of the layers that are done. Raises ValueError for an unknown dtype.
+    """
+    start, unit = monotonic(), precision(dtype).unit
+    steps = []
+    for step in walk(model, prompt(config, seed=seed), config=config, unit=unit):
+        steps.append(step)
+        progress(step.name, (step.layer or 0) / config.layers)
+    return steps, report(steps, candidate=name, dtype=dtype, seed=seed, seconds=monotonic() - start)
+
+
+def prompt(config: Config, *, seed: int) -> list[np.ndarray]:
+    """Random tokens: up to 24 at once, then one, then another."""
+    length = min(PROMPT, config.context - 2)
+    tokens = np.random.default_rng(seed).integers(0, config.vocab, length + 2).astype(np.int32)
+    return [tokens[:length], tokens[length:-1], tokens[-1:]]
 
 
 def _read(array: Any) -> np.ndarray:
@@ -121,11 +178,12 @@ def _step(layer: int | None, op: str, output: str, actual: np.ndarray, due: Appr
         float(np.max(off, initial=0)),
         float(np.max(np.abs(due.value), initial=0)),
         np.inf if np.isnan(largest) else largest,
+        int(np.count_nonzero(due.error < bound.NO_BOUND)),
     )
 
 
 def table(steps: list[Step]) -> list[str]:
-    """A line an op: the worst over all layers, and where that was."""
+    """Lines with the worst of each op over all layers, and its place."""
     worst: dict[str, Step] = {}
     for step in steps:
         name = step.op + (f" ({step.output})" if step.output else "")
@@ -151,7 +209,9 @@ def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds:
         times = f"{wrong.ratio:.3g} times its bound" if np.isfinite(wrong.ratio) else "not finite"
         finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
     worst = max(step.ratio for step in steps)
-    return Report("block", candidate, dtype, seed, len(steps), seconds, Examination({}, worst, worst, finding))
+    examination = Examination({}, worst, worst, finding)
+    compared = sum(step.count for step in steps)
+    return Report("block", candidate, dtype, seed, len(steps), seconds, examination, compared=compared)
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
@@ -171,7 +231,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np
 _SMALL = Config(
     dim=24, layers=2, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=50, context=64, eps=1e-5, theta=10_000.0
 )
-# Models of random weights, of shapes that make mistakes show.
+# Models of random weights have shapes that make mistakes show.
 CONFIGS = {
     "biases, scaled RoPE": replace(
         _SMALL, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
@@ -183,5 +243,5 @@ CONFIGS = {
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
 }
-# And one of widths that kernels are made for.
+# One more has widths that kernels are made for.
 KERNELS = replace(_SMALL, dim=256, layers=1, kv_heads=2, head_dim=64, ffn=256, vocab=64, qkv_bias=True, o_bias=True)

@@ -1,8 +1,9 @@
-"""Calls one function in a process of its own, so that a candidate may hang or crash, and lives in any Python.
+"""Call one function in a process of its own, so that a candidate may hang or crash, and lives in any Python.
 
-Run as a program by `verify.candidate`, with nothing but NumPy and the candidate's own libraries: it imports none of
-this project. Requests come on stdin, replies go out on what was stdout; both are frames, a line of JSON and then the
-bytes of the arrays it names. `hand_over`, `read_back` and `call` also serve candidates in the same process.
+`verify.candidate` runs this file as a program, with nothing but NumPy and the candidate's own libraries: the file
+imports nothing of this project. Requests come on stdin, and replies go out on what was stdout. Both are frames: a
+JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a file of its own.
+`hand_over`, `read_back` and `call` also serve candidates in the same process.
 """
 
 import json
@@ -11,6 +12,8 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from io import TextIOWrapper
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,7 +32,7 @@ class Writable(Protocol):
 
 
 class Array(NamedTuple):
-    """An array as bytes: bfloat16 has no NumPy dtype where ml_dtypes is missing."""
+    """An array as bytes in this machine's order: bfloat16 has no NumPy dtype where ml_dtypes is missing."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,11 +40,18 @@ class Array(NamedTuple):
 
 
 def to_bytes(array: np.ndarray) -> Array:
+    """The bytes of any array of numbers, with its numbers kept where it has another byte order."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     return Array(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """A new array that may be written to. Raises ImportError for a dtype that needs ml_dtypes where that is missing."""
+    """A new array that may be written to.
+
+    Raises ImportError for a dtype that needs ml_dtypes where that is missing, and TypeError, AttributeError or
+    ValueError for bytes that are no array.
+    """
     try:
         dtype = np.dtype(array.dtype)
     except TypeError:
@@ -66,7 +76,10 @@ def hand_over(array: Array, library: str, device: str | None) -> Any:
 
 
 def read_back(value: Any) -> Array:
-    """The bytes of any array: of a library that is known here, or through DLPack, or of what NumPy can read."""
+    """Read any array: of a library that is known here, or through DLPack, or of what NumPy can read.
+
+    Raises TypeError for what holds no numbers.
+    """
     if type(value).__module__.partition(".")[0] == "torch":
         value = value.detach().cpu().contiguous()
         if str(value.dtype) == "torch.bfloat16":
@@ -78,17 +91,23 @@ def read_back(value: Any) -> Array:
     elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         value = np.from_dlpack(value)
     array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.kind in "SUM":
+    if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise TypeError(f"returned {type(value).__name__}, which is no array")
+    if array.dtype.type is np.void:
+        raise TypeError(f"returned an array of {array.dtype}, which is no number")
     return to_bytes(array)
 
 
 class Reply(NamedTuple):
-    """What a call gave: outputs, and the positions or names of the arguments that it changed; or why there are none."""
+    """Outcome of a call: outputs, and the positions or names of the arguments that it changed; or why there are none.
+
+    `unavailable` says what this Python or this machine lacks, which is no fault of the candidate.
+    """
 
     outputs: list[Array]
     changed: list[str]
     failure: str | None = None
+    unavailable: str | None = None
 
 
 def call(function: Callable[..., Any], positional: list, keyword: dict, library: str, device: str | None) -> Reply:
@@ -97,19 +116,29 @@ def call(function: Callable[..., Any], positional: list, keyword: dict, library:
     def given(value: Any) -> Any:
         return hand_over(value, library, device) if isinstance(value, Array) else value
 
-    arguments = [given(value) for value in positional]
-    named = {name: given(value) for name, value in keyword.items()}
+    try:
+        arguments = [given(value) for value in positional]
+        named = {name: given(value) for name, value in keyword.items()}
+    except Exception as error:
+        return Reply([], [], unavailable=_no_arrays(library, device, error))
     try:
         with np.errstate(all="ignore"):
             result = function(*arguments, **named)
         results = result if isinstance(result, tuple | list) else (result,)
         outputs = [read_back(value) for value in results]
+    except ImportError as error:
+        return Reply([], [], unavailable=_describe(error))
     except Exception as error:
         return Reply([], [], _describe(error))
     before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
     after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
     changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
     return Reply(outputs, changed)
+
+
+def _no_arrays(library: str, device: str | None, error: Exception) -> str:
+    """One line for a person who asked for arrays that cannot be made here."""
+    return f"no arrays of {library}{f' on {device}' if device else ''}: {_describe(error)}"
 
 
 def _changed(before: Array, after: Any) -> bool:
@@ -120,19 +149,22 @@ def _changed(before: Array, after: Any) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """One line: what was raised, and the innermost line of code outside this file."""
+    """One line that names what was raised, and the innermost line of code outside this file."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function called `package.module:function`. Raises ImportError with one line for anything else."""
-    module, _, path = name.partition(":")
+    """The function called `package.module:function` or `path/to/file.py:function`.
+
+    Raises ImportError with one line for anything else.
+    """
+    module, _, path = name.rpartition(":")
     if not module or not path:
-        raise ImportError(f"a candidate is named package.module:function, got {name}")
+        raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
     try:
-        found: Any = import_module(module)
+        found: Any = _load_file(module) if module.endswith(".py") else import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except Exception as error:
@@ -142,8 +174,23 @@ def load(name: str) -> Callable[..., Any]:
     return found
 
 
+def _load_file(path: str) -> Any:
+    """The module in the file at `path`, which may import its neighbors."""
+    folder, file = os.path.split(os.path.abspath(path))
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    name = file.removesuffix(".py")
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.path.insert(0, folder)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def write_frame(stream: Writable, message: Any) -> None:
-    """JSON, with every Array's bytes after it."""
+    """Write a JSON header, with every Array's bytes after it."""
     blobs: list[bytes] = []
 
     def encode(value: Any) -> Any:
@@ -161,14 +208,29 @@ def write_frame(stream: Writable, message: Any) -> None:
     stream.flush()
 
 
-def read_frame(stream: Readable) -> Any:
-    """What `write_frame` wrote. Raises EOFError where the stream ends."""
+HEADER = 2**24  # bytes of JSON that a frame may have
+
+
+def read_frame(stream: Readable, *, most: int | None = None) -> Any:
+    """Read what `write_frame` wrote.
+
+    Raises EOFError where the stream ends, and with `most`, the bytes that its arrays may have in all, ValueError for a
+    frame that is none or that announces more. Nothing is read of what is too much.
+    """
 
     def take(count: int) -> bytes:
         data = stream.read(count)
         if len(data) != count:
             raise EOFError
         return data
+
+    def array(fields: dict) -> Array:
+        nonlocal left
+        dtype, shape, size = str(fields["dtype"]), tuple(map(int, fields["shape"])), int(fields["bytes"])
+        left -= size
+        if most is not None and (size < 0 or left < 0):
+            raise ValueError(f"a frame of more than {most} bytes")
+        return Array(dtype, shape, take(size))
 
     def decode(value: Any) -> Any:
         if isinstance(value, list):
@@ -177,21 +239,38 @@ def read_frame(stream: Readable) -> Any:
             return value
         if "items" in value:
             return {key: decode(item) for key, item in value["items"]}
-        return Array(value["dtype"], tuple(value["shape"]), take(value["bytes"]))
+        return array(value)
 
-    return decode(json.loads(take(int.from_bytes(take(8), "little"))))
+    left = most or 0
+    length = int.from_bytes(take(8), "little")
+    if most is not None and length > HEADER:
+        raise ValueError("no frame")
+    try:
+        return decode(json.loads(take(length)))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("no frame") from error
 
 
-def serve(candidate: str, library: str, device: str | None) -> None:
-    """Answer requests until stdin ends. The first frame out is None, or why the candidate cannot be called."""
+def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
+    """Answer requests until stdin ends.
+
+    The first frame out is None, or a pair: why the candidate cannot be called, and whether it was imported. The file
+    descriptor `prints` takes what the candidate writes to stdout.
+    """
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the candidate prints goes to stderr
+    os.dup2(prints, 1)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that what was printed outlives a crash
     sys.path.insert(0, os.getcwd())
     try:
         function = load(candidate)
-        import_module(library)
     except ImportError as error:
-        write_frame(replies, str(error))
+        write_frame(replies, [str(error), False])
+        return
+    try:
+        hand_over(to_bytes(np.zeros(1, np.float32)), library, device)
+    except Exception as error:
+        write_frame(replies, [_no_arrays(library, device, error), True])
         return
     write_frame(replies, None)
     while True:
@@ -203,4 +282,4 @@ def serve(candidate: str, library: str, device: str | None) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], sys.argv[3] or None)
+    serve(sys.argv[1], sys.argv[2], sys.argv[3] or None, int(sys.argv[4]))

@@ -26,7 +26,7 @@ from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
 from model.insight.machine import SIZES, Sizes
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
-from model.running.jax_backend import longest_burst
+from model.running.programs import longest_burst
 from pallas_kernels.parts.compat import interpreter
 from reference.config import Config
 

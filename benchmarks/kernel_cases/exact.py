@@ -16,13 +16,23 @@ from pallas_kernels.parts.quantized_product import GROUPS
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
 from verify.precision import TINY, U
-from verify.running_error import ELEMENTARY, Approx, added, attended, exactly, gamma, gated, normalized, projected
+from verify.running_error import (
+    ELEMENTARY,
+    Approx,
+    added,
+    attended,
+    exactly,
+    fixed_point_product,
+    gamma,
+    gated,
+    normalized,
+    projected,
+    turned_by,
+)
 from verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
 KEYS = 64  # that attention takes at once, at least
-FIXED = 2.0**-21  # of the largest of its group: how far a number may be from what it is in fixed point
-DIGITS_SIZE = 3.02  # the sum of what its digits stand for, without their signs, as a multiple of it: 3.0157 for 32640
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
@@ -40,29 +50,24 @@ def _biased(y: Approx, bias) -> Approx:
 
 
 def _product(x: Approx, w, *, eps: float | None) -> Approx:
-    """Codes meet x in fixed point: each number is off by a part of the largest of its group, and then sums are exact.
+    """W x, where codes meet x in fixed point.
 
-    A warp adds up what its groups come to, a quarter of all, each scaled, in one rounding; for each digit. Then come
-    three sums over digits, three over warps, and a scale for the row. For numbers below 2^127.
-
-    Where x has a norm, with an `eps`, its 1/rms multiplies the sums: 1 / sqrt(eps) at most.
+    A warp adds up the sums of its groups, a quarter of all, each scaled, in one rounding; for each digit. Three sums
+    over digits follow, three over warps, and a scale for the row. Where x has a norm, with an `eps`, its 1/rms
+    multiplies the sums: 1 / sqrt(eps) at most.
     """
     if not isinstance(w, Codes):
         return projected(x, exactly(w).value)
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     codes = int4.unpack(np.asarray(w.codes)) if w.four_bits else np.asarray(w.codes)
-    codes, scales = codes.astype(np.float64), np.asarray(w.scales, np.float64).reshape(rows, -1)
-    weights = codes * np.repeat(scales, cols // scales.shape[1], axis=1)
-    largest = np.max(x.size.reshape(*x.size.shape[:-1], -1, group), axis=-1)
-    off = x.error + FIXED * np.repeat(largest, group, axis=-1) + TINY
-    roundings = -(-cols // STEP) * STEP // (WARPS * group) + 3 + 3 + 1
-    error = off @ np.abs(weights).T + gamma(roundings) * DIGITS_SIZE * ((x.size + off) @ np.abs(weights).T)
-    # A scale may be taken for 0, or its product with 2^e, by which digits are multiplied, of numbers up to 2^21; and of
-    # four bits codes are 16 times as large.
-    tiny = TINY * (1 + np.max(scales)) * ((x.size + 16 / FIXED) @ (np.abs(codes) + 1).T)
-    if eps is not None:
-        tiny *= max(1.0, eps**-0.5)
-    return Approx(x.value @ weights.T, error + tiny)
+    return fixed_point_product(
+        x,
+        codes.astype(np.float64),
+        np.asarray(w.scales, np.float64).reshape(rows, -1),
+        group=group,
+        roundings=-(-cols // STEP) * STEP // (WARPS * group) + 3 + 3 + 1,
+        rms=1.0 if eps is None else eps**-0.5,
+    )
 
 
 def gemm(x, w) -> Approx:
@@ -82,7 +87,7 @@ def norm_qkv(
     batch, kv_heads, _, head_dim = k.shape
     y = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
-    turned = rounded(_turned(y, cos, sin), x.dtype)
+    turned = rounded(turned_by(y, exactly(cos).value, exactly(sin).value), x.dtype)
     y = rounded(y, x.dtype)
     rows = np.arange(batch)
 
@@ -99,19 +104,6 @@ def norm_qkv(
 
 def _normed(x, norm, eps: float) -> Approx:
     return exactly(x) if norm is None else normalized(exactly(x), exactly(norm).value, eps=eps)
-
-
-def _turned(x: Approx, cos, sin) -> Approx:
-    """RoPE by a given table: two products and a sum for each number."""
-    cos, sin = (exactly(table).value[:, None] for table in (cos, sin))
-    a, b = np.split(x.value, 2, axis=-1)
-    value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-    def spread(part: np.ndarray) -> np.ndarray:
-        a, b = np.split(part, 2, axis=-1)
-        return np.concatenate([a * abs(cos) + b * abs(sin), b * abs(cos) + a * abs(sin)], axis=-1)
-
-    return Approx(value, spread(x.error) + gamma(2) * spread(x.size) + 2 * TINY)
 
 
 def attention_decode(q, k, v, lengths, *, window: int | None = None) -> Approx:
@@ -172,7 +164,7 @@ def swiglu(gate_up) -> Approx:
 
 
 def rope(x, cos, sin) -> Approx:
-    return rounded(_turned(exactly(x), cos, sin), x.dtype)
+    return rounded(turned_by(exactly(x), exactly(cos).value, exactly(sin).value), x.dtype)
 
 
 def softmax(scores) -> Approx:

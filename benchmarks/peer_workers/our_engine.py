@@ -32,7 +32,7 @@ class Engine:
         self.vocab, self.config = checkpoint.config.vocab, checkpoint.config
         dtype = "bfloat16" if form == "bfloat16" else "float32"
         scheme = None if form in ("float32", "bfloat16") else form
-        self.backend = load_backend(checkpoint, dtype=dtype, quantize=scheme, greedy=True)
+        self.backend = load_backend(checkpoint, dtype=dtype, quantize=scheme, greedy=True, own_process=True)
         run = quantized(checkpoint, scheme) if scheme else checkpoint
         self.params = abstract_params(self.config, dtype=np.dtype(dtype), positions=1, tensors=run.tensors)
         self.reader: Reader | None = None

@@ -1,4 +1,4 @@
-"""Our kernels, called as the reference is: on a GPU that they are made for, or by the interpreter."""
+"""Our kernels, called as the reference is: on a GPU that they are made for, or in the interpreter."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from model.candidates.made_for import made_for
 from model.ops.block import XLA
 from model.ops.gpu import PALLAS
-from model.running.jax_backend import choose_ops
+from model.running.device import default_device
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
@@ -20,6 +21,8 @@ from pallas_kernels.attention_paged import attention_paged as paged_kernel
 from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
+from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
+from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.parts.matrix import Codes
@@ -28,46 +31,137 @@ from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
 from pallas_kernels.swiglu import swiglu as swiglu_kernel
 
-# A kernel in the interpreter calls back into Python, which runs programs itself: it must not hold the threads for them.
+# An interpreted kernel calls back into Python, which runs programs itself: dispatch must leave threads for those.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 @contextmanager
 def runnable() -> Iterator[None]:
-    """Where kernels can be called. Raises RuntimeError, at the end, where the interpreter finds a race."""
-    with nullcontext() if choose_ops("auto") is PALLAS else interpreter():
+    """Make kernels callable within. Raises RuntimeError, at the end, where the interpreter finds a race."""
+    with nullcontext() if default_device().has_kernels else interpreter():
         yield
 
 
-def run(kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     with runnable():
-        return jax.block_until_ready(kernel(*arguments, **named))
+        return jax.block_until_ready(function(*arguments, **named))
 
 
-add = partial(run, add_kernel)
-argmax = partial(run, argmax_kernel)
-rmsnorm = partial(run, rmsnorm_kernel)
-softmax = partial(run, softmax_kernel)
-gemm = partial(run, gemm_kernel)
+kernel = partial(made_for, kernel=True)
+
+HEADS = {"head_dim": [64, 128]}
+INTEGER = {"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}
+PRODUCT = {"batch": [1, 2], "rows": [8, 16], "cols": [256, 512]}
+# Kinds whose numbers are about as large as each other: `gemv_quantized` allows for no more than a rounding of each
+# number, and the kernel takes a group of them in fixed point. `gemv_fixed_point` draws all kinds.
+EVEN = [
+    f"{kind}({seed}) * 2**{exponent}"
+    for kind in ("integers", "normal", "positive", "equal", "last", "halves", "zeros")
+    for seed in range(4)
+    for exponent in (-8, 0, 8)
+]
+
+add = kernel("add")(partial(run, add_kernel))
+argmax = kernel("argmax")(partial(run, argmax_kernel))
+rmsnorm = kernel("rmsnorm")(partial(run, rmsnorm_kernel))
+softmax = kernel("softmax")(partial(run, softmax_kernel))
+gemm = kernel("gemm", only={"rows": [64, 128], "cols": [64, 192]}, dtypes=("bfloat16",))(partial(run, gemm_kernel))
 
 
+@kernel("swiglu")
 def swiglu(gate: Float[Array, "*batch ffn"], up: Float[Array, "*batch ffn"]) -> Float[Array, "*batch ffn"]:
     return run(swiglu_kernel, jnp.concatenate([gate, up], axis=-1))
 
 
+@kernel("gemv", only={"rows": [8, 16, 32], "cols": [256, 512, 768]})
 def gemv(x: Float[Array, " cols"], weight: Float[Array, "rows cols"]) -> Float[Array, " rows"]:
     return run(gemv_kernel, weight, x[None])[0]
 
 
+@kernel("gemv_quantized", only={**INTEGER, "x": EVEN})
 def gemv_quantized(
     x: Float[Array, " cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
 ) -> Float[Array, " rows"]:
-    """Schemes q8, q8_row and q4."""
+    """W x for codes of the schemes q8, q8_row and q4."""
     if scheme == "q4":
         codes = jnp.asarray(int4.pack(np.asarray(codes)))
     return run(gemv_kernel, Codes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
 
 
+gemv_fixed_point = kernel("gemv_fixed_point", only=INTEGER)(gemv_quantized.function)
+
+
+@kernel("norm_linear", only=PRODUCT)
+def norm_linear(
+    x: Float[Array, "batch cols"],
+    norm: Float[Array, " cols"],
+    weight: Float[Array, "rows cols"],
+    bias: Float[Array, " rows"] | None,
+    *,
+    eps: float,
+) -> Float[Array, "batch rows"]:
+    return run(gemv_kernel, weight, x, norm=norm, eps=eps, bias=bias)
+
+
+@kernel("linear_add", only=PRODUCT)
+def linear_add(
+    x: Float[Array, "batch cols"],
+    weight: Float[Array, "rows cols"],
+    bias: Float[Array, " rows"] | None,
+    residual: Float[Array, "batch rows"],
+) -> Float[Array, "batch rows"]:
+    return run(gemv_kernel, weight, x, bias=bias, residual=residual)
+
+
+@kernel("norm_gate_up", only={"batch": [1, 2], "ffn": [8, 16, 24], "cols": [256, 512]})
+def norm_gate_up(
+    x: Float[Array, "batch cols"],
+    norm: Float[Array, " cols"],
+    weight: Float[Array, "gate_up cols"],
+    bias: Float[Array, " gate_up"] | None,
+    *,
+    eps: float,
+) -> Float[Array, "batch ffn"]:
+    return run(gate_up_kernel, weight, x, norm, eps=eps, bias=bias)
+
+
+@kernel("norm_qkv", only={"pairs": [8, 16, 32], "cols": [256, 512]})
+def norm_qkv(
+    x: Float[Array, "batch cols"],
+    norm: Float[Array, " cols"],
+    weight: Float[Array, "rows cols"],
+    bias: Float[Array, " rows"] | None,
+    k_cache: Float[Array, "batch capacity kv_heads head_dim"],
+    v_cache: Float[Array, "batch capacity kv_heads head_dim"],
+    positions: Int[Array, " batch"],
+    frequencies: Float[Array, " pairs"],
+    *,
+    eps: float,
+) -> tuple[
+    Float[Array, "batch heads head_dim"],
+    Float[Array, "batch capacity kv_heads head_dim"],
+    Float[Array, "batch capacity kv_heads head_dim"],
+]:
+    angles = positions[:, None].astype(jnp.float32) * frequencies
+    kv_heads, head_dim = k_cache.shape[2:]
+    q, k, v = run(
+        qkv_kernel,
+        weight,
+        x,
+        norm,
+        k_cache.swapaxes(1, 2),
+        v_cache.swapaxes(1, 2),
+        positions,
+        jnp.cos(angles),
+        jnp.sin(angles),
+        heads=len(weight) // head_dim - 2 * kv_heads,
+        eps=eps,
+        bias=bias,
+    )
+    return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+
+@kernel("rope_halves", only={"pairs": [32, 64]})
 def rope_halves(
     x: Float[Array, "batch seq heads head_dim"],
     positions: Int[Array, "batch seq"],
@@ -77,6 +171,7 @@ def rope_halves(
     return run(rope_kernel, x, jnp.cos(angles), jnp.sin(angles))
 
 
+@kernel("attention_decode", only=HEADS)
 def attention_decode(
     q: Float[Array, "batch heads head_dim"],
     k: Float[Array, "batch capacity kv_heads head_dim"],
@@ -88,6 +183,7 @@ def attention_decode(
     return run(decode_kernel, q, _cached(k), _cached(v), lengths, window=window).reshape(q.shape)
 
 
+@kernel("attention_prefill", only=HEADS, dtypes=("bfloat16",))
 def attention_prefill(
     q: Float[Array, "batch queries heads head_dim"],
     k: Float[Array, "batch capacity kv_heads head_dim"],
@@ -99,6 +195,7 @@ def attention_prefill(
     return run(prefill_kernel, q, _cached(k), _cached(v), offsets, window=window).reshape(q.shape)
 
 
+@kernel("attention_paged", only={**HEADS, "page": [8, 16]})
 def attention_paged(
     q: Float[Array, "batch heads head_dim"],
     k_pages: Float[Array, "pages page kv_heads head_dim"],
@@ -111,9 +208,9 @@ def attention_paged(
 
 
 def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """In the layout of a cache of ours, whose capacity is a multiple of 8."""
+    """Bring keys or values to the layout of a cache of ours, whose capacity is a multiple of 8."""
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 
-# A model's ops, for where kernels can be called, but for attention: that rounds weights, which its contracts allow for.
+# Walks through models take every op of ours but attention, which rounds its weights: its own contracts allow for that.
 OPS = PALLAS._replace(attend=XLA.attend)

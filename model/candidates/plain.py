@@ -1,6 +1,6 @@
 """The plain form of our ops, and that for a CPU, called as the reference is.
 
-This is what can be called alone. What runs inside the fused ops of a block is verified by walking through models.
+These are the ops that can be called alone. Walking through models verifies the plain form of the fused ops of a block.
 """
 
 from dataclasses import replace
@@ -12,16 +12,23 @@ from jaxtyping import Array, Float, Int
 
 from model import sampling
 from model.cache import LayerCache
+from model.candidates.made_for import MadeFor, made_for
 from model.ops import block as ops
 from model.options import SamplingOptions
 from reference.config import Config
 
-gemm = gemv = jax.jit(ops.dot)
-cpu_gemv = jax.jit(ops.cpu_product)
-rmsnorm = jax.jit(ops.rmsnorm, static_argnames="eps")
-argmax = jax.jit(sampling.largest)
+# A cache of ours holds finite leftovers beyond its length, and XLA reads at least one position of it.
+CACHE = {"padding": [0.0, 100.0]}
+LENGTHS = {"lengths": [(1,), (7, 8), (33, 1, 16), (17,)]}
+
+gemm = MadeFor("gemm", jax.jit(ops.dot))
+gemv = MadeFor("gemv", jax.jit(ops.dot))
+cpu_gemv = MadeFor("gemv", jax.jit(ops.cpu_product), only={"cols": [16, 128, 512, 513]})
+rmsnorm = MadeFor("rmsnorm", jax.jit(ops.rmsnorm, static_argnames="eps"))
+argmax = MadeFor("argmax", jax.jit(sampling.largest))
 
 
+@made_for("rope_halves")
 @jax.jit
 def rope_halves(
     x: Float[Array, "batch seq heads head_dim"],
@@ -32,6 +39,7 @@ def rope_halves(
     return ops.rope(x, ops.Positions(positions, jnp.cos(angles), jnp.sin(angles)))
 
 
+@made_for("attention_prefill", only=CACHE)
 @partial(jax.jit, static_argnames="window")
 def attention_prefill(
     q: Float[Array, "batch queries heads head_dim"],
@@ -44,6 +52,7 @@ def attention_prefill(
     return _attend(q, k, v, offsets[:, None] + jnp.arange(q.shape[1]), window=window)
 
 
+@made_for("attention_decode", only={**CACHE, **LENGTHS})
 @partial(jax.jit, static_argnames="window")
 def attention_decode(
     q: Float[Array, "batch heads head_dim"],
@@ -56,7 +65,7 @@ def attention_decode(
     return _attend(q[:, None], k, v, lengths[:, None] - 1, window=window)[:, 0]
 
 
-# Of a model only the heads are looked at.
+# Attention reads the numbers of heads alone from a model's config.
 _ONE = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
 
 
@@ -72,6 +81,7 @@ def _distribution(logits: Array, options: sampling.Sampling) -> Array:
     return sampling.distribution(logits[None].astype(jnp.float32), options)[0]
 
 
+@made_for("distribution", only={"temperature": [1.0, 0.7, 1.5, 0.125], "repetition_penalty": [1.0]})
 def distribution(
     logits: Float[Array, " vocab"],
     seen: Array,
@@ -82,13 +92,14 @@ def distribution(
     min_p: float,
     repetition_penalty: float,
 ) -> Float[Array, " vocab"]:
-    """Without a penalty, which `model.sampling.sample` applies before."""
+    """The distribution without a penalty, which `model.sampling.sample` applies before."""
     options = SamplingOptions(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
     return _distribution(logits, sampling.as_arrays(options))
 
 
+@made_for("draw", dtypes=("float32",))
 @jax.jit
 def draw(p: Float[Array, " vocab"], u: Float[Array, ""] | float) -> Int[Array, ""]:
     return sampling.draw(p[None], jnp.asarray(u, jnp.float32)[None])[0]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens
+from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens, find_template
 from model.generation import Generation
 from model.llama import Llama
 from model.options import SamplingOptions
@@ -32,12 +32,17 @@ class Chat:
     Its tokens are kept as the model read and wrote them, so a turn computes the new ones alone. A template that
     rewrites what was said before (by dropping thoughts, say) has the rest computed from where it differs.
 
-        chat = Chat(llama, find_template(llama.tokenizer, path), system="Be brief.")
+        chat = Chat(load("path/to/a/model"), system="Be brief.")
         for token in chat.reply("Why is the sky blue?"):
             print(token.text, end="", flush=True)
     """
 
-    def __init__(self, llama: Llama, template: ChatTemplate, *, system: str | None = None):
+    def __init__(self, llama: Llama, template: ChatTemplate | None = None, *, system: str | None = None):
+        """Begin a conversation with `llama`, by `template` or for None by the one that came with the model.
+
+        Raises CheckpointError where the model has no template.
+        """
+        template = template or find_template(llama.tokenizer, *llama.places)
         self._llama = llama
         self._template = template
         self._special = SpecialTokens(llama.tokenizer)

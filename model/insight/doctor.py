@@ -1,8 +1,7 @@
-"""What is installed on this machine, and what would run on it."""
+"""What is installed on this machine, and how models run on it."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,14 @@ import numpy as np
 
 from model.checkpoints.codes import form_of
 from model.insight.shapes import SHAPES
-from model.ops.block import CPU, XLA, Ops
-from model.ops.gpu import KERNELS, PALLAS, QUANTIZED, refusals
+from model.ops.block import Ops
+from model.ops.choice import Choice, ops_for
+from model.ops.gpu import QUANTIZED
 from model.options import choose_context
-from model.running.jax_backend import choose_ops, prompt_chunk
-from model.running.memory import device_bytes, gigabytes
+from model.running.device import HOPPER, Device, default_device, free_bytes
+from model.running.memory import gigabytes
+from model.running.programs import prompt_chunk
+from model.system import nvidia_driver, processor, usable_cpus
 from model.weights.params import abstract_params
 from reference.quantizers.schemes import SCHEMES
 
@@ -22,50 +24,78 @@ PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
     "tiktoken", "safetensors", "regex", "jinja2", "click", "rich", "prompt_toolkit", "hypothesis",
 )  # fmt: skip
+TYPICAL = "llama-3.1-8b"  # the published shape whose ops stand for those of any model
+H200 = Device("gpu", "NVIDIA H200", HOPPER)
 
 
-def examine() -> dict[str, dict[str, Any]]:
-    """Versions, devices, the table of ops that would run, caches, and what is missing."""
-    tables = {CPU: "cpu", XLA: "xla", PALLAS: "pallas"}
+def examine() -> dict[str, dict[str, str]]:
+    """Report on this machine, the ops here and on an H200, versions, caches, what is missing, and a verdict."""
+    device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
+    missing = _missing(versions, device)
     return {
-        "versions": {"python": platform.python_version(), **versions},
-        "devices": {str(device.id): f"{device.platform} {device.device_kind}" for device in jax.devices()},
-        "memory": {"free": gigabytes(device_bytes())},
-        "ops": _table(tables[choose_ops("auto")]),
-        "ops on an H200": _table("pallas"),
+        "this machine": _machine(device),
+        "ops here": _ops(_choice(TYPICAL, device)),
+        "ops on an H200": _ops(_choice(TYPICAL, H200)),
         "weights there": {name: "pallas" if form_of(name) in QUANTIZED else "xla" for name in SCHEMES},
         "plain there": _plain_shapes(),
+        "versions": {"python": platform.python_version(), **versions},
         "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},
-        "missing": _missing(versions),
+        "missing": missing,
+        "verdict": {"ready": _verdict(device, missing)},
     }
 
 
-def _table(name: str) -> dict[str, str]:
-    """Which form of each op runs. The kernels of `pallas` are for decoding, but for attention's, which is for both."""
-    if name != "pallas":
-        return dict.fromkeys(Ops._fields, name)
-    forms = {op: "pallas" if op == "attend" else "pallas; xla for a prompt" for op in KERNELS}
-    return {op: forms.get(op, "xla") for op in Ops._fields}
+def _machine(device: Device) -> dict[str, str]:
+    """Describe processor, devices, driver and memory, and the dtype that models run in."""
+    by_default = "float32" if device.platform == "cpu" else "bfloat16, or float32 for matrices that are stored so"
+    return {
+        "processor": f"{len(usable_cpus())} x {processor()}",
+        **{f"device {found.id}": f"{found.platform} {found.device_kind}" for found in jax.devices()},
+        **({"driver": driver} if (driver := nvidia_driver()) else {}),
+        "free memory": gigabytes(free_bytes()),
+        "dtype": by_default,
+    }
+
+
+def _choice(shape: str, device: Device) -> Choice:
+    """Choose the ops of a published shape in bfloat16, one sequence at a time."""
+    config, dtype = SHAPES[shape], np.dtype(jnp.bfloat16)
+    rows = choose_context(None, config.context) + prompt_chunk(config, device.platform)
+    params = abstract_params(config, dtype=dtype, positions=rows)
+    return ops_for("auto", config, params, batch=1, capacity=rows, cache_dtype=dtype, device=device)
+
+
+def _ops(choice: Choice) -> dict[str, str]:
+    """Name the form of each op. Kernels are for decoding, but attention has one for prompts, too."""
+    if not choice.kernels:
+        return {"all": choice.name}
+    prompts = {"attend": "pallas"}
+    return {op: prompts.get(op, "pallas; xla for a prompt") if op in choice.kernels else "xla" for op in Ops._fields}
 
 
 def _plain_shapes() -> dict[str, str]:
-    """Of the published shapes in bfloat16, those for which some kernel is not made, and the ops that XLA runs."""
-    found = {}
-    for name, config in SHAPES.items():
-        rows = choose_context(None, config.context) + prompt_chunk(config, "gpu")
-        params = abstract_params(config, dtype=np.dtype(jnp.bfloat16), positions=rows)
-        reasons = refusals(config, params, capacity=rows)
-        if plain := [op for op, reason in reasons.items() if reason]:
-            found[name] = ", ".join(plain)
-    return found
+    """Name the ops that an H200 runs by XLA, of the published shapes that have such ops."""
+    choices = {name: _choice(name, H200) for name in SHAPES}
+    return {name: ", ".join(choice.plain) for name, choice in choices.items() if choice.plain}
 
 
-def _missing(versions: dict[str, str]) -> dict[str, str]:
+def _missing(versions: dict[str, str], device: Device) -> dict[str, str]:
     missing = {name: "not installed" for name, found in versions.items() if found == "not installed"}
-    if jax.default_backend() == "cpu":
+    if device.platform == "cpu":
         missing["gpu"] = "none that JAX can use; a CPU runs everything, slower"
+    elif not device.has_kernels:
+        missing["kernels"] = f"none for this GPU: they need compute capability {HOPPER}; XLA runs everything, slower"
     return missing
+
+
+def _verdict(device: Device, missing: dict[str, str]) -> str:
+    """Say in a sentence whether models run here, and by what."""
+    if packages := [name for name, reason in missing.items() if reason == "not installed"]:
+        return f"install {', '.join(packages)}: what needs them does not run"
+    if device.platform == "cpu":
+        return "models run here, on the CPU"
+    return f"models run here, on {device} by {'kernels' if device.has_kernels else 'XLA'}"
 
 
 def _version(package: str) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from model.running.backend import check_logits
 from model.text import read_text
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import encode_text
@@ -234,9 +235,7 @@ def comparison(ours: Iterable[Rows], theirs: Iterable[Rows], wanted: Sequence[in
 
 
 def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
-    if not np.isfinite(logits).all():
-        raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    shifted = check_logits(logits).astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 

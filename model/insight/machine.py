@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.insight.cost import Cost
-from model.insight.plan import Device
+from model.insight.plan import DeviceLimits
 from model.insight.timing import Effort, measure
 from model.ops import block as ops
-from model.running.memory import device_bytes
+from model.running.device import default_device, free_bytes
+from model.system import last_level_cache_bytes, nvidia_driver, processor
 from model.weights.codes import LANES
 from model.weights.params import aligned_zeros
 
@@ -27,9 +28,7 @@ COPIES = 16  # of what is drawn, which fill the memory to move: on a CPU to draw
 PAGE = 4096  # bytes, of which arrays are a multiple: `COPIES` times whole rows
 ROW = 1024  # numbers that a CPU reads to write the few that are their sums, as many as `LANES`
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
-KEPT, IDENTITY = "machine.json", ("device", "processor")  # a file in a user's cache, and whose figures it holds
-DRIVER = Path("/proc/driver/nvidia/version")
-CACHES = "/sys/devices/system/cpu/cpu{}/cache"
+KEPT = "machine.json"  # a file in a user's cache folder
 
 
 class Sizes(NamedTuple):
@@ -61,43 +60,39 @@ class Ceilings(NamedTuple):
 
 
 def about() -> dict[str, Any]:
-    """Device, driver and versions: what belongs beside every figure."""
-    device = jax.devices()[0]
+    """Describe device, driver and versions: what belongs beside every figure."""
     return {
-        "device": f"{device.platform} {device.device_kind}",
-        "processor": f"{os.cpu_count()} x {_processor()}",
-        "driver": _driver(),
+        **_identity(),
+        "driver": nvidia_driver(),
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "versions": {name: found for name in VERSIONS if (found := _version(name))},
     }
 
 
-def this_machine(dtype: str) -> Device:
-    """The default device as `model.insight.plan` takes it: measured, for products in `dtype`."""
-    told, free = about(), device_bytes()
+def _identity() -> dict[str, str]:
+    """Name the device and the processor: a measured rate holds for these alone."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform} {device.device_kind}",
+        "processor": f"{os.cpu_count()} x {processor()}",
+    }
+
+
+def this_machine(dtype: str) -> DeviceLimits:
+    """Measure the default device for `model.insight.plan`, with products in `dtype`."""
+    named, free, device = _identity(), free_bytes(), default_device()
     found = measure_ceilings([dtype])
-    name = told["processor"] if jax.default_backend() == "cpu" else told["device"]
-    return Device(name, jax.default_backend(), free, found.read, found.flops, last_level_cache() or 0)
+    name = named["processor"] if device.platform == "cpu" else named["device"]
+    return DeviceLimits(name, device.platform, free, found.read, found.flops, last_level_cache() or 0)
 
 
 def last_level_cache() -> int | None:
-    """Bytes of the caches next to memory, of all CPUs that this process may run on; None where that is not known.
+    """Give the bytes of the caches next to memory, of all CPUs that this process may run on.
 
-    It is not known of GPUs, and where Linux does not say.
+    None for a GPU, and where the system does not say.
     """
-    if jax.default_backend() != "cpu":
-        return None
-    sizes: dict[str, int] = {}  # by the CPUs that share one
-    for cpu in os.sched_getaffinity(0):
-        try:
-            caches = Path(CACHES.format(cpu)).glob("index*")
-            last = max(caches, key=lambda cache: int((cache / "level").read_text()))
-            sharing, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
-            sizes[sharing] = int(size.removesuffix("K")) << 10
-        except (OSError, ValueError):  # hidden, or a file that says something else
-            return None
-    return sum(sizes.values())
+    return last_level_cache_bytes() if jax.default_backend() == "cpu" else None
 
 
 def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, cache: int | None) -> bool:
@@ -113,19 +108,17 @@ def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, c
 
 
 def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
-    """Write down what was measured, for programs that have no time to."""
-    named = {name: about()[name] for name in IDENTITY}
-    (folder / KEPT).write_text(json.dumps({**named, "read": ceilings["read"]}))
+    """Write the measured rate of reading to a file in `folder`, for programs that have no time to measure."""
+    (folder / KEPT).write_text(json.dumps({**_identity(), "read": ceilings["read"]}))
 
 
 def kept_read_rate(folder: Path) -> float | None:
-    """What `keep_read_rate` wrote down; None where it has not, or on another machine."""
+    """Read what `keep_read_rate` wrote. None where there is nothing, or the file is another machine's."""
     try:
         kept = json.loads((folder / KEPT).read_text())
     except (OSError, ValueError):
         return None
-    told = about()
-    return kept.get("read") if all(kept.get(name) == told[name] for name in IDENTITY) else None
+    return kept.get("read") if all(kept.get(name) == value for name, value in _identity().items()) else None
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
@@ -195,7 +188,7 @@ def _sizes() -> Sizes:
     """Of the default device. Large servers have caches of hundreds of megabytes, and what runs on them may have little
     memory, of which two arrays take a quarter at most."""
     sizes = SIZES[jax.default_backend()]
-    most = device_bytes() // 8 // PAGE * PAGE
+    most = free_bytes() // 8 // PAGE * PAGE
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
@@ -217,24 +210,6 @@ def _matrix_rate(dtype: str, sizes: Sizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
     product = jax.jit(ops.dot)
     return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _driver() -> str | None:
-    """Of an NVIDIA GPU, as the kernel module names itself."""
-    try:
-        words = DRIVER.read_text().splitlines()[0].split()
-    except (OSError, IndexError):
-        return None
-    return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
 
 
 def _version(package: str) -> str | None:

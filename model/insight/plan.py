@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model.insight.cost import Cost, decode_cost, prefill_cost
-from model.running.jax_backend import prompt_chunk
 from model.running.memory import Memory, gigabytes, memory_of
+from model.running.programs import prompt_chunk
 from model.weights.params import Params
 from reference.config import Config
 
 
-class Device(NamedTuple):
-    """What a plan is for."""
+class DeviceLimits(NamedTuple):
+    """What a device can hold and do a second: a plan's tokens a second follow from it."""
 
     name: str
     platform: str  # "cpu" or "gpu"
@@ -29,7 +29,7 @@ class Device(NamedTuple):
     def seconds(self, cost: Cost, dtype: str) -> float:
         """What `cost` takes at least.
 
-        >>> Device("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
+        >>> DeviceLimits("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
         2.0
         """
         return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype], cache=self.cache)
@@ -41,12 +41,14 @@ class Device(NamedTuple):
 
 # From the makers' data sheets: dense products, bfloat16 on matrix units, float32 outside of them.
 DEVICES = {
-    "h200": Device("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
-    "h100": Device("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
-    "a100": Device("NVIDIA A100 SXM 80 GB", "gpu", 80e9, 2.039e12, {"bfloat16": 312e12, "float32": 19.5e12}),
-    "l4": Device("NVIDIA L4", "gpu", 24e9, 300e9, {"bfloat16": 121e12, "float32": 30.3e12}),
-    "rtx-4090": Device("NVIDIA GeForce RTX 4090", "gpu", 24e9, 1.008e12, {"bfloat16": 165.2e12, "float32": 82.6e12}),
-    "rtx-3090": Device("NVIDIA GeForce RTX 3090", "gpu", 24e9, 936e9, {"bfloat16": 71e12, "float32": 35.6e12}),
+    "h200": DeviceLimits("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
+    "h100": DeviceLimits("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
+    "a100": DeviceLimits("NVIDIA A100 SXM 80 GB", "gpu", 80e9, 2.039e12, {"bfloat16": 312e12, "float32": 19.5e12}),
+    "l4": DeviceLimits("NVIDIA L4", "gpu", 24e9, 300e9, {"bfloat16": 121e12, "float32": 30.3e12}),
+    "rtx-4090": DeviceLimits(
+        "NVIDIA GeForce RTX 4090", "gpu", 24e9, 1.008e12, {"bfloat16": 165.2e12, "float32": 82.6e12}
+    ),
+    "rtx-3090": DeviceLimits("NVIDIA GeForce RTX 3090", "gpu", 24e9, 936e9, {"bfloat16": 71e12, "float32": 35.6e12}),
 }
 
 
@@ -80,7 +82,7 @@ class Plan(NamedTuple):
     context: int
     batch: int
     experts: int  # of a layer, that tokens choose from; 0 where there are none
-    device: Device
+    device: DeviceLimits
     memory: Memory
     work: list[Work]
 
@@ -99,7 +101,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    name: str, params: Params, config: Config, device: Device, *,
+    name: str, params: Params, config: Config, device: DeviceLimits, *,
     context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None,
 ) -> Plan:  # fmt: skip
     """Plan for `batch` sequences of up to `context` tokens. `params` are shapes, those of `abstract_params`.

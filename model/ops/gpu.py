@@ -1,16 +1,20 @@
-"""The ops of a block on a Hopper GPU: our kernels where they are made for it, the plain form where they are not.
+"""The ops of a block on a Hopper GPU: our kernels where they are made for the model, the plain form where they are not.
 
 Kernels are for decoding: one new token for each of a few sequences, where all time is spent reading weights and cache.
-The products of a prompt's many tokens stay XLA's, whose matrix products reach the tensor cores' speed; its attention
-is ours. What a kernel cannot do (other dtypes, odd widths, heads that are not 64 or 128 wide, codes that are neither
-int8 nor int4) it says at trace time, and the plain form takes its place; `PALLAS_ONLY` passes the refusal on instead.
+XLA keeps the products of a prompt's many tokens, because its matrix products reach the tensor cores' speed. Attention
+has a kernel for both.
 
-A module of its own beside `ops`, because Pallas takes a second to import, and only a GPU needs it.
+`pallas_ops` asks each kernel once, before anything is compiled, whether it takes the forms of arguments that a model
+calls it with. The answers become part of the table, which routes by those forms alone: no call is tried and caught.
+
+This module stands apart from the other tables because importing Pallas takes a second, and only a GPU needs it.
 """
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,20 +34,65 @@ from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
-QUANTIZED = ("int8", "int4")  # what codes may be that kernels multiply by
+QUANTIZED = ("int8", "int4")  # forms of codes that kernels multiply by
 MOST_SEQUENCES = (
     2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (docs/performance-gpu.md)
 )
+CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
+PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
+
+
+class Known(NamedTuple):
+    """Kernel ops that a field of `Config` matters to; to all others it is harmless."""
+
+    handled: tuple[str, ...] = ()  # compute with the field, or with shapes and arrays that follow from it
+    refused: tuple[str, ...] = ()  # have no form for it, except at its default
+
+
+# A field that is not in this table is refused by every kernel, except at its default.
+FIELDS: dict[str, Known] = {
+    "dim": Known(("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")),
+    "layers": Known(),
+    "heads": Known(("norm_qkv", "attend", "project_add")),
+    "kv_heads": Known(("norm_qkv", "attend")),
+    "head_dim": Known(("norm_qkv", "attend", "project_add")),
+    "ffn": Known(("norm_gate_up", "down_add")),
+    "vocab": Known(("norm_logits",)),
+    "context": Known(),
+    "eps": Known(("norm_qkv", "norm_gate_up", "norm_logits")),
+    "theta": Known(("norm_qkv",)),  # in the angles of `Positions`
+    "scaling": Known(("norm_qkv",)),
+    "windows": Known(("attend",)),
+    "experts": Known(refused=("norm_gate_up", "down_add")),
+    "experts_per_token": Known(refused=("norm_gate_up", "down_add")),
+    "tied": Known(("norm_logits",)),  # in the array that is the head
+    "qkv_bias": Known(("norm_qkv",)),
+    "o_bias": Known(("project_add",)),
+    "ffn_bias": Known(("norm_gate_up", "down_add")),
+    "qk_norm": Known(refused=("norm_qkv",)),
+}
+
+
+def check_config(op: str, config: Config) -> None:
+    """Raise Unsupported where the kernel of `op` does not compute what a field of `config` asks for."""
+    for field in fields(config):
+        value, known = getattr(config, field.name), FIELDS.get(field.name)
+        if known and op not in known.refused:
+            continue
+        if field.default is MISSING or value != field.default:
+            raise Unsupported(f"{op} has no kernel for {field.name} = {value!r}")
 
 
 def norm_qkv(
     x: Float[Array, "batch 1 dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config
 ) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerCache]:
+    """`block.norm_qkv` of one token a sequence."""
     _check_cache(cache, x)
-    if layer.q_norm is not None:
-        raise ValueError("norm_qkv has no norms of q and k")
+    if layer.q_norm is not None or layer.k_norm is not None:
+        raise Unsupported("norm_qkv has no kernel for norms of q and k")
     q, k, v = _norm_qkv(
         _multiplied(layer.qkv.weight, x),
         x[:, 0],
@@ -68,6 +117,7 @@ def attend(
     window: int | None,
     config: Config,
 ) -> Float[Array, "batch seq width"]:
+    """`attention.attend`, by a kernel for one token a sequence or by one for the tokens of a prompt."""
     _check_cache(cache, q)
     start = positions.at[:, 0]
     if q.shape[1] > 1:
@@ -78,10 +128,12 @@ def attend(
 def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
+    """`block.project_add` of one token a sequence."""
     return gemv(_multiplied(layer.o.weight, h), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
 
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
+    """`block.norm_gate_up` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
     weight, bias = layer.ffn.gate_up
     return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
@@ -90,56 +142,61 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
 def down_add(
     g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"]
 ) -> Float[Array, "batch 1 dim"]:
+    """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
     return gemv(_multiplied(layer.ffn.down.weight, g), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
+    """`block.norm_logits` of up to eight tokens."""
     rows = x.reshape(-1, config.dim)
     logits = gemv(_multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
 
 
 def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Codes:
-    """`operand` for the vectors of x, of which kernels are the faster for a few."""
-    if not isinstance(weight, QuantizedMatrix) and len(x) > MOST_SEQUENCES:
-        raise ValueError(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
+    """`operand`, for vectors that kernels multiply it by faster than XLA."""
+    if not isinstance(weight, QuantizedMatrix):
+        if len(x) > MOST_SEQUENCES:
+            raise Unsupported(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
+    elif weight.cols != x.shape[-1]:
+        raise Unsupported(f"kernels multiply by codes in whole groups, and {x.shape[-1]} columns are none")
     return operand(weight)
 
 
 def operand(weight: Matrix) -> Array | Codes:
-    """A matrix as kernels take it. Nothing is moved."""
+    """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
     if not isinstance(weight, QuantizedMatrix):
         return weight
     if weight.zeros is not None:
-        raise ValueError(f"kernels multiply by no {weight.form} weights with zero points")
+        raise Unsupported(f"kernels multiply by no {weight.form} weights with zero points")
     if isinstance(weight, Int8):
         one_a_row = weight.scales.shape[1] == 1
         return Codes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
     if isinstance(weight, Int4Words):
         return Codes(weight.codes, weight.scales)
     if weight.form in QUANTIZED:
-        raise ValueError(
-            f"kernels read {weight.form} weights as model.pallas_weights arranges them, with columns in multiples of "
-            f"{int4.BLOCK}, got {weight.cols}"
+        raise Unsupported(
+            f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
+            f"of {int4.BLOCK}, got {weight.cols}"
         )
-    raise ValueError(f"kernels multiply by weights in {' and '.join(QUANTIZED)}, not in {weight.form}")
+    raise Unsupported(f"kernels multiply by weights in {' and '.join(QUANTIZED)}, not in {weight.form}")
 
 
 def _check_cache(cache: LayerCache, x: Array) -> None:
     if cache.k.dtype != x.dtype:
-        raise ValueError(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
+        raise Unsupported(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
 
 def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A product for the many tokens of a prompt, in float32 from what the tensor cores multiply.
 
-    Where x is bfloat16, quantized weights are decoded to bfloat16, each rounded once, as a model in that dtype would
-    have them: in float32 the product takes ten times as long.
+    Where x is bfloat16, quantized weights are decoded to bfloat16 and each is rounded once, as in a model that is
+    stored so. In float32 the product would take ten times as long.
     """
     if not isinstance(weight, QuantizedMatrix) or x.dtype != jnp.bfloat16:
         return dot(x, weight)
-    # Together with x, or XLA might decode the matrices of all layers before the first is multiplied.
+    # The barrier ties the codes to x. Without it XLA might decode the matrices of all layers before the first product.
     x, codes = lax.optimization_barrier((x, weight))
     assert isinstance(codes, QuantizedMatrix)
     return dot(x, codes.weights()[:, : x.shape[-1]].astype(x.dtype))
@@ -147,78 +204,215 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
 
 PROMPTS = plain(prompt_product)
 
-
-def _routed(name: str, kernel: Callable[..., Any], *, only: bool) -> Callable[..., Any]:
-    """`kernel` where it does not refuse, else the plain form; for many tokens a sequence only attention has one."""
-
-    def op(x: Array, *arguments: Any, **fixed: Any):
-        if name != "attend" and x.ndim > 2 and x.shape[1] > 1:
-            return getattr(PROMPTS, name)(x, *arguments, **fixed)
-        try:
-            return kernel(x, *arguments, **fixed)
-        except ValueError:
-            if only:
-                raise
-            return getattr(XLA, name)(x, *arguments, **fixed)
-
-    return op
+Shaped = Array | jax.ShapeDtypeStruct
+Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of the arrays that a kernel is called with, and the rest
 
 
-KERNELS = {
-    "norm_qkv": norm_qkv,
-    "attend": attend,
-    "project_add": project_add,
-    "norm_gate_up": norm_gate_up,
-    "down_add": down_add,
-    "norm_logits": norm_logits,
+@dataclass(frozen=True)
+class KernelOp[**P, R]:
+    """An op that has a kernel."""
+
+    kernel: Callable[P, R]
+    plain: Callable[P, R]
+    prompt: Callable[P, R]  # the plain form for arguments without a `form`
+    form: Callable[P, Form | None]  # all of the arguments that decides whether the kernel takes them
+
+
+@dataclass(frozen=True)
+class Routed[**P, R]:
+    """An op that calls its kernel with arguments of the `taken` forms, and the plain form with those `refused`.
+
+    Raises ValueError for arguments of another form: the table was made for another model, batch or cache.
+    """
+
+    name: str
+    op: KernelOp[P, R]
+    taken: frozenset[Form]
+    refused: frozenset[Form]
+
+    def __call__(self, *arguments: P.args, **fixed: P.kwargs) -> R:
+        form = self.op.form(*arguments, **fixed)
+        if form is None:
+            return self.op.prompt(*arguments, **fixed)
+        if form in self.taken:
+            return self.op.kernel(*arguments, **fixed)
+        if form in self.refused:
+            return self.op.plain(*arguments, **fixed)
+        raise ValueError(f"{self.name} got arguments of a form that this table of ops was not made for")
+
+
+def _form(arrays: Any, *rest: Any) -> Form:
+    leaves, tree = jax.tree.flatten(arrays)
+    return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *rest
+
+
+def _norm_qkv_form(x: Shaped, layer: Layer, cache: LayerCache, positions: Positions, *, config: Config) -> Form | None:
+    weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
+    return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
+
+
+def _attend_form(
+    q: Shaped, cache: LayerCache, positions: Positions, *, window: int | None, config: Config
+) -> Form | None:
+    batch, seq, *head = q.shape
+    several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
+    q, at = _array(batch, several, *head, dtype=q.dtype), _array(batch, several, dtype=positions.at.dtype)
+    return _form((q, cache, at), window, config)
+
+
+def _project_add_form(h: Shaped, layer: Layer, x: Shaped) -> Form | None:
+    return None if x.shape[1] > 1 else _form((h, layer.o, x))
+
+
+def _norm_gate_up_form(x: Shaped, layer: Layer, *, config: Config) -> Form | None:
+    assert isinstance(layer.ffn, FeedForward)
+    return None if x.shape[1] > 1 else _form((x, layer.ffn_norm, layer.ffn.gate_up), config)
+
+
+def _down_add_form(g: Shaped, layer: Layer, x: Shaped) -> Form | None:
+    assert isinstance(layer.ffn, FeedForward)
+    return None if x.shape[1] > 1 else _form((g, layer.ffn.down, x))
+
+
+def _norm_logits_form(x: Shaped, params: Params, *, config: Config) -> Form | None:
+    if x.ndim > 2 and x.shape[1] > 1:
+        return None
+    rows = _array(x.size // config.dim, config.dim, dtype=x.dtype)
+    return _form((rows, params.norm, params.head), config)
+
+
+def _array(*sizes: int, dtype: np.dtype) -> Any:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+KERNELS: dict[str, KernelOp[..., Any]] = {
+    "norm_qkv": KernelOp(norm_qkv, XLA.norm_qkv, PROMPTS.norm_qkv, _norm_qkv_form),
+    "attend": KernelOp(attend, XLA.attend, XLA.attend, _attend_form),
+    "project_add": KernelOp(project_add, XLA.project_add, PROMPTS.project_add, _project_add_form),
+    "norm_gate_up": KernelOp(norm_gate_up, XLA.norm_gate_up, PROMPTS.norm_gate_up, _norm_gate_up_form),
+    "down_add": KernelOp(down_add, XLA.down_add, PROMPTS.down_add, _down_add_form),
+    "norm_logits": KernelOp(norm_logits, XLA.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
 }
 
 
-def _table(*, only: bool) -> Ops:
-    return XLA._replace(**{name: _routed(name, kernel, only=only) for name, kernel in KERNELS.items()})
+class Call(NamedTuple):
+    """A call that a model makes of an op, by the shapes of its arrays."""
+
+    name: str  # of the op, or `PROMPT`
+    arguments: tuple[Any, ...]
+    fixed: Mapping[str, Any] = {}
+
+    @property
+    def op(self) -> str:
+        return "attend" if self.name == PROMPT else self.name
+
+    @property
+    def form(self) -> Form:
+        """The form of the arguments, which a call of a kernel has."""
+        form = KERNELS[self.op].form(*self.arguments, **self.fixed)
+        assert form is not None
+        return form
+
+    def refusal(self, config: Config) -> str | None:
+        """The words in which the kernel refuses the arguments; None where it takes them."""
+        try:
+            check_config(self.op, config)
+            jax.eval_shape(partial(KERNELS[self.op].kernel, **self.fixed), *self.arguments)
+        except Unsupported as error:
+            return str(error)
+        return None
 
 
-PALLAS = _table(only=False)
-PALLAS_ONLY = _table(only=True)
+def calls(
+    config: Config, params: Params, *, batch: int, capacity: int, cache_dtype: np.dtype | None = None
+) -> Iterator[Call]:
+    """All calls of ops that have kernels: a step of decoding, and the attention of a prompt.
+
+    `params` may be `abstract_params`. The cache holds `capacity` positions, in the dtype of the weights by default.
+    """
+    dtype = params.embedding.dtype
+    cache = jax.eval_shape(
+        partial(empty_cache, config, batch=batch, capacity=capacity, dtype=np.dtype(cache_dtype or dtype))
+    ).layers[0]
+
+    def positions(seq: int) -> Positions:
+        angles = _array(batch, seq, config.head_dim // 2, dtype=np.dtype(np.float32))
+        return Positions(_array(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
+
+    def q(seq: int) -> Any:
+        return _array(batch, seq, config.heads, config.head_dim, dtype=dtype)
+
+    x, h, g = (_array(batch, 1, size, dtype=dtype) for size in (config.dim, config.heads * config.head_dim, config.ffn))
+    one, many, with_config = positions(1), positions(CHUNK), {"config": config}
+    for i, layer in enumerate(params.layers):
+        attending = {"window": config.window(i), "config": config}
+        yield Call("norm_qkv", (x, layer, cache, one), with_config)
+        yield Call("attend", (q(1), cache, one), attending)
+        yield Call(PROMPT, (q(CHUNK), cache, many), attending)
+        yield Call("project_add", (h, layer, x))
+        if not config.experts:
+            yield Call("norm_gate_up", (x, layer), with_config)
+            yield Call("down_add", (g, layer, x))
+    yield Call("norm_logits", (_array(batch, config.dim, dtype=dtype), params), with_config)
+
+
+def pallas_ops(
+    config: Config, params: Params, *, batch: int = 1, capacity: int, cache_dtype: np.dtype | None = None
+) -> tuple[Ops, dict[str, str | None]]:
+    """The table for a model, and for each op why it is plain while it decodes; None where a kernel runs it everywhere.
+
+    The arguments are those of `calls`. `PROMPT` is among the names, and `moe_add` where there are experts. Raises what
+    a kernel raises, unless it is Unsupported.
+    """
+    answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
+    given: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
+    for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype):
+        known = answers[call.op]
+        if (form := call.form) not in known:
+            known[form] = call.refusal(config)
+        given[call.name].append(known[form])
+    routed = {}
+    for name, op in KERNELS.items():
+        taken = frozenset(form for form, reason in answers[name].items() if reason is None)
+        routed[name] = Routed(name, op, taken, frozenset(answers[name]) - taken)
+    reasons = {name: _summary(each) for name, each in given.items()}
+    if config.experts:
+        reasons["moe_add"] = "experts have no kernel"
+    return XLA._replace(**routed), reasons
+
+
+def _summary(answers: list[str | None]) -> str | None:
+    """Reasons as one, with the number of layers where they are not the same in all."""
+    counts = Counter(reason for reason in answers if reason is not None)
+    if not counts:
+        return None
+    return "; ".join(
+        reason if count == len(answers) else f"in {count} of {len(answers)} layers: {reason}"
+        for reason, count in counts.items()
+    )
+
+
+def _tried(name: str, op: KernelOp[..., Any], *, only: bool) -> Callable[..., Any]:
+    """`kernel` where it is not Unsupported, else the plain form; until all callers choose by `ops_for`."""
+
+    def tried(x: Array, *arguments: Any, **fixed: Any):
+        if name != "attend" and x.ndim > 2 and x.shape[1] > 1:
+            return op.prompt(x, *arguments, **fixed)
+        try:
+            return op.kernel(x, *arguments, **fixed)
+        except Unsupported:
+            if only:
+                raise
+            return op.plain(x, *arguments, **fixed)
+
+    return tried
+
+
+PALLAS = XLA._replace(**{name: _tried(name, op, only=False) for name, op in KERNELS.items()})
+PALLAS_ONLY = XLA._replace(**{name: _tried(name, op, only=True) for name, op in KERNELS.items()})
 
 
 def refusals(config: Config, params: Params, *, capacity: int, batch: int = 1) -> dict[str, str | None]:
-    """For each op, why its kernel cannot do what decoding with this model asks of it; None where it can.
-
-    `params` may be `abstract_params`.
-    """
-    dtype = params.embedding.dtype
-    cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype)).layers[0]
-    layer = params.layers[0]
-
-    def vector(*sizes: int, dtype: np.dtype = dtype) -> Any:
-        return jax.ShapeDtypeStruct((batch, 1, *sizes), dtype)
-
-    angles = vector(config.head_dim // 2, dtype=np.dtype(np.float32))
-    positions = Positions(vector(dtype=np.dtype(np.int32)), angles, angles)
-    x, h = vector(config.dim), vector(config.heads * config.head_dim)
-    calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-        "norm_qkv": (partial(norm_qkv, config=config), (x, layer, cache, positions)),
-        "attend": (
-            partial(attend, window=config.window(0), config=config),
-            (vector(config.heads, config.head_dim), cache, positions),
-        ),
-        "project_add": (project_add, (h, layer, x)),
-        "norm_logits": (
-            partial(norm_logits, config=config),
-            (jax.ShapeDtypeStruct((batch, config.dim), dtype), params),
-        ),
-    }
-    if config.experts:
-        found: dict[str, str | None] = {"moe_add": "experts have no kernel"}
-    else:
-        found = {}
-        calls["norm_gate_up"] = (partial(norm_gate_up, config=config), (x, layer))
-        calls["down_add"] = (down_add, (vector(config.ffn), layer, x))
-    for name, (call, arguments) in calls.items():
-        try:
-            jax.eval_shape(call, *arguments)
-            found[name] = None
-        except ValueError as error:
-            found[name] = str(error)
-    return {name: found[name] for name in Ops._fields if name in found}
+    """The reasons of `pallas_ops` for a step of decoding."""
+    _, reasons = pallas_ops(config, params, capacity=capacity, batch=batch)
+    return {name: reason for name, reason in reasons.items() if name != PROMPT}

@@ -1,13 +1,8 @@
 """How much memory a model takes, and whether it is there, before any of it is allocated."""
 
-import ctypes
-import mmap
-import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib
 import numpy as np
 
 from model.cache import cache_bytes
@@ -24,9 +19,6 @@ COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
 # For each layer more where matrices are quantized, since what decodes them is code, too: while compiling, and after.
 DECODING = {"int8": (1_000_000, 3_500_000), "nf4": (3_000_000, 6_000_000), "mxfp4": (5_000_000, 5_000_000)}
-
-M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
-LARGE_BLOCK = 1 << 18  # an array of a cache for 300 tokens, of 4 heads of 64 numbers
 
 
 class Memory(NamedTuple):
@@ -66,7 +58,7 @@ class Memory(NamedTuple):
 def memory_of(
     params: Params, config: Config, *, batch: int, context: int, chunk: int, platform: str, cache_dtype: np.dtype
 ) -> Memory:
-    """For sequences of up to `context` tokens, which are read `chunk` at a time. `params` may be only shapes."""
+    """Plan for `batch` sequences of up to `context` tokens, read `chunk` at a time. `params` may be only shapes."""
     chunk = min(chunk, context)
     capacity = context + chunk  # the last chunk of a prompt is padded
     layers = config.layers
@@ -114,64 +106,6 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
-def available_bytes() -> int:
-    """Main memory that this process can still take: what Linux calls available, within the cgroup's limit."""
-    available = _meminfo_available()
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        if (bytes_limit := _number(limit)) is not None and (bytes_used := _number(used)) is not None:
-            available = min(available, max(bytes_limit - bytes_used, 0))
-    return available
-
-
-def device_bytes() -> int:
-    """Memory of JAX's default device that is free: a GPU's own, or the machine's."""
-    device = jax.devices()[0]
-    if device.platform == "cpu" or not (stats := device.memory_stats()):
-        return available_bytes()
-    return stats["bytes_limit"] - stats["bytes_in_use"]
-
-
-def return_freed_memory() -> None:
-    """Have the allocator give back what is free: after compiling, glibc sits on a hundred MB that weights will need."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
-        trim(0)
-
-
-def return_blocks_when_freed() -> None:
-    """Have the allocator give back blocks of `LARGE_BLOCK` bytes as soon as they are freed, in all of this process.
-
-    Left to itself glibc does so with ever larger ones only, once it has seen some freed. Caches and activations are
-    then cut out of a heap for each thread, and what is free in the middle of one stays: beside TinyLlama's weights and
-    cache that was 90 MB of 513. But each page of the next block is mapped anew, some thousands of them for a prompt:
-    that is a millisecond, too much for small models.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option:
-        set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
-
-
-def forget_code() -> None:
-    """Have this process hold none of JAX's machine code but what it runs from now on, where there is Linux's /proc.
-
-    Once TinyLlama is compiled 107 MB of it are in memory, of which its programs run 10. The pages are the library's
-    own, as it lies on disk (its code has nothing to relocate), and come back from there when they are run again.
-    """
-    folder, libc = os.path.realpath(Path(jaxlib.__file__).parent) + os.sep, ctypes.CDLL(None)
-    try:
-        mappings = os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")  # paths may have any other byte
-    except OSError:
-        return
-    for mapping in mappings:
-        match mapping.split(maxsplit=5):
-            case [span, "r-xp", _, _, _, path] if path.startswith(folder):
-                start, stop = (int(address, 16) for address in span.split("-"))
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
-
-
 def check_fits(memory: Memory, *, context: int, available: int) -> None:
     """Raise MemoryError if what is planned does not fit, with the sums of when most is in use in the message."""
     if memory.fits(available):
@@ -194,20 +128,3 @@ def gigabytes(count: int) -> str:
     ('44.0 GB', '0.37 GB')
     """
     return f"{count / 1e9:,.{1 if count >= 10e9 else 2}f} GB"
-
-
-def _meminfo_available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # no /proc: not Linux, or hidden
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):  # absent, or "max"
-        return None

@@ -13,6 +13,7 @@ from model.checkpoints.checkpoint import Checkpoint, Shifted
 from model.checkpoints.codes import exact_parts
 from model.ops.emulated import RoundingArray
 from model.options import SamplingOptions
+from model.running.backend import check_logits
 from model.running.memory import PROCESS, Memory
 from model.sampling import random_key, uniform
 from model.weights.params import abstract_params, weight_bytes
@@ -76,8 +77,15 @@ class ReferenceBackend:
         self._params, self._config = params, config
         self._uniform = jax.jit(uniform)
 
+    def bytes_read(self, position: float) -> None:
+        """Count nothing: the reference is not made for speed."""
+
+    def describe(self) -> str:
+        """Say in one line how the model runs."""
+        return "float64 on CPU, by the NumPy reference"
+
     def start(self) -> Cache:
-        """An empty cache."""
+        """Make an empty cache."""
         return empty_cache(self._config)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
@@ -114,7 +122,7 @@ class ReferenceBackend:
         return lambda: [token], drawing._replace(token=token), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Logits for what follows each of `ids`, in float64."""
+        """Compute the logits that follow each of `ids`, in float64. Raises FloatingPointError: see `check_logits`."""
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
@@ -124,7 +132,7 @@ class ReferenceBackend:
             logits, cache = forward(
                 self._params, np.array(ids[start : start + PART]), cache, config=self._config, keep=self._keep
             )
-            yield logits
+            yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
         """A backend like this one with the weights of another checkpoint, whose tensors are of the same shapes.

@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 
 from model.options import SamplingOptions
+from model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
@@ -16,39 +17,14 @@ FinishReason = Literal["stop", "length", "context", "interrupted"]
 DISPLAY_SECONDS = 0.08
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """What runs the model. Caches and drawings are opaque values: passed in, used up, and returned extended."""
-
-    capacity: int  # positions that a cache has room for
-
-    @property
-    def burst(self) -> int: ...  # tokens that `decode` draws at most
-
-    @property
-    def chunk(self) -> int: ...  # tokens that `extend` takes at most
-
-    @property
-    def ahead(self) -> int: ...  # bursts to ask for beyond the one that is read, since `decode` does not wait
-
-    def start(self) -> Any: ...
-    def rewind(self, cache: Any, length: int) -> Any: ...
-    def extend(self, cache: Any, ids: Sequence[int]) -> Any: ...
-    def begin(
-        self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
-    ) -> Any: ...
-    def decode(self, cache: Any, drawing: Any, *, steps: int) -> tuple[Callable[[], list[int]], Any, Any]: ...
-    def logits(self, ids: Sequence[int]) -> np.ndarray: ...
-
-
-class Session:
+class Session[Cache, Drawing]:
     """One sequence on a backend. A new prompt reuses the cache as far as it starts with the same tokens."""
 
-    def __init__(self, backend: Backend, *, vocab: int):
+    def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
         self._vocab = vocab
         self._ids: list[int] = []  # tokens whose keys and values the cache holds
-        self._cache = None
+        self._cache: Cache | None = None
         self._beyond = False  # whether the cache may hold others after them
         self._generations = 0
 
@@ -123,7 +99,7 @@ class Session:
             now = perf_counter()
             step_seconds, since = (now - since) / len(drawn), now
             if max(drawn) >= self._vocab:
-                raise FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")
+                raise not_numbers()
             token, remaining = drawn[-1], remaining - len(drawn)
             if token in stops:
                 yield drawn, "stop"
@@ -133,16 +109,15 @@ class Session:
                 return
             yield drawn, None
 
-    def _take(self, length: int | None = None):
-        """The cache, cut to `length` if one is given. It is gone from here until put back, so a call cut short leaves
-        no stale one."""
+    def _take(self, length: int | None = None) -> Cache:
+        """Take the cache out, cut to `length` if one is given, until `_put`: a call cut short leaves no stale one."""
         cache = self._backend.start() if self._cache is None else self._cache
         if length is not None and (length < len(self._ids) or self._beyond):
             cache = self._backend.rewind(cache, length)
         self._cache, self._ids, self._beyond = None, [], False
         return cache
 
-    def _put(self, cache, ids: Sequence[int], *, beyond: bool = False) -> None:
+    def _put(self, cache: Cache, ids: Sequence[int], *, beyond: bool = False) -> None:
         self._cache, self._ids, self._beyond = cache, list(ids), beyond
 
 

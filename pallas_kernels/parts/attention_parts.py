@@ -15,7 +15,9 @@ from pallas_kernels.parts.attention_split_float32 import SplitAttentionFloat32
 from pallas_kernels.parts.compat import PROCESSORS, Target
 from pallas_kernels.parts.inline import read_past_first_cache
 from pallas_kernels.parts.key_ring import TILE, KeyRing, OpenRing, visible_keys
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
+from pallas_kernels.unsupported import Unsupported
 
 RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
 AT_ONCE = 2048  # the most keys that the blocks of a head have together, with one tile each
@@ -145,18 +147,19 @@ def check_attention(
     batch, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     if q.dtype not in (np.dtype("float32"), np.dtype("bfloat16")) or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"{op} takes q, k and v in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}")
+        raise Unsupported(
+            f"{op} takes q, k and v in float32 or all in bfloat16, got {q.dtype}, {k.dtype} and {v.dtype}"
+        )
     if head_dim not in (64, 128):
-        raise ValueError(f"{op} takes heads of 64 or 128, got {head_dim}")
+        raise Unsupported(f"{op} takes heads of 64 or 128, got {head_dim}")
     if heads % kv_heads:
         raise ValueError(f"{op} takes query heads in multiples of the key heads, got {heads} and {kv_heads}")
     group = heads // kv_heads
     if group > 8 and (group > 64 or group % 8 or q.dtype == np.dtype("float32")):
         more = "" if q.dtype == np.dtype("float32") else ", or 16, 24, ... 64"
-        raise ValueError(f"{op} takes 1 to 8 query heads a key head{more} in {q.dtype}, got {group}")
-    if lengths.shape != (batch,) or lengths.dtype != np.dtype("int32"):
-        raise ValueError(f"{op} takes lengths [{batch}] in int32, got {list(lengths.shape)} in {lengths.dtype}")
+        raise Unsupported(f"{op} takes 1 to 8 query heads a key head{more} in {q.dtype}, got {group}")
+    check_operand(op, "lengths", lengths, (batch,), np.int32)
     if window is not None and window < 1:
         raise ValueError(f"{op} takes a window of 1 or more, got {window}")
     if splits is not None and splits != 1 and (splits < 1 or splits % 4):
-        raise ValueError(f"{op} takes 1 split or a multiple of 4, got {splits}")
+        raise Unsupported(f"{op} takes 1 split or a multiple of 4, got {splits}")

@@ -8,10 +8,12 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
+from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
 from pallas_kernels.parts.row_product import RowProduct
 from pallas_kernels.parts.row_tiles import MOST_STAGES, blocks_for, even_share
 from pallas_kernels.parts.tile import Tile, tile_for
+from pallas_kernels.unsupported import Unsupported
 
 MAX_BATCH = 8
 AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for as many of 14,336 numbers
@@ -71,12 +73,12 @@ def product_of(
     else:
         _check_floats(op, w, x)
     if not 1 <= len(x) <= MAX_BATCH:
-        raise ValueError(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
+        raise Unsupported(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
     all_rows, cols = w.shape
     tile = tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
     rows = rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
-        raise ValueError(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
+        raise Unsupported(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
     _check_columns(op, w, x.dtype, tile)
     tiles = all_rows // (rows * runs)
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
@@ -91,7 +93,7 @@ def product_of(
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
-        raise ValueError(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
+        raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product
 
 
@@ -102,30 +104,26 @@ def key_of(op: str, w: Matrix) -> str:
     return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
 
 
-def check_operand(op: str, name: str, array: Array | None, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise ValueError, in the caller's words, for an array of another shape or dtype; None is no array."""
-    if array is not None and (array.shape != shape or array.dtype != dtype):
-        raise ValueError(
-            f"{op} takes {name} {list(shape)} in {np.dtype(dtype)}, got {list(array.shape)} in {array.dtype}"
-        )
-
-
 def _check_floats(op: str, w: Array, x: Array) -> None:
     if w.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes W [rows, cols] and x [batch, cols], got {w.shape} and {x.shape}")
     if w.dtype not in DTYPES or x.dtype != w.dtype:
-        raise ValueError(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
+        raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
 
 
 def _check_codes(op: str, w: Codes, x: Array) -> None:
-    if w.codes.ndim != 2 or w.codes.dtype not in (jnp.int8, jnp.int32):
-        raise ValueError(f"{op} takes codes int8 [rows, cols] or packed int32, got {w.codes.dtype} {w.codes.shape}")
+    if w.codes.ndim != 2:
+        raise ValueError(f"{op} takes codes [rows, cols], got {w.codes.shape}")
+    if w.codes.dtype not in (jnp.int8, jnp.int32):
+        raise Unsupported(f"{op} takes codes int8 [rows, cols] or packed int32, got {w.codes.dtype} {w.codes.shape}")
     rows, cols = w.shape
-    if x.ndim != 2 or x.shape[1] != cols or x.dtype not in DTYPES:
-        raise ValueError(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
+    if x.ndim != 2 or x.shape[1] != cols:
+        raise ValueError(f"{op} takes x [batch, {cols}], got {x.shape}")
+    if x.dtype not in DTYPES:
+        raise Unsupported(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
     if w.group not in GROUPS and (w.four_bits or w.group is not None):
         each = f"{', '.join(map(str, GROUPS))} columns{'' if w.four_bits else ' or each row'}"
-        raise ValueError(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
+        raise Unsupported(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
 
 
@@ -134,11 +132,11 @@ def _check_columns(op: str, w: Matrix, dtype: Any, tile: Tile) -> None:
     if not isinstance(w, Codes):
         step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)
         if cols % step or not cols:
-            raise ValueError(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
+            raise Unsupported(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
         return
     if tile.chunks:
-        raise ValueError(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
+        raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
     # A copy wants whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
     multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
-        raise ValueError(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")
+        raise Unsupported(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")

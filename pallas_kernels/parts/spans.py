@@ -28,6 +28,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.parts.compat import THREADS
+from pallas_kernels.unsupported import Unsupported
 
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 MAX_ELEMENTS = 2**31 - 1  # positions are int32
@@ -120,11 +121,11 @@ class Spans:
 def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
     """Raise ValueError, in the caller's words, for rows that no kernel here can take."""
     if x.dtype not in DTYPES:
-        raise ValueError(f"{op} takes float32 or bfloat16, got {x.dtype}")
+        raise Unsupported(f"{op} takes float32 or bfloat16, got {x.dtype}")
     if not x.ndim or not x.size:
-        raise ValueError(f"{op} takes rows of at least one element, got shape {list(x.shape)}")
+        raise Unsupported(f"{op} takes rows of at least one element, got shape {list(x.shape)}")
     if x.shape[-1] > most:
-        raise ValueError(f"{op} takes rows of at most {most} elements, got {x.shape[-1]}")
+        raise Unsupported(f"{op} takes rows of at most {most} elements, got {x.shape[-1]}")
 
 
 def as_rows(x: Array, *, pad: float) -> Array:

@@ -13,14 +13,16 @@ from model.cache import LayerCache, empty_cache
 from model.forward import decode, prefill, text_after
 from model.insight.shapes import SHAPES
 from model.ops.block import XLA, Ops, Positions
-from model.ops.gpu import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, refusals
+from model.ops.gpu import MOST_SEQUENCES, PROMPT, pallas_ops
 from model.options import SamplingOptions
 from model.running.reference_backend import load_reference_params
 from model.sampling import as_arrays
 from model.weights.params import abstract_params, load_params
 from pallas_kernels.parts.attention_split_float32 import ROWS
 from pallas_kernels.parts.compat import interpreter
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
+from tests.kernel_ops import KERNEL_OPS
 from tests.random_models import random_checkpoint
 from tests.test_model_against_reference import UNITS, walk
 
@@ -42,7 +44,8 @@ def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
     starts, lengths = np.zeros(2, np.int32), np.array([1, 71])
     rng = np.random.default_rng(0)
     with interpreter():
-        for ops, counts in ((PALLAS, lengths), (PALLAS_ONLY, np.ones(2, int))):
+        routed, _ = pallas_ops(config, params, batch=2, capacity=CAPACITY)
+        for ops, counts in ((routed, lengths), (KERNEL_OPS, np.ones(2, int))):
             tokens = rng.integers(0, config.vocab, (2, counts.max())).astype(np.int32)
             cache = walk(
                 params, exact, tokens, cache, starts, counts, config=config, ops=Ops(*ops), unit=UNITS[dtype],
@@ -68,7 +71,9 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
         return np.asarray(drawn)[:, 0].tolist()
 
     with interpreter():
-        ours = text(PALLAS)
+        ops, reasons = pallas_ops(config, params, capacity=CAPACITY)
+        assert not any(reasons.values())
+        ours = text(ops)
     assert ours == text(XLA)
     assert len(set(ours)) > 1
 
@@ -104,17 +109,17 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
         return "griddepcontrol_wait" in str(program)
 
     few = batch <= MOST_SEQUENCES
-    assert {name for name in calls if has_kernel(PALLAS, name)} == set(calls if few else ["attend"])
-    if not few:
-        for name in set(calls) - {"attend"}:
-            with pytest.raises(ValueError, match=f"by up to {MOST_SEQUENCES} vectors, XLA is faster for {batch}"):
-                has_kernel(PALLAS_ONLY, name)
+    ops, reasons = pallas_ops(TINY, params, batch=batch, capacity=CAPACITY)
+    assert {name for name in calls if has_kernel(ops, name)} == set(calls if few else ["attend"])
+    words = None if few else f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {batch}"
+    assert reasons == {name: None if name in ("attend", PROMPT) else words for name in (*calls, PROMPT)}
 
 
 def refused(config: Config) -> dict[str, str | None]:
-    """In bfloat16, in a cache for the default context."""
+    """Why ops are plain, in bfloat16, with a cache for the default context."""
     params = abstract_params(config, dtype=DTYPES["bfloat16"], positions=4352)
-    return refusals(config, params, capacity=4352)
+    _, reasons = pallas_ops(config, params, capacity=4352)
+    return reasons
 
 
 def test_what_the_kernels_refuse():
@@ -133,16 +138,7 @@ def test_a_cache_of_codes_is_refused_by_name():
     codes = jnp.zeros((1, TINY.kv_heads, 8, TINY.head_dim + 4), jnp.int8)
     at = Positions(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 32)), jnp.zeros((1, 1, 32)))
     cache, x, q = LayerCache(codes, codes), jnp.ones((1, 1, TINY.dim)), jnp.ones((1, 1, TINY.heads, TINY.head_dim))
-    with pytest.raises(ValueError, match="a cache in the model's own float32, not in int8"):
-        PALLAS_ONLY.norm_qkv(x, params.layers[0], cache, at, config=TINY)
-    with pytest.raises(ValueError, match="a cache in the model's own float32, not in int8"):
-        PALLAS_ONLY.attend(q, cache, at, window=None, config=TINY)
-
-
-def test_only_kernels_means_it():
-    odd = replace(TINY, dim=264)
-    params = load_params(random_checkpoint(odd, seed=0), dtype=DTYPES["float32"], positions=8)
-    x = jnp.ones((1, 1, 264))
-    with pytest.raises(ValueError, match="norm_gate_up takes columns of W in multiples of 128"):
-        PALLAS_ONLY.norm_gate_up(x, params.layers[0], config=odd)
-    assert PALLAS.norm_gate_up(x, params.layers[0], config=odd).shape == (1, 1, 256)
+    with pytest.raises(Unsupported, match="a cache in the model's own float32, not in int8"):
+        KERNEL_OPS.norm_qkv(x, params.layers[0], cache, at, config=TINY)
+    with pytest.raises(Unsupported, match="a cache in the model's own float32, not in int8"):
+        KERNEL_OPS.attend(q, cache, at, window=None, config=TINY)

@@ -14,7 +14,7 @@ from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantized
 from model.forward import decode, text_after
 from model.ops.block import XLA, Ops, Positions
-from model.ops.gpu import MOST_SEQUENCES, PALLAS, PALLAS_ONLY, operand, prompt_product
+from model.ops.gpu import MOST_SEQUENCES, operand, pallas_ops, prompt_product
 from model.options import SamplingOptions
 from model.sampling import as_arrays
 from model.weights.codes import KINDS, Int4, QuantizedMatrix
@@ -23,7 +23,9 @@ from model.weights.params import FeedForward, Params, load_params
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.parts.matrix import MAX_BATCH
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
+from tests.kernel_ops import KERNEL_OPS
 from tests.random_models import random_checkpoint
 from tests.strategies import Noise, assert_within
 from verify.running_error import Approx, gamma
@@ -120,7 +122,7 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
             within(result, expected[name])
 
     with interpreter():
-        check(PALLAS_ONLY)
+        check(KERNEL_OPS)
     check(XLA)
 
 
@@ -161,21 +163,23 @@ def test_the_text_is_that_of_the_plain_form():
         return np.asarray(drawn)[:, 0].tolist()
 
     with interpreter():
-        ours = text(PALLAS_ONLY)
+        ours = text(KERNEL_OPS)
     assert ours == text(XLA)
     assert len(set(ours)) > 1
 
 
 @pytest.mark.parametrize("batch", [MOST_SEQUENCES + 1, MAX_BATCH, MAX_BATCH + 1])
 def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch):
-    layer, x = load("q8", seed=0).layers[0], jax.ShapeDtypeStruct((batch, 1, NARROW.dim), FLOAT32)
-    program = str(jax.make_jaxpr(PALLAS.project_add)(x, layer, x))
+    params, x = load("q8", seed=0), jax.ShapeDtypeStruct((batch, 1, NARROW.dim), FLOAT32)
+    ops, _ = pallas_ops(NARROW, params, batch=batch, capacity=CAPACITY)
+    program = str(jax.make_jaxpr(ops.project_add)(x, params.layers[0], x))
     assert ("griddepcontrol_wait" in program) == (batch <= MAX_BATCH)
 
 
 @pytest.mark.parametrize("form", sorted(set(KINDS) - {"int8", "int4"}))
-def test_other_codes_are_multiplied_by_the_plain_form_or_refused_by_name(form):
-    layer, x = load("q8", seed=0).layers[0], jnp.ones((1, 1, NARROW.dim))
+def test_other_codes_are_multiplied_by_the_plain_form_and_the_reason_names_them(form):
+    params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
+    layer = params.layers[0]
     assert isinstance(layer.ffn, FeedForward)
     rng, gate_up = np.random.default_rng(0), layer.ffn.gate_up
     shapes = KINDS[form].shapes(
@@ -183,15 +187,16 @@ def test_other_codes_are_multiplied_by_the_plain_form_or_refused_by_name(form):
     )
     drawn = jax.tree.map(lambda a: jnp.asarray(rng.integers(1, 127, a.shape), a.dtype), shapes)
     layer = layer._replace(ffn=layer.ffn._replace(gate_up=gate_up._replace(weight=drawn)))
-    with pytest.raises(ValueError, match=f"kernels multiply by weights in int8 and int4, not in {form}"):
-        PALLAS_ONLY.norm_gate_up(x, layer, config=NARROW)
-    fallen_back, plain = (ops.norm_gate_up(x, layer, config=NARROW) for ops in (PALLAS, XLA))
-    np.testing.assert_array_equal(fallen_back, plain)
+    ops, reasons = pallas_ops(NARROW, params._replace(layers=[layer]), capacity=CAPACITY)
+    assert reasons["norm_gate_up"] == f"kernels multiply by weights in int8 and int4, not in {form}"
+    assert reasons["down_add"] is None
+    routed, plain = (table.norm_gate_up(x, layer, config=NARROW) for table in (ops, XLA))
+    np.testing.assert_array_equal(routed, plain)
 
 
 def test_integers_that_kernels_cannot_read_are_refused_by_name():
     codes, scales = jnp.zeros((8, 512), jnp.uint8), jnp.ones((8, 16))
-    with pytest.raises(ValueError, match="no int4 weights with zero points"):
+    with pytest.raises(Unsupported, match="no int4 weights with zero points"):
         operand(Int4(codes, scales, jnp.zeros((8, 16), jnp.int8)))
-    with pytest.raises(ValueError, match=r"read int4 weights as model\.pallas_weights arranges them"):
+    with pytest.raises(Unsupported, match=r"read int4 weights as model\.weights\.gpu_codes arranges them"):
         operand(Int4(codes, scales, None))

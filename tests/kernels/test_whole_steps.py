@@ -15,11 +15,12 @@ import pytest
 from model.cache import Cache, LayerCache, empty_cache
 from model.forward import forward
 from model.ops.block import XLA, Ops
-from model.ops.gpu import PALLAS, PALLAS_ONLY
+from model.ops.gpu import pallas_ops
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from pallas_kernels.parts.compat import interpreter
 from reference.config import Config
+from tests.kernel_ops import KERNEL_OPS
 from tests.random_models import random_checkpoint
 from tests.strategies import assert_within
 from tests.test_model_against_reference import UNITS, composed_bound
@@ -91,8 +92,9 @@ def test_a_chunk_and_greedy_steps_after_it(dtype):
     assert len(np.unique(tokens)) > 2
     with interpreter():
         if dtype == "bfloat16":
-            chunk, held = story.chunk(PALLAS)
-        ours, after = story.decode(PALLAS_ONLY, chunk, held)
+            ops, _ = pallas_ops(story.config, story.params, batch=2, capacity=CAPACITY)
+            chunk, held = story.chunk(ops)
+        ours, after = story.decode(KERNEL_OPS, chunk, held)
     np.testing.assert_array_equal(ours, tokens)
     story.check(chunk, tokens, after)
 

@@ -2,17 +2,12 @@
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Float, Int
 
+from reference.argmax import argmax
 from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial
 from verify.draw import Values, hidden, hide, sizes, values
 from verify.laws import alone
 from verify.precision import Precision
-
-
-def argmax(x: Float[np.ndarray, "rows n"]) -> Int[np.ndarray, " rows"]:
-    """The index of the largest number of each row, the lowest index on ties; 0 for a row of -inf alone."""
-    return np.argmax(x, axis=-1)
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:

@@ -2,9 +2,10 @@
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from reference.attention import attention, causal_mask
+from reference.cached_attention import attention_decode, attention_paged, attention_prefill
 from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
 from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 from verify.laws import alone
@@ -12,61 +13,6 @@ from verify.precision import TINY, Precision, U, precision
 from verify.running_error import attended, exactly
 
 BLOCKS = 8  # that an online softmax, or a split over keys, makes of them at most
-
-
-def attention_prefill(
-    q: Float[np.ndarray, "batch queries heads head_dim"],
-    k: Float[np.ndarray, "batch capacity kv_heads head_dim"],
-    v: Float[np.ndarray, "batch capacity kv_heads head_dim"],
-    offsets: Int[np.ndarray, " batch"],
-    *,
-    window: int | None,
-) -> Float[np.ndarray, "batch queries heads head_dim"]:
-    """Causal attention of a chunk of queries over a cache that holds their own keys already.
-
-    Query i of a row is at position offset + i and sees the last `window` positions up to its own, or all of them.
-    What the cache holds beyond offset + queries is of no account, NaN included.
-    """
-    rows = []
-    for one, keys, held, offset in zip(q, k, v, offsets.tolist(), strict=True):
-        used = offset + len(one)
-        mask = causal_mask(len(one), used, offset=offset, window=window)
-        rows.append(attention(one, keys[:used], held[:used], mask))
-    return np.stack(rows)
-
-
-def attention_decode(
-    q: Float[np.ndarray, "batch heads head_dim"],
-    k: Float[np.ndarray, "batch capacity kv_heads head_dim"],
-    v: Float[np.ndarray, "batch capacity kv_heads head_dim"],
-    lengths: Int[np.ndarray, " batch"],
-    *,
-    window: int | None,
-) -> Float[np.ndarray, "batch heads head_dim"]:
-    """Attention of one query a row over the first `lengths` positions of its cache, or the last `window` of those.
-
-    What the cache holds beyond is of no account, NaN included. Of no positions at all the result is 0.
-    """
-    rows = []
-    for one, keys, held, length in zip(q, k, v, lengths.tolist(), strict=True):
-        start = 0 if window is None else max(length - window, 0)
-        rows.append(attention(one[None], keys[start:length], held[start:length], np.zeros((1, length - start)))[0])
-    return np.stack(rows)
-
-
-def attention_paged(
-    q: Float[np.ndarray, "batch heads head_dim"],
-    k_pages: Float[np.ndarray, "pages page kv_heads head_dim"],
-    v_pages: Float[np.ndarray, "pages page kv_heads head_dim"],
-    table: Int[np.ndarray, "batch blocks"],
-    lengths: Int[np.ndarray, " batch"],
-) -> Float[np.ndarray, "batch heads head_dim"]:
-    """`attention_decode` over a cache in pages: position i of a row is at i % page of page table[row, i // page].
-
-    Entries of the table beyond a row's length name some page all the same, which is of no account.
-    """
-    k, v = (pages[table].reshape(len(table), -1, *pages.shape[2:]) for pages in (k_pages, v_pages))
-    return attention_decode(q, k, v, lengths, window=None)
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:

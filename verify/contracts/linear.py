@@ -2,24 +2,14 @@
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
-from reference.linear import linear
+from reference.linear import gemm, gemv, linear
 from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64, of_one_size
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U
 from verify.running_error import exactly, projected
-
-
-def gemv(x: Float[np.ndarray, " cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, " rows"]:
-    """W x for one vector: `reference.linear` without a bias."""
-    return linear(x, weight)
-
-
-def gemm(x: Float[np.ndarray, "batch cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "batch rows"]:
-    """x W^T for several vectors: `reference.linear` without a bias."""
-    return linear(x, weight)
 
 
 def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> Expected:

@@ -6,11 +6,11 @@ quotient decides: there either is right. Products are judged beside those with t
 
 import numpy as np
 from hypothesis import strategies as st
-from jaxtyping import Float, Integer, Shaped, UInt8
 
 from reference.linear import linear
 from reference.quantizers import ggml
 from reference.quantizers.blocks import Quantized
+from reference.quantizers.ops import dequantize, gemv_quantized, ggml_decode, ggml_encode, pack, quantize, unpack
 from reference.quantizers.schemes import SCHEMES
 from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
 from verify.contracts.linear import systematic
@@ -19,52 +19,6 @@ from verify.precision import TINY, Precision, U, precision
 from verify.running_error import exactly, gamma, projected
 
 NEAR = 8 * U  # of a weight: how near the middle between two levels a scale off by a rounding, or a quotient, may put it
-
-
-def quantize(
-    w: Float[np.ndarray, "rows cols"], *, scheme: str
-) -> tuple[Integer[np.ndarray, "rows cols"], Shaped[np.ndarray, "rows groups"]]:
-    """Codes and scales, as `reference.quantizers.schemes` has them for this scheme."""
-    q = SCHEMES[scheme].quantize(w)
-    return q.codes, q.scales
-
-
-def dequantize(
-    codes: Integer[np.ndarray, "rows cols"], scales: Shaped[np.ndarray, "rows groups"], *, scheme: str
-) -> Float[np.ndarray, "rows cols"]:
-    """The weights that codes and scales stand for."""
-    return SCHEMES[scheme].dequantize(Quantized(codes, scales))
-
-
-def gemv_quantized(
-    x: Float[np.ndarray, " cols"],
-    codes: Integer[np.ndarray, "rows cols"],
-    scales: Shaped[np.ndarray, "rows groups"],
-    *,
-    scheme: str,
-) -> Float[np.ndarray, " rows"]:
-    """W x, where W is what codes and scales stand for."""
-    return linear(x, dequantize(codes, scales, scheme=scheme))
-
-
-def pack(codes: Integer[np.ndarray, "rows cols"], *, scheme: str) -> UInt8[np.ndarray, "rows bytes"]:
-    """The bytes of codes, as `reference.quantizers.schemes` has them for this scheme."""
-    return SCHEMES[scheme].pack(codes)
-
-
-def unpack(packed: UInt8[np.ndarray, "rows bytes"], *, scheme: str) -> Integer[np.ndarray, "rows cols"]:
-    """The codes of bytes."""
-    return SCHEMES[scheme].unpack(packed)
-
-
-def ggml_decode(data: UInt8[np.ndarray, "rows bytes"], *, name: str) -> Float[np.ndarray, "rows cols"]:
-    """The weights of rows in a GGUF file: `reference.quantizers.ggml.decode`."""
-    return ggml.decode(data, name)
-
-
-def ggml_encode(w: Float[np.ndarray, "rows cols"], *, name: str) -> UInt8[np.ndarray, "rows bytes"]:
-    """The bytes that ggml makes of weights: `reference.quantizers.ggml.encode`."""
-    return ggml.encode(w, name)
 
 
 def _weights(w: Values, rows: int, cols: int, precision: Precision) -> np.ndarray:
@@ -263,4 +217,3 @@ GGML_DECODE = Contract(
     domain="data [rows bytes] of whole blocks; name is one of " + ", ".join(ggml.TYPES),
     bound="hard and alarm: 3 u (|w| + 2 |minimum|), two products and a difference",
 )
-CONTRACTS = [QUANTIZE, DEQUANTIZE, GEMV, PACK, UNPACK, GGML_ENCODE, GGML_DECODE]

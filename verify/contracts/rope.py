@@ -5,22 +5,39 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
+from reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
 from reference.rope import frequencies as exact_frequencies
-from reference.rope import rope_halves, rope_interleaved
 from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U
 from verify.running_error import flushed, gamma
 
+# An implementation that computes its frequencies from theta misses those that were scaled.
+SCALING: dict[str, Scaling | None] = {
+    "none": None,
+    "linear": LinearScaling(factor=4.0),
+    "llama3": Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=256),
+}
+THETA = st.sampled_from([10_000.0, 500_000.0, 2.0])
+
 
 def arguments(
-    *, precision: Precision, batch: int, seq: int, heads: int, pairs: int, start: int, theta: float, x: Values
+    *,
+    precision: Precision,
+    batch: int,
+    seq: int,
+    heads: int,
+    pairs: int,
+    start: int,
+    theta: float,
+    scaling: str,
+    x: Values,
 ) -> Arguments:
     return {
         "x": x.array("x", batch, seq, heads, 2 * pairs, precision=precision),
         "positions": (start + 5 * np.arange(batch)[:, None] + np.arange(seq)).astype(np.int32),
-        "frequencies": exact_frequencies(2 * pairs, theta=theta).astype(np.float32),
+        "frequencies": exact_frequencies(2 * pairs, theta=theta, scaling=SCALING[scaling]).astype(np.float32),
     }
 
 
@@ -70,7 +87,8 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
         },
         values={
             "start": st.sampled_from([0, 1, 2, 63, 250, 255, 1000, 2047, 4095, 100_000]),
-            "theta": st.sampled_from([10_000.0, 500_000.0, 2.0]),
+            "theta": THETA,
+            "scaling": st.sampled_from(list(SCALING)),
             "x": values(-8, 8),
         },
         arguments=arguments,

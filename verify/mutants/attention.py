@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import Implementation, f32, implementation, spans
+from verify.mutant import f32, implementation, spans
 
 BLOCK = 8
 
@@ -406,4 +406,3 @@ head h to key head h % kv_heads
     + head % kv_heads
 """,
 )
-IMPLEMENTATIONS: list[Implementation] = [ATTENTION, PREFILL, DECODE, PAGED]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import Implementation, f32, implementation, spans
+from verify.mutant import f32, implementation, spans
 
 BLOCK = 32
 
@@ -171,4 +171,3 @@ matrix read transposed
     + f32(weight).reshape(weight.shape[1], weight.shape[0])
 """,
 )
-IMPLEMENTATIONS: list[Implementation] = [LINEAR, GEMV, GEMM]

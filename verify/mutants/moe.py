@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import Implementation, f32, implementation
+from verify.mutant import f32, implementation
 
 
 def route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -> tuple[np.ndarray, np.ndarray]:
@@ -135,4 +135,3 @@ tokens beyond a capacity dropped
     + for rank, expert in enumerate(chosen if token < 4 else []):
 """,
 )
-IMPLEMENTATIONS: list[Implementation] = [ROUTE, MOE]

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from verify.mutant import Implementation, f32, implementation, spans
+from verify.mutant import f32, implementation, spans
 
 GROUPS = {"q8": 64, "q4": 64, "nf4": 64, "mxfp4": 32}  # of the others a row is one group
 NF4 = np.array(
@@ -392,4 +392,3 @@ scale read as bfloat16
 """,
     only={"name": ["Q8_0", "Q4_0"]},
 )
-IMPLEMENTATIONS: list[Implementation] = [QUANTIZE, DEQUANTIZE, GEMV, PACK, UNPACK, GGML_ENCODE, GGML_DECODE]

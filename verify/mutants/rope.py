@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import Implementation, f32, implementation
+from verify.mutant import f32, implementation
 
 
 def rope_halves(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
@@ -135,4 +135,3 @@ angle in float16
     + f16(frequencies)
 """,
 )
-IMPLEMENTATIONS: list[Implementation] = [HALVES, INTERLEAVED]

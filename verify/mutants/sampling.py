@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import Implementation, f32, implementation
+from verify.mutant import f32, implementation
 
 
 def distribution(
@@ -156,4 +156,3 @@ first token never drawn
     + passed += p[token] * (token > 0 or len(p) == 1)
 """,
 )
-IMPLEMENTATIONS: list[Implementation] = [DISTRIBUTION, DRAW]

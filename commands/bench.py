@@ -1,0 +1,116 @@
+"""`bench`: how fast a model is, beside what the machine allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commands.loading import cache_folder, prepare_jax
+from commands.options import BUILT_IN, Verb, kernels_option, quantize_option
+from commands.output import fail, write
+from commands.progress import progress_bar
+
+
+@click.command(cls=Verb)
+@click.argument("model", required=False)
+@click.option(
+    "--suite",
+    type=click.Choice(["decode", "growth", "gpu", "models", "kernels", "variants"]),
+    default="decode",
+    show_default=True,
+    help="A model's speed, or how it changes as the work grows. On an H200: all that is to be seen there, whole models "
+    "alone, or the rest of the kernels: those of published Llamas, and of other models.",
+)
+@click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
+@quantize_option
+@click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
+@kernels_option
+@click.option(
+    "--backend",
+    type=click.Choice(["jax", "reference"]),
+    default="jax",
+    show_default=True,
+    help="decode: compiled JAX, or the NumPy definition in float64.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="The suites of a GPU: next to nothing on a CPU, to see that the suite works."
+)
+@click.option("--json", "json_file", metavar="FILE", help="Keep every figure, with device and versions.")
+@click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
+@click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tiles, and add them to FILE.")
+@click.pass_context
+def bench(
+    invocation: click.Context,
+    suite: str,
+    dry_run: bool,
+    json_file: str | None,
+    plot_file: str | None,
+    tune_file: str | None,
+    **of: Any,
+):
+    """Measure this machine, and then how close a model comes to what it allows.
+
+    MODEL is the built-in one unless given. The suites gpu, kernels and variants take nine minutes
+    each, models three, and run on an H100 or H200; of one that is interrupted FILE.interrupted has what was found.
+    After the suites decode and growth, `generate` ends with its share of what was measured.
+    """
+    import json
+    from contextlib import ExitStack
+
+    from model.checkpoints.staging import new_file
+
+    on_gpu = suite in ("gpu", "models", "kernels", "variants")
+    for name in of if on_gpu else ["dry_run"]:
+        if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")
+    if of["shape"] and of["model"]:
+        raise click.UsageError("give either MODEL or --shape NAME")
+    if tune_file and (suite != "kernels" or plot_file):
+        raise click.UsageError("--tune goes with the suite kernels, and has no chart")
+    with ExitStack() as files:
+        json_out, plot_out, tune_out = (
+            files.enter_context(new_file(path, replace=True)) if path else None
+            for path in (json_file, plot_file, tune_file)
+        )
+        with progress_bar() as progress:
+            if on_gpu:
+                from benchmarks.gpu import report as view
+                from benchmarks.gpu.suite import run_suite
+
+                rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
+                report = view.as_report(rows, suite=suite, dry=dry_run)
+            else:
+                prepare_jax()
+                from benchmarks import model_report as view
+                from benchmarks.model_suite import run_suite
+                from model.insight.machine import keep_read_rate
+
+                report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or BUILT_IN})
+                if folder := cache_folder():
+                    keep_read_rate(folder, report["ceilings"])
+        from benchmarks.report import write_report
+
+        if "interrupted" in report:  # what stands at FILE may be whole, and stays
+            where = "above"
+            if json_file:
+                where = f"in {json_file}.interrupted"
+                with new_file(f"{json_file}.interrupted", replace=True) as found:
+                    write_report(report, found)
+            write(view.as_text(report))
+            fail(f"interrupted: what was measured until then is {where}", report["interrupted"])
+        if json_out:
+            write_report(report, json_out)
+        if plot_out:
+            plot_out.write_text(view.as_svg(report))
+        if tune_file and tune_out:
+            from benchmarks.gpu.report import tuned
+
+            table = json.loads(Path(tune_file).read_text()) if Path(tune_file).exists() else {}
+            write_report(tuned(table, report), tune_out)
+    write(view.as_text(report))
+    if wrong := view.wrong(report):
+        fail(f"not right on this device: {', '.join(wrong)}", 1)

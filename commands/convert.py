@@ -1,0 +1,70 @@
+"""`convert`: write a checkpoint in another format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commands.loading import prepare_jax
+from commands.options import SCHEMES, Verb, tokenizer_option
+from commands.progress import progress_bar
+
+
+@click.command(cls=Verb)
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option(
+    "--to",
+    type=click.Choice(["safetensors", "llama2c", "gguf"]),
+    help="The format of DST; awq, gptq and smoothquant have safetensors alone.",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice([*SCHEMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
+    help="Scheme for the matrices: gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: as they are stored]",
+)
+@click.option("--calibration", metavar="FILE", help="With awq, gptq or smoothquant: text like what the model is for.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="Of the matrices of a GGUF file.  [default: as they are stored]",
+)
+@tokenizer_option
+def convert(source: str, destination: str, **options: Any):
+    """Write checkpoint SRC as DST: a Hugging Face directory, or a file for llama2.c or llama.cpp (gguf).
+
+    Every weight is kept bit for bit, unless --quantize or --dtype says what the matrices become. A GGUF
+    file takes the tokenizer along. DST must not exist; it appears when it is complete.
+
+    \b
+    llamaspec convert stories15M.bin stories15M-hf --to safetensors
+    llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
+    llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
+    """
+    from model.checkpoints.open import open_checkpoint
+    from model.convert import CALIBRATED, check_request
+    from model.convert import convert as write
+
+    if not options["to"] and options["quantize"] not in CALIBRATED:
+        raise click.UsageError("Missing option '--to'. Choose from: safetensors, llama2c, gguf")
+    options["to"] = options["to"] or "safetensors"
+    try:
+        check_request(**options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    checkpoint = open_checkpoint(source)
+    if options["calibration"]:
+        prepare_jax()
+    done, sizes = 0, {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}
+    with progress_bar() as progress:
+
+        def written(name: str, _: int):
+            nonlocal done
+            done += sizes.get(name, 0)  # as it was read: what is quantized takes fewer bytes
+            progress(f"writing {name}", done / sum(sizes.values()))
+
+        notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)
+    for note in notes:
+        click.echo(note, err=True)
+    click.echo(f"{destination}: {len(checkpoint.tensors)} tensors", err=True)

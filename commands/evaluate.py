@@ -1,0 +1,83 @@
+"""`eval`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commands.loading import prepare_jax
+from commands.options import BUILT_IN, Verb, combined, emulate_option, json_option, running_options, tokenizer_option
+from commands.output import write, write_json
+from commands.progress import progress_bar
+
+
+@click.command("eval", cls=Verb)
+@click.argument("model", default=BUILT_IN)
+@click.option("--text", required=True, metavar="FILE", help="What is predicted, token by token; UTF-8.")
+@click.option("--against", metavar="MODEL2", help="Another model of the same vocabulary: KL divergence from it.")
+@click.option("--by-tensor", is_flag=True, help="With --against: the same for each tensor that differs, alone.")
+@click.option("--stride", type=int, help="Tokens from one window to the next.  [default: half of the context]")
+@combined(tokenizer_option, running_options, emulate_option, json_option)
+def evaluate(
+    model: str,
+    text: str,
+    against: str | None,
+    by_tensor: bool,
+    stride: int | None,
+    tokenizer: str | None,
+    as_json: bool,
+    **options: Any,
+):
+    """Perplexity and bits per byte of a text; what a scheme costs.
+
+    The text is read in windows of --context tokens, and each token is scored once. With --against
+    MODEL2, which runs without --quantize, --cache and --emulate-activations, also how far what MODEL
+    predicts is from what MODEL2 does.
+
+    \b
+    llamaspec eval Llama-3.2-1B --text wiki.txt
+    llamaspec eval Llama-3.2-1B --quantize q4 --against Llama-3.2-1B --text wiki.txt --by-tensor
+    """
+    if by_tensor and not against:
+        raise click.UsageError("--by-tensor goes with --against")
+    from model.checkpoints.codes import quantized
+    from model.checkpoints.open import open_checkpoint
+    from model.insight import evaluation
+    from model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
+    from model.insight.evaluation_report import as_json as report_of
+    from model.insight.evaluation_report import as_text
+    from model.options import choose_context
+
+    checkpoint = open_checkpoint(model)
+    base = open_checkpoint(against) if against else None
+    models = [checkpoint, *([base] if base else [])]
+    read = evaluation.text_for(models, text, tokenizer=tokenizer)
+    options["context"] = min(choose_context(options["context"], one.config.context) for one in models)
+    windows = {"context": options["context"], "stride": evaluation.choose_stride(stride, options["context"])}
+    costs = None
+    if base and by_tensor:
+        check_alike(base, checkpoint)
+        base = decoded(base)
+    prepare_jax()
+    from model.llama import load_backend
+
+    with progress_bar() as progress:
+        running = load_backend(checkpoint, own_process=True, progress=progress, **options)
+        if base:
+            quantize = options["quantize"]
+            plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
+            beside = load_backend(base, own_process=True, progress=progress, **options | plain)
+            if by_tensor:
+                run = quantized(checkpoint, quantize) if quantize else checkpoint
+                evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)
+            else:
+                evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
+        else:
+            evaluated = evaluation.evaluate(running, read, progress=progress, **windows)
+    request = {"model": model, "text": text, "against": against, **options, **windows}
+    report = report_of(evaluated, costs, **request)
+    if as_json:
+        write_json(report)
+    else:
+        write(as_text(report))

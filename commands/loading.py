@@ -1,0 +1,85 @@
+"""A model, its caches and a request, from the options of a command."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from model.llama import Llama
+
+
+def checked_request(options: dict[str, Any]) -> dict[str, Any]:
+    """What `Llama.generate` takes, checked before a model is loaded."""
+    from model.options import SamplingOptions, check_max_new_tokens, check_seed
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {
+        "sampling": SamplingOptions(**{name: options[name] for name in names}),
+        "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
+        "seed": check_seed(options["seed"]),
+        "stop": options["stop"],
+    }
+
+
+def print_seed(options: dict[str, Any], seed: int):
+    if options["seed"] is None:
+        click.echo(f"seed {seed}", err=True)
+
+
+def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) -> Llama:
+    """The model that the options name. Files and prompt are checked before JAX, which takes a second, is imported."""
+    from model.checkpoints.open import open_checkpoint, place_of
+    from model.options import check_length, choose_context
+    from model.tokenizers.of_model import tokenizer_of
+    from model.tokenizers.tokenizer import encode_text
+
+    checkpoint = open_checkpoint(options["model"])
+    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    context = choose_context(options["context"], checkpoint.config.context)
+    if prompt is not None:
+        check_length(encode_text(tokenizer, prompt), context)
+    prepare_jax()
+    from model.llama import Llama, load_backend
+
+    running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
+    with progress_bar() as progress:
+        backend = load_backend(checkpoint, greedy=greedy, own_process=True, progress=progress, **running)
+    places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
+    return Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
+
+
+def prepare_jax():
+    """Settle how JAX runs in this process, and keep compiled programs, so that the second start is fast."""
+    from model.running.process import keep_compiled, prepare_process
+
+    prepare_process(debug="--debug" in sys.argv)
+    if folder := cache_folder():
+        keep_compiled(folder / "compiled")
+
+
+def cache_folder() -> Path | None:
+    """Where this user's caches go; None where nothing can be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamaspec"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def parse_ids(text: str, vocab: int) -> list[int]:
+    from model.options import check_ids
+
+    if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):
+        raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}")
+    ids = [int(id) for id in text.split(",") if text.strip()]
+    check_ids(ids, vocab)
+    return ids

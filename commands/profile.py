@@ -1,0 +1,51 @@
+"""`profile`: where the time of a model goes."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import click
+
+from commands.loading import prepare_jax
+from commands.options import BUILT_IN, Verb, json_option, kernels_option, quantize_option
+from commands.output import write, write_json
+from commands.progress import progress_bar
+
+
+@click.command(cls=Verb)
+@click.argument("model", required=False)
+@click.option("--shape", metavar="NAME", help="Random weights of a published Llama in the place of MODEL.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of the weights that run.")
+@quantize_option
+@click.option("--context", type=click.IntRange(1), help="Tokens of the prompt, and before those that are decoded.")
+@kernels_option
+@click.option("--trace", "trace_file", metavar="FILE", help="Keep all that ran, for ui.perfetto.dev; .gz packs it.")
+@json_option
+def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any):
+    """Where the time of a prompt and of a decoding step goes, by op.
+
+    Nothing is measured of the machine: `bench` says what it would allow.
+
+    \b
+    llamaspec profile Llama-3.2-1B --quantize q4
+    llamaspec profile --shape stories-110m --context 1000 --trace trace.json.gz
+    """
+    if of["shape"] and model:
+        raise click.UsageError("give either MODEL or --shape NAME")
+    from model.checkpoints.staging import new_file
+
+    with new_file(trace_file, replace=True) if trace_file else nullcontext() as staged:
+        prepare_jax()
+        from benchmarks.model_profile import as_text
+        from benchmarks.model_suite import profile_model
+        from model.insight.profile import save
+
+        with progress_bar() as progress:
+            report, trace = profile_model(model=model or BUILT_IN, progress=progress, **of)
+        if trace_file and staged:
+            save(trace, staged, packed=trace_file.endswith(".gz"))
+    if as_json:
+        write_json(report)
+    else:
+        write(as_text(report))

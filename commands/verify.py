@@ -1,0 +1,271 @@
+"""`verify`: hold ops to their definitions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.loading import prepare_jax
+from commands.options import Verb, json_option
+from commands.output import write, write_json
+from commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from model.checkpoints.checkpoint import Checkpoint
+    from model.ops.block import Ops
+    from verify.campaign import Campaign, Job
+    from verify.runner import Report
+    from verify.walk import Step
+
+
+POSITIVE = click.FloatRange(0, min_open=True)
+
+
+@click.command(cls=Verb)
+@click.argument("names", nargs=-1, metavar="[OP]...")
+@click.option(
+    "--candidate",
+    metavar="MODULE[:FUNCTION]",
+    help="The function to verify, of a module or a file.py; without :FUNCTION those called as the ops are.  "
+    "[default: the ops of this package]",
+)
+@click.option("--arrays", help="What it is handed: jax, numpy, torch or cupy.  [default: jax]")
+@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, help="May be repeated.")
+@click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
+@click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
+@click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
+@click.option("--time-budget", "seconds", type=POSITIVE, default=60.0, show_default=True, help="Seconds, likewise.")
+@click.option(
+    "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
+)
+@click.option("--shapes", type=click.IntRange(1), help="Different shapes at most.  [default: 64 for jax]")
+@click.option(
+    "--set", "narrowed", multiple=True, metavar="DRAW=A,B", help="Draw from these only (--list has all): --set dim=1,9."
+)
+@click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
+@click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
+@click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
+@click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
+@click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
+@click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
+@click.option("--list", "listing", is_flag=True, help="Print contracts: how to be called, bounds, laws, mutants.")
+@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
+@json_option
+def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
+    """Hold ops to the reference, each within a proven bound, on the inputs that break kernels.
+
+    A candidate is called exactly as the reference is: --list shows how. Exits with 0 if all are
+    within their bounds, with 1 if not, and with 2 where there is no verdict.
+    """
+    import secrets
+
+    from verify.catalogue import CONTRACTS, contract_for
+
+    if options["seed"] is None:
+        options["seed"] = secrets.randbelow(2**32)
+    try:
+        ops = [contract_for(name).name for name in names] or list(CONTRACTS)
+        if listing:
+            _list_contracts(ops)
+        elif mutants:
+            _verify_mutants(ops, seed=options["seed"], as_json=options["as_json"])
+        elif options["model"]:
+            _verify_model(**options)
+        else:
+            _verify(ops, named=bool(names), **options)
+    except (ImportError, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _list_contracts(ops: list[str]):
+    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+    from verify.report import describe
+
+    for op in ops:
+        mutants = [mutant.name for mutant in IMPLEMENTATIONS[op].mutants]
+        write("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
+
+
+def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
+    from verify.mutation import row, table, trials
+
+    click.echo(f"seed {seed}", err=True)
+    found = []
+    for op in ops:
+        for trial in trials(op, seed=seed):
+            found.append(trial)
+            if not as_json:
+                by, seconds, examples, op, mutant = row(trial).values()
+                write(f"{by:11} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
+    if as_json:
+        write_json([row(trial) for trial in found])
+    else:
+        write("\n".join(["", *table(found)]) + "\n")
+    killed = sum(trial.killed for trial in found)
+    click.echo(f"{killed} of {len(found)} mutants killed", err=True)
+    if killed < len(found):
+        sys.exit(1)
+
+
+def _verify(ops: list[str], *, named: bool, **options: Any):
+    from verify.campaign import again, run, run_side_by_side
+    from verify.catalogue import CONTRACTS
+    from verify.report import as_json, as_junit
+
+    candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
+    campaign = _campaign(options)
+    jobs = [] if replay else _jobs(ops, candidate, named=named)
+    at_once = 1 if candidate else min(len(jobs), len(os.sched_getaffinity(0)), 4)
+    if not replay:
+        click.echo(f"seed {campaign.seed}", err=True)
+    reports, problem = [], None
+    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples) as (progress, aside):
+        if replay:
+            told = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
+        elif at_once > 1:
+            told = run_side_by_side(jobs, campaign, at_once=at_once, progress=progress)
+        else:
+            told = run(jobs, campaign, progress=progress)
+        walks = () if named or candidate or replay else _walk_random_models(campaign)
+        try:
+            for report, lines in itertools.chain(told, walks):
+                reports.append(report)
+                if not as_json_text:
+                    with aside():
+                        write("\n".join(lines) + "\n")
+        except (ImportError, ValueError) as error:  # the verdicts that there are stay
+            problem = error
+    if reports or not problem:
+        if as_json_text:
+            write_json(as_json(reports))
+        if options["junit"]:
+            Path(options["junit"]).write_text(as_junit(reports, CONTRACTS), encoding="utf-8")
+    if problem:
+        raise problem
+    wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
+    if any(report.outcome in wrong for report in reports):
+        sys.exit(1)
+
+
+def _campaign(options: dict[str, Any]) -> Campaign:
+    from verify.campaign import Campaign, choices
+
+    names = ("device", "python", "examples", "seed", "seconds", "timeout", "shapes", "dtypes")
+    return Campaign(
+        **{name: options[name] for name in names},
+        arrays=options["arrays"] or "jax",
+        only=choices(options["narrowed"]),
+        folder=Path(options["replays"]),
+    )
+
+
+def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
+    """A job for each op of the candidate; or else for each function of this package that is called as an op is.
+
+    Ops that this package has no such function for are left out, which a line on stderr says.
+    """
+    from verify.campaign import jobs_for, jobs_of
+
+    if candidate:
+        if not named and ":" not in candidate:
+            raise ValueError("--candidate is a module: name the ops that it has")
+        return jobs_for(ops, candidate)
+    from model.candidates.table import CANDIDATES
+
+    jobs = jobs_of(ops, CANDIDATES)
+    if missing := [op for op in ops if not any(job.op == op for job in jobs)]:
+        line = f"no function of this package is called as {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+        if not jobs:
+            raise ValueError(f"{line}: name yours with --candidate")
+        click.echo(line, err=True)
+    return jobs
+
+
+def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
+    """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
+    from model.checkpoints.open import open_checkpoint
+    from model.running.jax_backend import choose_ops
+    from verify.report import counterexample
+    from verify.walk import table
+
+    checkpoint = open_checkpoint(model)
+    click.echo(f"seed {seed}", err=True)
+    wrong = False
+    for dtype in dtypes:
+        steps, report = _walk(checkpoint, choose_ops(kernels), dtype, seed, name=f"{kernels} kernels")
+        wrong = wrong or report.outcome == "violated"
+        if as_json:
+            write_json([step._asdict() for step in steps])
+        else:
+            write("\n".join([*table(steps), *counterexample(report, None)]) + "\n")
+    if wrong:
+        sys.exit(1)
+
+
+def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
+    """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
+    prepare_jax()
+    from model.candidates.walking import random_checkpoint, tables
+    from model.checkpoints.checkpoint import tensor_shapes
+    from verify.report import counterexample
+    from verify.walk import CONFIGS, KERNELS, weights
+
+    models = [(config, name, kernels) for name, config in CONFIGS.items() for kernels in ("xla", "cpu")]
+    for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
+        table = tables()[kernels]
+        checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=campaign.seed))
+        for dtype in campaign.dtypes:
+            if dtype != "float16":
+                with table.context():
+                    _, report = _walk(checkpoint, table.ops, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
+                yield report, counterexample(report, None)
+
+
+def _walk(checkpoint: Checkpoint, ops: Ops, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
+    prepare_jax()
+    from model.candidates.walking import walkable
+    from verify.precision import precision
+    from verify.walk import prompt, walk_through
+
+    config = checkpoint.config
+    rows = sum(map(len, prompt(config, seed=seed)))
+    model = walkable(checkpoint, ops, dtype=precision(dtype).dtype, rows=rows)
+    with progress_bar() as progress:
+        return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)
+
+
+@contextmanager
+def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
+    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
+
+    Nothing is shown where nobody looks.
+    """
+    if not sys.stderr.isatty():
+        yield lambda stage: lambda done: None, nullcontext
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=examples)
+
+        def begin(stage: str) -> Callable[[int], object]:
+            bar.reset(task, description=stage, total=examples)
+            return lambda done: bar.update(task, completed=done)
+
+        @contextmanager
+        def aside():
+            bar.stop()
+            yield
+            bar.start()
+
+        yield begin, aside

@@ -1,0 +1,77 @@
+"""A model as `verify.walk` walks through it: its ops, compiled, with the weights and caches that they take.
+
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=26)
+    steps, report = walk_through(model, config=config, dtype="float32", seed=0)
+
+`weights` and `walk_through` come from `verify.walk`, which this package does not import.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from model.cache import empty_cache
+from model.candidates.kernels import OPS, runnable
+from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.ops.block import CPU, XLA, Ops, Positions
+from model.running.reference_backend import load_reference_params
+from model.weights.params import load_params
+from reference.config import Config
+
+
+class Walkable(NamedTuple):
+    """A model whose ops can be called one by one, for a batch of one sequence."""
+
+    params: Any  # with embedding, layers and norm
+    exact: Any  # the weights that it holds, as `reference.llama.Params`
+    ops: Ops
+    cache: Callable[[int], list[Any]]  # rows of room to an empty cache a layer
+    positions: Callable[[np.ndarray], Positions]  # [batch seq] positions to those of the ops
+    array: Callable[[np.ndarray], Any]  # to an array of the ops'
+
+
+class Table(NamedTuple):
+    """A table of ops, and the context in which they can be called."""
+
+    ops: Ops
+    context: Callable[[], AbstractContextManager]
+
+
+def tables() -> dict[str, Table]:
+    """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted where there is none."""
+    return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(OPS, runnable)}
+
+
+def random_checkpoint(config: Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
+    """A checkpoint in memory that holds `arrays`, by the names of tensors."""
+    tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
+    return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
+
+
+def walkable(checkpoint: Checkpoint, table: Ops, *, dtype: np.dtype, rows: int) -> Walkable:
+    """The model of `checkpoint` in `dtype`, for sequences of up to `rows` tokens."""
+    params = load_params(checkpoint, dtype=dtype, positions=rows)
+    held = {
+        name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
+        for name, tensor in checkpoint.tensors.items()
+    }
+
+    def compiled(op: Callable) -> Callable:
+        parameters = inspect.signature(op).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        return jax.jit(op, static_argnames=[n for n in ("config", "window") if takes_any or n in parameters])
+
+    def positions(at: np.ndarray) -> Positions:
+        return Positions(*map(jax.device_put, (at, *(np.asarray(table)[at] for table in params.rope))))
+
+    def cache(capacity: int) -> list[Any]:
+        return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
+
+    exact = load_reference_params(replace(checkpoint, tensors=held))
+    return Walkable(params, exact, Ops(*map(compiled, table)), cache, positions, jax.device_put)

@@ -1,0 +1,85 @@
+"""The choice of a table of ops: made once for a model and a device, before anything is compiled, with its reasons."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.ops.block import CPU, XLA, Ops
+from model.running.device import HOPPER, Device, default_device
+from model.weights.params import Params
+from reference.config import Config
+
+
+class Choice(NamedTuple):
+    """A table of ops, and where it has no kernels."""
+
+    name: str  # xla, cpu or pallas
+    ops: Ops
+    kernels: tuple[str, ...]  # ops that are kernels, in some layers at least
+    plain: Mapping[str, str]  # other ops, and those that are plain in some layers; the reason of each
+
+
+def ops_for(
+    kernels: str,
+    config: Config,
+    params: Params,
+    *,
+    batch: int,
+    capacity: int,
+    cache_dtype: np.dtype,
+    device: Device | None = None,
+) -> Choice:
+    """The table of ops for a model: `auto` takes the one that is made for the device.
+
+    `params` may be `abstract_params`; `capacity` is that of the cache's arrays, the padding of a prompt's last chunk
+    included; `device` is the default one unless given. Raises ValueError for a name that is none of auto, xla, cpu and
+    pallas, and where `pallas` is asked for but some op would be plain.
+    """
+    device = device or default_device()
+    if kernels not in ("auto", "xla", "cpu", "pallas"):
+        raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
+    if kernels == "pallas" and not device.has_kernels:
+        raise ValueError(
+            "kernels pallas run on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
+            f"a {device.kind}: choose auto, xla or cpu"
+        )
+    if kernels == "pallas" or (kernels == "auto" and device.has_kernels):
+        return _by_kernels(
+            config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype, only=kernels != "auto"
+        )
+    if kernels == "auto":
+        kernels = "cpu" if device.platform == "cpu" else "xla"
+        reason = f"kernels need a GPU of compute capability {HOPPER}, and JAX has here a {device.kind}"
+    else:
+        reason = f"{kernels} was asked for"
+    return Choice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
+
+
+def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> Choice:
+    from model.ops.gpu import KERNELS, PROMPT, pallas_ops  # here, since importing Pallas takes a second
+
+    ops, reasons = pallas_ops(config, params, **sizes)
+    refused = {name: reason for name, reason in reasons.items() if reason}
+    choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).taken), refused)
+    if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # others are plain in every model
+        raise ValueError(f"kernels pallas do not run all of this model ({describe(choice)}): choose auto or xla")
+    return choice
+
+
+def describe(choice: Choice) -> str:
+    """One line that says which ops are kernels, and why the others are plain.
+
+    >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was asked for")))
+    'kernels: none; plain: all ops (cpu was asked for)'
+    >>> describe(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd", "moe_add": "no kernel"}))
+    'kernels: attend; plain: norm_qkv project_add (odd), moe_add (no kernel)'
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in choice.plain.items():
+        names.setdefault(reason, []).append(name)
+    plain = [
+        f"{'all ops' if len(same) == len(Ops._fields) else ' '.join(same)} ({reason})" for reason, same in names.items()
+    ]
+    line = f"kernels: {' '.join(choice.kernels) or 'none'}"
+    return f"{line}; plain: {', '.join(plain)}" if plain else line

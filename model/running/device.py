@@ -1,0 +1,43 @@
+"""The device that programs run on: JAX is asked once, and the answer is passed down."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from model.system import available_bytes
+
+HOPPER = "9.0"  # the compute capability that the kernels are made for
+
+
+class Device(NamedTuple):
+    """The facts of a device that decide how a model runs on it."""
+
+    platform: str  # cpu, gpu, tpu
+    kind: str  # JAX's name for it, such as "NVIDIA H200"
+    capability: str | None = None  # the compute capability of an NVIDIA GPU, such as 9.0
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the kernels of `pallas_kernels` are made for it."""
+        return self.capability == HOPPER
+
+    def __str__(self) -> str:
+        """
+        >>> print(Device("gpu", "NVIDIA H200", "9.0"), Device("cpu", "cpu"), sep=", ")
+        NVIDIA H200, CPU
+        """
+        return "CPU" if self.platform == "cpu" else self.kind
+
+
+def default_device() -> Device:
+    """Ask JAX for the device that it computes on by default."""
+    device: Any = jax.devices()[0]
+    return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
+
+
+def free_bytes() -> int:
+    """Give the memory that is free now on JAX's default device: a GPU's own, or the machine's."""
+    device = jax.devices()[0]
+    if device.platform == "cpu" or not (stats := device.memory_stats()):
+        return available_bytes()
+    return stats["bytes_limit"] - stats["bytes_in_use"]

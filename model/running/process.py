@@ -1,0 +1,85 @@
+"""Settings of the whole process. Commands ask for them; the library leaves the process of its caller as it is."""
+
+import glob
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from model.checkpoints.checkpoint import tensor_shapes
+from model.system import forget_code, return_blocks_when_freed, return_freed_memory
+from reference.config import Config
+
+SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
+BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")
+
+
+def prepare_process(*, debug: bool = False) -> None:
+    """Have JAX take a GPU's memory on demand, and keep XLA's messages off stderr unless `debug`.
+
+    JAX reads both settings when it is imported and when it first uses a device, so a command calls this first. A
+    setting that the user's environment has wins.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if not debug:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fatal errors only
+        os.environ.setdefault("TF_CPP_MAX_VLOG_LEVEL", "0")
+
+
+def keep_compiled(folder: Path) -> None:
+    """Have JAX keep compiled programs in `folder` between runs, and replace those that cannot be read.
+
+    A process that is killed, or a full disk, leaves a part of a program behind. JAX would warn of it at every start
+    and never write it again.
+    """
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    warnings.filterwarnings("always", message=BROKEN.pattern)
+    warnings.showwarning = _drops_broken_entries(folder, warnings.showwarning)
+
+
+def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `warnings.showwarning`: JAX's warning of a program that it cannot read or write removes its files.
+
+    JAX warns before it compiles the program again, and then writes it where no file is in the way.
+    """
+
+    def drop_or_show(message: Warning | str, *about: Any, **more: Any) -> None:
+        if broken := BROKEN.match(str(message)):
+            for entry in folder.glob(f"{glob.escape(broken[1])}-*"):
+                entry.unlink(missing_ok=True)
+        else:
+            show(message, *about, **more)
+
+    return drop_or_show
+
+
+def is_large(config: Config) -> bool:
+    """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
+
+
+def keep_heaps_small(config: Config, *, platform: str) -> None:
+    """For a large model on a CPU, return blocks as they are freed: see `return_blocks_when_freed`."""
+    if _counts_its_memory(config, platform):
+        return_blocks_when_freed()
+
+
+def give_back_compilers_memory(config: Config, *, platform: str) -> None:
+    """Return the memory that compiling leaves behind; for a large model on a CPU the compiler's code, too."""
+    return_freed_memory()
+    if _counts_its_memory(config, platform):
+        import jaxlib
+
+        forget_code(Path(jaxlib.__file__).parent)
+
+
+def _counts_its_memory(config: Config, platform: str) -> bool:
+    """Whether memory matters more than the milliseconds that returning it takes."""
+    return platform == "cpu" and is_large(config)

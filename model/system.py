@@ -1,0 +1,126 @@
+"""The operating system: memory, processors and the C library. Every dependence on Linux is here.
+
+Each function has a plain form for a system without `/proc`, `/sys` or glibc, such as macOS.
+"""
+
+import ctypes
+import mmap
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+MEMORY = Path("/proc/meminfo")
+PROCESSORS = Path("/proc/cpuinfo")
+DRIVER = Path("/proc/driver/nvidia/version")
+MAPPINGS = Path("/proc/self/maps")
+CGROUPS = (  # the most bytes that a control group may use, and those that it uses: version 2, version 1
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+CACHES = "/sys/devices/system/cpu/cpu{}/cache"
+
+M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
+LARGE_BLOCK = 1 << 18  # bytes: an array of a cache for 300 tokens, of 4 heads of 64 numbers
+
+
+def usable_cpus() -> list[int]:
+    """List the CPUs that this process may run on; all of them where the system does not say."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+
+
+def processor() -> str:
+    """Name the processor as its maker does, or the architecture where the system does not say."""
+    names = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def nvidia_driver() -> str | None:
+    """Give the version of the NVIDIA driver, as the kernel module states it; None where there is none."""
+    words = next(iter(_lines(DRIVER)), "").split()
+    return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
+
+
+def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
+    """Add up the caches next to memory, of all `cpus`, by default the usable ones; None where that is not known."""
+    sizes: dict[str, int] = {}  # by the CPUs that share a cache
+    for cpu in usable_cpus() if cpus is None else cpus:
+        try:
+            caches = Path(CACHES.format(cpu)).glob("index*")
+            last = max(caches, key=lambda cache: int((cache / "level").read_text()))
+            sharing, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+            sizes[sharing] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):  # hidden, or a file that says something else
+            return None
+    return sum(sizes.values())
+
+
+def available_bytes() -> int:
+    """Give the main memory that this process can still take, within the limit of its control group.
+
+    Linux says how much is available. Elsewhere all memory that is installed counts.
+    """
+    available = _available_on_linux() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit, used in CGROUPS:
+        if (bytes_limit := _number(limit)) is not None and (bytes_used := _number(used)) is not None:
+            available = min(available, max(bytes_limit - bytes_used, 0))
+    return available
+
+
+def return_freed_memory() -> None:
+    """Return free blocks to the system, once. After compiling, glibc keeps a hundred MB that weights will need."""
+    if trim := _libc("malloc_trim"):
+        trim(0)
+
+
+def return_blocks_when_freed() -> None:
+    """Return blocks of `LARGE_BLOCK` bytes to the system as soon as they are freed, from now on.
+
+    By default glibc raises that size whenever a larger block is freed. Caches and activations are then cut out of a
+    heap for each thread, and free blocks in the middle of a heap stay: beside TinyLlama's weights and cache that was
+    90 MB of 513. The price is a millisecond a prompt, since the pages of each new block are mapped again. That is too
+    much for small models.
+    """
+    if set_option := _libc("mallopt"):
+        set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
+
+
+def forget_code(folder: Path) -> None:
+    """Drop the machine code of libraries under `folder` from memory; the pages come back from disk when they run.
+
+    JAX's compiler leaves 107 MB of code in memory after TinyLlama is compiled, of which its programs run 10 MB.
+    """
+    under, advise = os.path.realpath(folder) + os.sep, _libc("madvise")
+    if not advise:
+        return
+    for mapping in _lines(MAPPINGS):
+        match mapping.split(maxsplit=5):
+            case [span, "r-xp", _, _, _, path] if path.startswith(under):
+                start, stop = (int(address, 16) for address in span.split("-"))
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+
+
+def _libc(function: str):
+    """Find a function of the C library; None where it has none of that name."""
+    return getattr(ctypes.CDLL(None), function, None)
+
+
+def _lines(path: Path) -> list[str]:
+    """Read a file's lines; none where it is missing. Paths inside it may have any byte but a newline."""
+    try:
+        return os.fsdecode(path.read_bytes()).split("\n")
+    except OSError:
+        return []
+
+
+def _available_on_linux() -> int | None:
+    found = (int(line.split()[1]) * 1024 for line in _lines(MEMORY) if line.startswith("MemAvailable:"))
+    return next(found, None)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # absent, or "max"
+        return None

@@ -1,0 +1,14 @@
+"""The check that all kernels make of the arrays beside their main one."""
+
+import jax
+import numpy as np
+
+from pallas_kernels.unsupported import Unsupported
+
+
+def check_operand(op: str, name: str, array: jax.Array | None, shape: tuple[int, ...], dtype: np.dtype | type) -> None:
+    """Raise ValueError for an array of another shape, Unsupported for one of another dtype; None passes."""
+    if array is None or (array.shape == shape and array.dtype == dtype):
+        return
+    words = f"{op} takes {name} {list(shape)} in {np.dtype(dtype)}, got {list(array.shape)} in {array.dtype}"
+    raise ValueError(words) if array.shape != shape else Unsupported(words)

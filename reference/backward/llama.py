@@ -1,0 +1,136 @@
+r"""The gradient of a whole Llama: each layer's backward, in the opposite order.
+
+A block adds to the residual stream twice, x <- x + f(x). What reaches the stream after it therefore goes back twice:
+around f, unchanged, and through f,
+
+    dx = dy + (df/dx)^T dy
+
+so a gradient can reach the first block without passing through any matrix. That is why deep stacks of residual
+blocks learn. Every forward value that a backward step needs is kept on the way up; training in little memory computes
+some of them again instead (Chen et al., 2016, https://arxiv.org/abs/1604.06174).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from reference.attention import attention, causal_mask
+from reference.backward.attention import attention_backward
+from reference.backward.embedding import embedding_backward
+from reference.backward.linear import linear_backward
+from reference.backward.moe import moe_backward
+from reference.backward.qk_norm import qk_norm_backward
+from reference.backward.rmsnorm import rmsnorm_backward
+from reference.backward.rope import rope_halves_backward
+from reference.backward.swiglu import swiglu_backward
+from reference.config import Config
+from reference.embedding import embedding
+from reference.linear import linear
+from reference.llama import Experts, Layer, Linear, Params, feed_forward
+from reference.losses import cross_entropy, cross_entropy_backward
+from reference.qk_norm import qk_norm
+from reference.rmsnorm import rmsnorm
+from reference.rope import frequencies, rope_halves
+from reference.swiglu import swiglu
+
+
+class Kept(NamedTuple):
+    """Forward values of a block's attention half that its backward pass needs."""
+
+    x: Float[np.ndarray, "seq dim"]
+    normed: Float[np.ndarray, "seq dim"]
+    raw_q: Float[np.ndarray, "seq heads head_dim"]  # before the norms of queries and keys
+    raw_k: Float[np.ndarray, "seq kv_heads head_dim"]
+    q: Float[np.ndarray, "seq heads head_dim"]  # after RoPE
+    k: Float[np.ndarray, "seq kv_heads head_dim"]
+    v: Float[np.ndarray, "seq kv_heads head_dim"]
+    mask: Float[np.ndarray, "seq seq"]
+    heads: Float[np.ndarray, "seq width"]  # what attention gives, all heads in a row
+
+
+def loss_and_gradient(
+    params: Params, tokens: Int[np.ndarray, " seq"], weights: Float[np.ndarray, " seq"], *, config: Config
+) -> tuple[float, Params]:
+    """The nats with which `tokens` are foreseen, each times its weight, and their gradient for every weight.
+
+    `weights[i]` belongs to the prediction of `tokens[i]`; the first token is not predicted, so `weights[0]` is not
+    used. The gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own
+    part, and the gradient of the one matrix is their sum.
+    """
+    x, kept = embedding(tokens, params.embedding), []
+    for i, layer in enumerate(params.layers):
+        values = _attend(x, layer, window=config.window(i), config=config)
+        middle = x + linear(values.heads, *layer.o)
+        kept.append((values, middle))
+        x = feed_forward(middle, layer, config=config)
+    normed = rmsnorm(x, params.norm, eps=config.eps)
+    logits = linear(normed, params.head)[:-1]  # the last token's logits predict nothing that is here
+    loss = cross_entropy(logits, tokens[1:], weights[1:])
+
+    dlogits = np.concatenate([cross_entropy_backward(logits, tokens[1:], weights[1:]), np.zeros((1, config.vocab))])
+    dnormed, dhead, _ = linear_backward(normed, params.head, dlogits)
+    dx, dnorm = rmsnorm_backward(x, params.norm, dnormed, eps=config.eps)
+    layers = []
+    for layer, (values, middle) in zip(reversed(params.layers), reversed(kept), strict=True):
+        through, ffn_norm, ffn = _feed_forward_backward(middle, layer, dx, config=config)
+        dx = dx + through
+        through, slopes = _attend_backward(values, layer, dx, config=config)
+        dx = dx + through
+        layers.append(slopes._replace(ffn_norm=ffn_norm, ffn=ffn))
+    return loss, Params(embedding_backward(tokens, dx, vocab=config.vocab), layers[::-1], dnorm, dhead)
+
+
+def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> Kept:
+    """`reference.llama.attend` without a cache, up to the output projection."""
+    seq = len(x)
+    normed = rmsnorm(x, layer.attention_norm, eps=config.eps)
+    raw_q, raw_k, v = (linear(normed, *w).reshape(seq, -1, config.head_dim) for w in (layer.q, layer.k, layer.v))
+    q, k = raw_q, raw_k
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
+    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
+    q, k = rope_halves(q, np.arange(seq), turns), rope_halves(k, np.arange(seq), turns)
+    mask = causal_mask(seq, seq, window=window)
+    return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
+
+
+def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config) -> tuple[np.ndarray, Layer]:
+    """The gradient for the block's input through attention, and a `Layer` with those of its weights."""
+    seq = len(dy)
+    dheads, o = _linear_backward(kept.heads, layer.o, dy)
+    dq, dk, dv = attention_backward(kept.q, kept.k, kept.v, kept.mask, dheads.reshape(kept.q.shape))
+    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
+    dq, dk = (rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
+    q_norm = k_norm = None
+    if layer.q_norm is not None and layer.k_norm is not None:
+        dq, dk, q_norm, k_norm = qk_norm_backward(
+            kept.raw_q, kept.raw_k, layer.q_norm, layer.k_norm, dq, dk, eps=config.eps
+        )
+    by_q, q = _linear_backward(kept.normed, layer.q, dq.reshape(seq, -1))
+    by_k, k = _linear_backward(kept.normed, layer.k, dk.reshape(seq, -1))
+    by_v, v = _linear_backward(kept.normed, layer.v, dv.reshape(seq, -1))
+    dx, attention_norm = rmsnorm_backward(kept.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
+    return dx, layer._replace(attention_norm=attention_norm, q=q, k=k, v=v, o=o, q_norm=q_norm, k_norm=k_norm)
+
+
+def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, config: Config):
+    """Gradients through the feed-forward half for its input, its norm and its matrices."""
+    normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
+    if isinstance(layer.ffn, Experts):
+        dnormed, *slopes = moe_backward(normed, *layer.ffn, dy, experts_per_token=config.experts_per_token)
+        ffn = Experts(*slopes)
+    else:
+        gate, up = linear(normed, *layer.ffn.gate), linear(normed, *layer.ffn.up)
+        dhidden, down = _linear_backward(swiglu(gate, up), layer.ffn.down, dy)
+        dgate, dup = swiglu_backward(gate, up, dhidden)
+        by_gate, gate_slope = _linear_backward(normed, layer.ffn.gate, dgate)
+        by_up, up_slope = _linear_backward(normed, layer.ffn.up, dup)
+        dnormed, ffn = by_gate + by_up, layer.ffn._replace(gate=gate_slope, up=up_slope, down=down)
+    dx, ffn_norm = rmsnorm_backward(x, layer.ffn_norm, dnormed, eps=config.eps)
+    return dx, ffn_norm, ffn
+
+
+def _linear_backward(x: np.ndarray, linear: Linear, dy: np.ndarray) -> tuple[np.ndarray, Linear]:
+    dx, weight, bias = linear_backward(x, linear.weight, dy)
+    return dx, Linear(weight, None if linear.bias is None else bias)

@@ -1,0 +1,61 @@
+r"""Backward of a mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538).
+
+    y = sum_{e in T} w_e f_e(x)        w_e = p_e / sum_{t in T} p_t        p = softmax(W_r x)
+
+An expert gets w_e dy, and passes it back as a feed-forward layer does. Its weight gets dw_e = <dy, f_e(x)>. The w of
+the chosen T are a softmax over their scores alone, so the scores of T get a softmax's gradient and all others get 0:
+which experts are chosen is a step function, whose gradient is 0 wherever it has one.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from reference.backward.linear import linear_backward
+from reference.backward.softmax import softmax_backward
+from reference.backward.swiglu import swiglu_backward
+from reference.linear import linear
+from reference.moe import route
+from reference.swiglu import swiglu
+
+
+def moe_backward(
+    x: Float[np.ndarray, "tokens dim"],
+    router: Float[np.ndarray, "experts dim"],
+    gate: Float[np.ndarray, "experts ffn dim"],
+    up: Float[np.ndarray, "experts ffn dim"],
+    down: Float[np.ndarray, "experts dim ffn"],
+    dy: Float[np.ndarray, "tokens dim"],
+    *,
+    experts_per_token: int,
+) -> tuple[
+    Float[np.ndarray, "tokens dim"],
+    Float[np.ndarray, "experts dim"],
+    Float[np.ndarray, "experts ffn dim"],
+    Float[np.ndarray, "experts ffn dim"],
+    Float[np.ndarray, "experts dim ffn"],
+]:
+    """Gradients of `reference.moe.moe` for x, the router and the experts' gate, up and down, in float64.
+
+    >>> one = np.ones((2, 1, 1))
+    >>> x, router, dy = np.array([[0.0]]), np.array([[0.0], [9.0]]), np.array([[1.0]])
+    >>> moe_backward(x, router, one, one, one, dy, experts_per_token=1)[0]  # silu(x) x has no slope at 0
+    array([[0.]])
+    """
+    x, dy = x.astype(np.float64, copy=False), dy.astype(np.float64, copy=False)
+    chosen, weights = route(x, router, experts_per_token=experts_per_token)
+    dx, dweights = np.zeros(x.shape), np.zeros(weights.shape)
+    dgate, dup, ddown = (np.zeros(a.shape) for a in (gate, up, down))
+    for expert in range(len(router)):
+        token, rank = np.nonzero(chosen == expert)
+        a, b = linear(x[token], gate[expert]), linear(x[token], up[expert])
+        hidden = swiglu(a, b)
+        dweights[token, rank] = np.sum(dy[token] * linear(hidden, down[expert]), axis=-1)
+        dhidden, ddown[expert], _ = linear_backward(hidden, down[expert], weights[token, rank, None] * dy[token])
+        da, db = swiglu_backward(a, b, dhidden)
+        by_gate, dgate[expert], _ = linear_backward(x[token], gate[expert], da)
+        by_up, dup[expert], _ = linear_backward(x[token], up[expert], db)
+        dx[token] += by_gate + by_up
+    dscores = np.zeros((len(x), len(router)))
+    np.put_along_axis(dscores, chosen, softmax_backward(weights, dweights), axis=-1)
+    by_router, drouter, _ = linear_backward(x, router, dscores)
+    return dx + by_router, drouter, dgate, dup, ddown

@@ -1,0 +1,107 @@
+r"""Ops that kernels compute at once: a norm before a product, and after it a bias, a residual, RoPE or SwiGLU.
+
+    norm_linear    y = W n + b                                       n = rmsnorm(x)
+    norm_gate_up   y = swiglu(gate, up)                              [gate; up] = W n + b
+    norm_qkv       q, k turned by RoPE, k and v put into a cache     [q; k; v] = W n + b
+    linear_add     y = W x + b + r
+
+Each is the layers it is named after, one after the other, and no more: this page adds no mathematics. What
+it saves is memory traffic, by which decoding is bound (Ivanov et al., 2021, https://arxiv.org/abs/2007.00072):
+n, gate, up and the unturned q and k never leave the processor. So nothing that a kernel could round on the
+way is rounded here.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from reference.add import add
+from reference.linear import linear
+from reference.rmsnorm import rmsnorm
+from reference.rope import rope_halves
+from reference.swiglu import swiglu
+
+
+def norm_linear(
+    x: Float[np.ndarray, "batch cols"],
+    norm: Float[np.ndarray, " cols"],
+    weight: Float[np.ndarray, "rows cols"],
+    bias: Float[np.ndarray, " rows"] | None,
+    *,
+    eps: float,
+) -> Float[np.ndarray, "batch rows"]:
+    """Normalize each vector and multiply it: the logits of a model's last hidden state, for one.
+
+    >>> norm_linear(np.array([[3.0, 3.0]]), np.array([1.0, 2.0]), np.array([[1.0, 1.0]]), np.array([0.5]), eps=0.0)
+    array([[3.5]])
+    """
+    return linear(rmsnorm(x, norm, eps=eps), weight, bias)
+
+
+def linear_add(
+    x: Float[np.ndarray, "batch cols"],
+    weight: Float[np.ndarray, "rows cols"],
+    bias: Float[np.ndarray, " rows"] | None,
+    residual: Float[np.ndarray, "batch rows"],
+) -> Float[np.ndarray, "batch rows"]:
+    """Multiply each vector and add its residual: the output and down projections of a block.
+
+    >>> linear_add(np.array([[1.0, 2.0]]), np.array([[1.0, 1.0]]), np.array([0.5]), np.array([[10.0]]))
+    array([[13.5]])
+    """
+    return add(residual, linear(x, weight, bias))
+
+
+def norm_gate_up(
+    x: Float[np.ndarray, "batch cols"],
+    norm: Float[np.ndarray, " cols"],
+    weight: Float[np.ndarray, "gate_up cols"],
+    bias: Float[np.ndarray, " gate_up"] | None,
+    *,
+    eps: float,
+) -> Float[np.ndarray, "batch ffn"]:
+    """Normalize, multiply by the rows of gate and then those of up, and let the one gate the other.
+
+    >>> weight = np.array([[0.0, 0.0], [1.0, 1.0]])  # gate, up
+    >>> norm_gate_up(np.array([[3.0, 3.0]]), np.ones(2), weight, np.log([3.0, 1.0]), eps=0.0).round(4)
+    array([[1.6479]])
+    """
+    gate, up = np.split(linear(rmsnorm(x, norm, eps=eps), weight, bias), 2, axis=-1)
+    return swiglu(gate, up)
+
+
+def norm_qkv(
+    x: Float[np.ndarray, "batch cols"],
+    norm: Float[np.ndarray, " cols"],
+    weight: Float[np.ndarray, "rows cols"],
+    bias: Float[np.ndarray, " rows"] | None,
+    k_cache: Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    v_cache: Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    positions: Int[np.ndarray, " batch"],
+    frequencies: Float[np.ndarray, " pairs"],
+    *,
+    eps: float,
+) -> tuple[
+    Float[np.ndarray, "batch heads head_dim"],
+    Float[np.ndarray, "batch capacity kv_heads head_dim"],
+    Float[np.ndarray, "batch capacity kv_heads head_dim"],
+]:
+    """Take one new token of each sequence to its query, and its key and value into the caches at its position.
+
+    `weight` has the rows of q, of k and of v, a head after the other; all other rows of the caches stay as they are.
+
+    >>> cache = np.zeros((1, 2, 1, 2))
+    >>> weight = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 3.0], [0.0, 0.0]])  # one head each
+    >>> q, k, v = norm_qkv(np.array([[3.0, 3.0]]), np.ones(2), weight, None, cache, cache,
+    ...                    np.array([1]), np.array([np.pi / 2]), eps=0.0)
+    >>> q.round(4).tolist(), k.round(4)[0, :, 0].tolist(), v.round(4)[0, :, 0].tolist()
+    ([[[0.0, 1.0]]], [[0.0, 0.0], [-2.0, 0.0]], [[0.0, 0.0], [3.0, 0.0]])
+    """
+    batch, _, kv_heads, head_dim = k_cache.shape
+    qkv = linear(rmsnorm(x, norm, eps=eps), weight, bias).reshape(batch, 1, -1, head_dim)  # one token each
+    heads = qkv.shape[2] - 2 * kv_heads
+    q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=2)
+    q, k = (rope_halves(part, positions[:, None], frequencies) for part in (q, k))
+    k_cache, v_cache = k_cache.astype(np.float64), v_cache.astype(np.float64)
+    for row, position in enumerate(positions.tolist()):
+        k_cache[row, position], v_cache[row, position] = k[row, 0], v[row, 0]
+    return q[:, 0], k_cache, v_cache

@@ -1,0 +1,162 @@
+r"""Losses: what training makes small, each with its gradient.
+
+l are a position's logits, p = softmax(l), lse(l) = log(sum_j exp(l_j)), and e_y is 1 at the id y and 0 elsewhere.
+
+    cross entropy        w (lse(l) - l_y)                                    dl = w (p - e_y)
+    log p of an answer   s = sum over its ids of (l_y - lse(l))              dl = g (e_y - p)         for ds = g
+    DPO                  softplus(-m), m = b [(s+ - r+) - (s- - r-)]         ds+ = -b sigmoid(-m) = -ds-
+    distillation         T^2 KL(softmax(t / T) || softmax(l / T))            dl = T (softmax(l / T) - softmax(t / T))
+    reverse KL           KL(p || q)                                          dl = p (log(p / q) - KL)
+
+A loss is a sum over positions of weight w; positions that do not count have w = 0. Who wants a mean divides once, by
+the sum of all weights of a step: a mean of means counts long texts less.
+
+DPO is that of Rafailov et al., 2023 (https://arxiv.org/abs/2305.18290), equations 7 and 8: s and r are log
+probabilities of the preferred (+) and the other (-) answer under the model and under a frozen one. Distillation is
+that of Hinton et al., 2015 (https://arxiv.org/abs/1503.02531), whose T^2 keeps gradients of a size as T grows. The
+reverse KL, from the student's own p to the teacher's q, is one of GKD's (https://arxiv.org/abs/2306.13649).
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from reference.softmax import softmax
+
+
+def log_softmax(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, "*batch vocab"]:
+    """Logs of the probabilities, l - lse(l), in float64: exact where a probability itself would be 0.
+
+    >>> log_softmax(np.array([0.0, -2000.0]))
+    array([    0., -2000.])
+    """
+    logits = logits.astype(np.float64, copy=False)
+    top = np.max(logits, axis=-1, keepdims=True)
+    return logits - top - np.log(np.sum(np.exp(logits - top), axis=-1, keepdims=True))
+
+
+def cross_entropy(
+    logits: Float[np.ndarray, "*batch vocab"],
+    targets: Int[np.ndarray, "*batch"],
+    weights: Float[np.ndarray, "*batch"],
+) -> float:
+    """The nats of the `targets`, each times its weight, added up, in float64.
+
+    >>> round(cross_entropy(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0])), 6)  # 2 log(4 / 3)
+    0.575364
+    """
+    return -float(np.sum(weights * _at(log_softmax(logits), targets)))
+
+
+def cross_entropy_backward(
+    logits: Float[np.ndarray, "*batch vocab"],
+    targets: Int[np.ndarray, "*batch"],
+    weights: Float[np.ndarray, "*batch"],
+) -> Float[np.ndarray, "*batch vocab"]:
+    """Gradient of `cross_entropy` for the logits, in float64.
+
+    >>> cross_entropy_backward(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0]))
+    array([[ 0.5, -0.5]])
+    """
+    return weights[..., None].astype(np.float64) * (softmax(logits) - _one_hot(targets, logits.shape[-1]))
+
+
+def answer_log_probability(
+    logits: Float[np.ndarray, "seq vocab"], targets: Int[np.ndarray, " seq"], counted: Float[np.ndarray, " seq"]
+) -> float:
+    """The log probability s of an answer: the sum over its `counted` ids (1: counted, 0: not), whatever the padding.
+
+    >>> round(answer_log_probability(np.log([[1.0, 3.0], [1.0, 1.0]]), np.array([1, 0]), np.array([1.0, 0.0])), 6)
+    -0.287682
+    """
+    return -cross_entropy(logits, targets, counted)
+
+
+def dpo(
+    preferred: float, other: float, frozen_preferred: float, frozen_other: float, *, beta: float
+) -> tuple[float, tuple[float, float]]:
+    """DPO's loss of one pair, and its gradients for the two log probabilities of the model.
+
+    The margin m has the one factor beta. Before training s = r, m = 0 and the loss is log 2.
+
+    >>> loss, (slope, other_slope) = dpo(-3.0, -5.0, -3.0, -5.0, beta=0.1)
+    >>> round(loss, 6), slope, other_slope
+    (0.693147, -0.05, 0.05)
+    """
+    margin = beta * ((preferred - frozen_preferred) - (other - frozen_other))
+    loss = float(np.logaddexp(0.0, -margin))
+    slope = -beta * float(np.exp(-np.logaddexp(0.0, margin)))  # -beta sigmoid(-m), without overflow
+    return loss, (slope, -slope)
+
+
+def distillation(
+    logits: Float[np.ndarray, "*batch vocab"],
+    teacher: Float[np.ndarray, "*batch vocab"],
+    weights: Float[np.ndarray, "*batch"],
+    *,
+    temperature: float,
+) -> float:
+    """T^2 KL(teacher || student) at temperature T, each position times its weight, added up, in float64.
+
+    >>> distillation(np.array([[1.0, 2.0]]), np.array([[2.0, 3.0]]), np.array([1.0]), temperature=2.0)
+    0.0
+    """
+    student_log, teacher_log = log_softmax(logits / temperature), log_softmax(teacher / temperature)
+    divergence = np.sum(np.exp(teacher_log) * (teacher_log - student_log), axis=-1)
+    return temperature**2 * float(np.sum(weights * divergence))
+
+
+def distillation_backward(
+    logits: Float[np.ndarray, "*batch vocab"],
+    teacher: Float[np.ndarray, "*batch vocab"],
+    weights: Float[np.ndarray, "*batch"],
+    *,
+    temperature: float,
+) -> Float[np.ndarray, "*batch vocab"]:
+    """Gradient of `distillation` for the student's logits, in float64.
+
+    >>> distillation_backward(np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0]), temperature=1.0)
+    array([[ 0.25, -0.25]])
+    """
+    student, target = softmax(logits / temperature), softmax(teacher / temperature)
+    return weights[..., None].astype(np.float64) * temperature * (student - target)
+
+
+def reverse_kl(
+    logits: Float[np.ndarray, "*batch vocab"],
+    teacher: Float[np.ndarray, "*batch vocab"],
+    weights: Float[np.ndarray, "*batch"],
+) -> float:
+    """KL(student || teacher), each position times its weight, added up, in float64.
+
+    >>> reverse_kl(np.array([[1.0, 2.0]]), np.array([[2.0, 3.0]]), np.array([1.0]))
+    0.0
+    """
+    return float(np.sum(weights * _reverse_kl(logits, teacher)[0]))
+
+
+def reverse_kl_backward(
+    logits: Float[np.ndarray, "*batch vocab"],
+    teacher: Float[np.ndarray, "*batch vocab"],
+    weights: Float[np.ndarray, "*batch"],
+) -> Float[np.ndarray, "*batch vocab"]:
+    """Gradient of `reverse_kl` for the student's logits, in float64.
+
+    >>> reverse_kl_backward(np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])).round(4)
+    array([[ 0.2747, -0.2747]])
+    """
+    divergence, ratio = _reverse_kl(logits, teacher)
+    return weights[..., None].astype(np.float64) * softmax(logits) * (ratio - divergence[..., None])
+
+
+def _reverse_kl(logits: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The divergence of each position, and log(p / q) of each id."""
+    ratio = log_softmax(logits) - log_softmax(teacher)
+    return np.sum(softmax(logits) * ratio, axis=-1), ratio
+
+
+def _at(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values, targets[..., None].astype(np.int64), axis=-1)[..., 0]
+
+
+def _one_hot(targets: np.ndarray, vocab: int) -> np.ndarray:
+    return (np.arange(vocab) == targets[..., None]).astype(np.float64)

@@ -1,0 +1,52 @@
+r"""Activations in fixed point, so that their products with integer weights are integer products.
+
+The numbers of a group share one exponent e, and each becomes a whole number of steps of 2^(e - bits):
+
+    max_j |x_j| < 2^e        z_j = rint(2^(bits - e) x_j)        x_j ~ 2^(e - bits) z_j
+
+(block floating point: Wilkinson, 1963; for networks Drumond et al., 2018, https://arxiv.org/abs/1804.01526.)
+z_j has bits + 1 bits with its sign, which matrix units take in pieces of 8: sums of products with the codes
+of weights are then exact, whatever their order, and each is scaled once for its group.
+
+Guaranteed:  |x_j - 2^(e - bits) z_j| <= 2^(e - bits - 1) <= 2^-bits max_j |x_j|
+
+since 2^(e - 1) <= max_j |x_j|. A number far below the largest of its group keeps few bits, or none: that is
+the price, and the reason why groups are short.
+"""
+
+import numpy as np
+from jaxtyping import Float, Integer, Shaped
+
+from reference.quantizers.blocks import spread
+from reference.quantizers.ops import gemv_quantized
+
+
+def fixed_point(x: Float[np.ndarray, "*batch cols"], *, group: int, bits: int) -> Float[np.ndarray, "*batch cols"]:
+    """What `x` is in fixed point, in float64. `group` divides `cols`.
+
+    >>> fixed_point(np.array([3.0, 0.3, -0.3, 0.3]), group=2, bits=3)
+    array([ 3.    ,  0.5   , -0.3125,  0.3125])
+    """
+    x = x.astype(np.float64, copy=False)
+    groups = x.reshape(*x.shape[:-1], -1, group)
+    exponents = np.frexp(np.max(np.abs(groups), axis=-1))[1]  # the largest is below 2^e
+    steps = spread(np.ldexp(1.0, exponents - bits), x.shape)
+    return np.rint(x / steps) * steps
+
+
+def gemv_fixed_point(
+    x: Float[np.ndarray, " cols"],
+    codes: Integer[np.ndarray, "rows cols"],
+    scales: Shaped[np.ndarray, "rows groups"],
+    *,
+    scheme: str,
+) -> Float[np.ndarray, " rows"]:
+    """`gemv_quantized`, of an implementation that may take x in fixed point.
+
+    The exact product is the same; what differs is how far from it an implementation may be.
+
+    >>> scales = np.array([[0.5]], np.float32)
+    >>> gemv_fixed_point(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), scales, scheme="q8")
+    array([1.])
+    """
+    return gemv_quantized(x, codes, scales, scheme=scheme)

@@ -1,0 +1,90 @@
+r"""Quantized weights as ops on plain arrays: rounded, packed, and multiplied by, each scheme and type by its name.
+
+    codes, scales = quantize(W)        W' = dequantize(codes, scales)        y = W' x
+
+The product is with W', the weights that codes and scales stand for, and not with W: how far W' is from W is
+the scheme's affair, and each file of this folder says how far; what a kernel makes of W' x is the kernel's.
+`schemes` says how each scheme rounds and packs, `ggml` how each type of a GGUF file does.
+"""
+
+import numpy as np
+from jaxtyping import Float, Integer, Shaped, UInt8
+
+from reference.linear import linear
+from reference.quantizers import ggml
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.schemes import SCHEMES
+
+
+def quantize(
+    w: Float[np.ndarray, "rows cols"], *, scheme: str
+) -> tuple[Integer[np.ndarray, "rows cols"], Shaped[np.ndarray, "rows groups"]]:
+    """Codes and scales.
+
+    >>> quantize(np.array([[127.0, -2.0]]), scheme="q8")
+    (array([[127,  -2]], dtype=int8), array([[1.]], dtype=float32))
+    """
+    q = SCHEMES[scheme].quantize(w)
+    return q.codes, q.scales
+
+
+def dequantize(
+    codes: Integer[np.ndarray, "rows cols"], scales: Shaped[np.ndarray, "rows groups"], *, scheme: str
+) -> Float[np.ndarray, "rows cols"]:
+    """The weights that codes and scales stand for, in float64.
+
+    >>> dequantize(np.array([[127, -2]], np.int8), np.array([[0.5]], np.float32), scheme="q8")
+    array([[63.5, -1. ]])
+    """
+    return SCHEMES[scheme].dequantize(Quantized(codes, scales))
+
+
+def gemv_quantized(
+    x: Float[np.ndarray, " cols"],
+    codes: Integer[np.ndarray, "rows cols"],
+    scales: Shaped[np.ndarray, "rows groups"],
+    *,
+    scheme: str,
+) -> Float[np.ndarray, " rows"]:
+    """W x, where W is what codes and scales stand for.
+
+    >>> gemv_quantized(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), np.array([[0.5]], np.float32), scheme="q8")
+    array([1.])
+    """
+    return linear(x, dequantize(codes, scales, scheme=scheme))
+
+
+def pack(codes: Integer[np.ndarray, "rows cols"], *, scheme: str) -> UInt8[np.ndarray, "rows bytes"]:
+    """The bytes of codes.
+
+    >>> pack(np.array([[1, -1]], np.int8), scheme="q4")
+    array([[241]], dtype=uint8)
+    """
+    return SCHEMES[scheme].pack(codes)
+
+
+def unpack(packed: UInt8[np.ndarray, "rows bytes"], *, scheme: str) -> Integer[np.ndarray, "rows cols"]:
+    """The codes of bytes.
+
+    >>> unpack(np.array([[241]], np.uint8), scheme="q4")
+    array([[ 1, -1]], dtype=int8)
+    """
+    return SCHEMES[scheme].unpack(packed)
+
+
+def ggml_encode(w: Float[np.ndarray, "rows cols"], *, name: str) -> UInt8[np.ndarray, "rows bytes"]:
+    """The bytes that ggml makes of weights, as `ggml.encode` has them.
+
+    >>> ggml_encode(np.full((1, 32), 127.0), name="Q8_0").shape
+    (1, 34)
+    """
+    return ggml.encode(w, name)
+
+
+def ggml_decode(data: UInt8[np.ndarray, "rows bytes"], *, name: str) -> Float[np.ndarray, "rows cols"]:
+    """The weights of rows in a GGUF file, as `ggml.decode` has them.
+
+    >>> ggml_decode(ggml_encode(np.full((1, 32), 127.0), name="Q8_0"), name="Q8_0")[0, :2]
+    array([127., 127.])
+    """
+    return ggml.decode(data, name)

@@ -1,0 +1,94 @@
+"""`llamaspec`, the one name to import, and what hides it."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import llamaspec
+from tests.processes import REPOSITORY
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with the repository importable after what lies in that folder."""
+    script = "import sys; sys.path.append(sys.argv.pop(1)); "
+    if arguments[0] == "-m":
+        module, *rest = arguments[1:]
+        script += f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    else:
+        script, rest = script + arguments[1], []
+    command = [sys.executable, "-S", "-c", script, str(REPOSITORY), *rest]
+    packages = ":".join(path for path in sys.path if path.endswith("site-packages"))
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={"PYTHONPATH": f"{cwd}:{packages}"})
+
+
+def test_each_name_is_there_and_is_listed():
+    for name in llamaspec.__all__:
+        assert callable(getattr(llamaspec, name))
+        assert name in dir(llamaspec)
+    assert llamaspec.__doc__ and all(name in llamaspec.__doc__ for name in ("load", "Chat", "contract"))
+    with pytest.raises(AttributeError, match="nothing"):
+        llamaspec.nothing  # noqa: B018
+
+
+def test_importing_is_quick(tmp_path):
+    done = python("-c", "import llamaspec; print(*sys.modules)", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {"jax", "numpy", "click", "model", "verify"}.isdisjoint(done.stdout.split())
+
+
+def test_the_examples_run(capsys):
+    """The blocks of the docstring, with fewer tokens."""
+    assert llamaspec.__doc__
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", llamaspec.__doc__, re.MULTILINE)
+    code = [textwrap.dedent(block) for block in blocks if block.strip()]
+    generate, chat, _ = code
+    assert "generate(" in generate and "Chat(" in chat
+    space: dict = {}
+    exec(generate.replace("max_new_tokens=100", "max_new_tokens=5"), space)
+    assert capsys.readouterr().out.startswith("Once upon a time, ")
+    exec(chat.replace("reply(question,", "reply(question, max_new_tokens=5,"), space)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["model.py", "model/__init__.py", "reference.py"])
+def test_a_file_that_hides_the_library_is_named(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("raise SystemExit('the wrong module was imported')")
+    hidden = f"{path.parent if path.name == '__init__.py' else path} hides the {name.split('.')[0].split('/')[0]} of"
+    assert python("-c", "import llamaspec", cwd=tmp_path).returncode == 0
+    done = python("-c", "from llamaspec import load", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {hidden}")
+    done = python("-m", "llamaspec", "tokens", "Once", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {hidden}") and done.stderr.count("\n") == 1
+
+
+def test_a_module_that_was_imported_before_is_named_too(tmp_path):
+    (tmp_path / "model.py").write_text("")
+    done = python("-c", "import model; from llamaspec import load", cwd=tmp_path)
+    assert "model.py hides the model of llamaspec" in done.stderr.splitlines()[-1]
+
+
+def test_a_hidden_verify_only_matters_where_it_is_needed(tmp_path):
+    (tmp_path / "verify").mkdir()
+    (tmp_path / "verify" / "__init__.py").write_text("")
+    done = python("-c", "from llamaspec import contract", cwd=tmp_path)
+    assert f"{tmp_path / 'verify'} hides the verify of llamaspec" in done.stderr.splitlines()[-1]
+    done = python("-m", "llamaspec", "verify", "--list", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    done = python("-m", "llamaspec", "tokens", "Once", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_folder_without_python_hides_nothing(tmp_path):
+    for name in ("model", "verify"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.bin").write_bytes(b"")
+    done = python("-m", "llamaspec", "tokens", "Once", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,314 @@
+"""The table of ops is chosen once, says why ops are plain, and turns nothing but `Unsupported` into the plain form."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.checkpoints.checkpoint import Codes
+from model.ops.block import CPU, XLA, Ops
+from model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
+from model.ops.gpu import FIELDS, KERNELS, PROMPT, Call, Routed, calls, check_config, pallas_ops
+from model.weights.codes import KINDS
+from model.weights.gpu_codes import arranged
+from model.weights.params import Params, abstract_params
+from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
+from pallas_kernels.parts.row_product import RowProduct
+from pallas_kernels.unsupported import Unsupported
+from reference.config import Config
+from reference.rope import LinearScaling
+
+TINY = Config(
+    dim=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4, tied=True
+)
+WIDE = replace(TINY, dim=1024, heads=16, ffn=1024)  # as narrow as kernels take codes
+CAPACITY = 136
+BFLOAT16 = np.dtype(jnp.bfloat16)
+H200 = Device("gpu", "NVIDIA H200", HOPPER)
+SIZES: dict[str, Any] = {"batch": 1, "capacity": CAPACITY, "cache_dtype": BFLOAT16}
+
+
+def shapes(config: Config, dtype: np.dtype = BFLOAT16) -> Params:
+    return abstract_params(config, dtype=dtype, positions=CAPACITY)
+
+
+def in_codes(params: Params, form: str, group: int) -> Params:
+    """`params` with matrices in codes, as they lie on a GPU that has the kernels."""
+
+    def coded(leaf: Any) -> Any:
+        if leaf.ndim != 2:
+            return leaf
+        rows, cols = leaf.shape
+        kind: Any = KINDS[form]  # type: ignore
+        return kind.shapes(rows, cols, Codes(kind.form, group, zeros=False, bytes=0, parts=lambda: iter(())))
+
+    return jax.eval_shape(arranged, params._replace(layers=jax.tree.map(coded, params.layers), head=coded(params.head)))
+
+
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """No kernel is traced already, nor stays so."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def broken(error: type[Exception]) -> Callable[..., Any]:
+    def method(*_: Any, **__: Any):
+        raise error("a bad unpack")
+
+    return method
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, AssertionError])
+@pytest.mark.parametrize(("loop", "method"), [(RowProduct, "scratch"), (Int8Product, "scratch"), (Int4Product, "run")])
+def test_a_bug_in_a_kernel_is_loud_and_no_plain_form(untraced, monkeypatch, loop, method, error):
+    form = {Int8Product: "int8", Int4Product: "int4"}.get(loop)
+    params = in_codes(shapes(WIDE), form, 64) if form else shapes(WIDE)
+    monkeypatch.setattr(loop, method, broken(error))
+    for kernels in ("auto", "pallas"):
+        with pytest.raises(error, match="a bad unpack"):
+            ops_for(kernels, WIDE, params, **SIZES, device=H200)
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_a_bug_that_comes_later_is_loud_too(untraced, monkeypatch, error):
+    """Kernels that were found to take a model are called without an escape."""
+    ops, reasons = pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)
+    assert not any(reasons.values())
+    jax.clear_caches()
+    monkeypatch.setattr(RowProduct, "scratch", broken(error))
+    for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY):
+        if call.op != "attend":
+            with pytest.raises(error, match="a bad unpack"):
+                program(ops, call)
+
+
+def program(ops: Ops, call: Call) -> str:
+    op = getattr(ops, call.op)
+    return str(jax.make_jaxpr(lambda *arguments: op(*arguments, **call.fixed))(*call.arguments))
+
+
+def lowered(call: Call) -> str:
+    """The plain form; the names of its functions are not part of what it computes."""
+    op = getattr(XLA, call.op)
+    return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()
+
+
+def test_every_field_of_config_is_handled_harmless_or_refused_by_every_kernel():
+    """A field that is new in `Config` belongs in `FIELDS`: say there which kernels compute with it or refuse it."""
+    assert FIELDS.keys() == {field.name for field in fields(Config)}
+    for known in FIELDS.values():
+        assert not set(known.handled) & set(known.refused)
+        assert {*known.handled, *known.refused} <= KERNELS.keys()
+
+
+# Another value for every field that can be changed by itself.
+CHANGED: dict[str, Any] = {
+    "dim": 512, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "ffn": 512, "vocab": 72, "context": 64,
+    "eps": 1e-6, "theta": 5e5, "scaling": LinearScaling(factor=4.0), "windows": (5, 5), "experts": 4,
+    "experts_per_token": 2, "tied": False, "qkv_bias": True, "o_bias": True, "ffn_bias": True, "qk_norm": True,
+}  # fmt: skip
+UNSEEN = ("theta", "scaling", "tied")  # change the values of arrays, and no program
+
+
+def test_fields_that_are_harmless_to_an_op_do_not_change_its_plain_form():
+    assert CHANGED.keys() == FIELDS.keys()
+    before = {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
+    for name, value in CHANGED.items():
+        config = replace(TINY, **{name: value})
+        changed = set()
+        for call in calls(config, shapes(config), batch=1, capacity=CAPACITY):
+            if lowered(call) != before[call.name]:
+                changed.add(call.op)
+        told = {*FIELDS[name].handled, *FIELDS[name].refused}
+        assert changed <= told, name
+        if name not in UNSEEN:
+            assert changed or config.experts_per_token or not told, name
+
+
+@dataclass(frozen=True)
+class Newer(Config):
+    """A `Config` with a switch that no kernel knows."""
+
+    activation: str = "silu"
+
+
+@dataclass(frozen=True)
+class Stranger(Newer):
+    """A `Config` with a field that has no default."""
+
+    def __init__(self, **chosen: Any) -> None:
+        super().__init__(**chosen)
+
+
+def newer(**changed: Any) -> Newer:
+    return Newer(**vars(TINY), **changed)
+
+
+def test_gelu_is_refused_by_every_kernel_and_none_computes_silu():
+    config = newer(activation="gelu")
+    ops, reasons = pallas_ops(config, shapes(config), capacity=CAPACITY)
+    assert reasons == {
+        name: f"{name.removesuffix('_prompt')} has no kernel for activation = 'gelu'" for name in reasons
+    }
+    assert reasons.keys() == {*KERNELS, PROMPT}
+    for call in calls(config, shapes(config), batch=1, capacity=CAPACITY):
+        assert program(ops, call) == program(XLA, call)
+    with pytest.raises(ValueError, match="norm_gate_up has no kernel for activation = 'gelu'"):
+        ops_for("pallas", config, shapes(config), **SIZES, device=H200)
+
+
+def test_a_new_field_at_its_default_leaves_the_kernels():
+    config = newer()
+    _, reasons = pallas_ops(config, shapes(config), capacity=CAPACITY)
+    assert not any(reasons.values())
+
+
+def test_a_table_for_silu_computes_no_gelu():
+    """Its forms are those of one config; another is an error, not a kernel."""
+    ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
+    gelu = newer(activation="gelu")
+    x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
+    with pytest.raises(ValueError, match="norm_gate_up got arguments of a form that this table"):
+        jax.eval_shape(lambda x: ops.norm_gate_up(x, shapes(TINY).layers[0], config=gelu), x)
+
+
+@pytest.mark.parametrize(("switch", "ops"), [("qk_norm", {"norm_qkv"}), ("experts", {"norm_gate_up", "down_add"})])
+def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, ops):
+    config = replace(TINY, **{switch: CHANGED[switch]})
+    refused = set()
+    for op in KERNELS:
+        try:
+            check_config(op, config)
+        except Unsupported as error:
+            assert str(error) == f"{op} has no kernel for {switch} = {CHANGED[switch]!r}"
+            refused.add(op)
+    assert refused == ops
+
+
+def test_layers_of_different_forms_are_routed_apart():
+    """As in a Q4_K_M file: one layer by kernels, and of the other only what kernels read."""
+    coded, minima = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "int8_min", 32)
+    params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=minima.layers[1].ffn)])
+    choice = ops_for("auto", WIDE, params, **SIZES, device=H200)
+    reason = "in 1 of 2 layers: kernels multiply by weights in int8 and int4, not in int8_min"
+    assert choice.plain == {"norm_gate_up": reason, "down_add": reason}
+    assert choice.kernels == tuple(KERNELS)
+    assert describe(choice) == f"kernels: {' '.join(KERNELS)}; plain: norm_gate_up down_add ({reason})"
+    found = {True: set(), False: set()}
+    for layer, by_kernel in zip(params.layers, (True, False), strict=True):
+        for call in calls(WIDE, params._replace(layers=[layer]), batch=1, capacity=CAPACITY):
+            if call.op in ("norm_gate_up", "down_add"):
+                found[by_kernel].add("griddepcontrol_wait" in program(choice.ops, call))
+    assert found == {True: {True}, False: {False}}
+
+
+def test_a_prompt_s_products_are_xla_s_and_its_attention_a_kernel_of_any_length():
+    params = shapes(TINY)
+    ops, _ = pallas_ops(TINY, params, capacity=CAPACITY)
+    attending = next(call for call in calls(TINY, params, batch=1, capacity=CAPACITY) if call.name == PROMPT)
+    q, cache, positions = attending.arguments
+    for seq in (2, 3, 64):
+        q, positions = (
+            jax.tree.map(lambda a, seq=seq: jax.ShapeDtypeStruct((1, seq, *a.shape[2:]), a.dtype), tree)
+            for tree in (q, positions)
+        )
+        call = Call(PROMPT, (q, cache, positions), attending.fixed)
+        assert "Ref<gmem>" in program(ops, call)
+
+
+def test_arguments_that_the_table_was_not_made_for_are_an_error():
+    ops, _ = pallas_ops(TINY, shapes(TINY), batch=1, capacity=CAPACITY)
+    for call in calls(TINY, shapes(TINY), batch=2, capacity=CAPACITY):
+        with pytest.raises(ValueError, match=f"{call.op} got arguments of a form that this table of ops was not made"):
+            program(ops, call)
+
+
+def test_tables_are_values():
+    """Programs that are compiled for one serve the other."""
+    one, other = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
+    assert one == other and hash(one) == hash(other)
+    assert one != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
+    assert all(isinstance(getattr(one, name), Routed) for name in KERNELS)
+
+
+def odd_models() -> Iterator[tuple[Config, Params, int]]:
+    """Widths, heads, groups and batches that some kernel or other is not made for."""
+    for dim, heads, kv_heads, head_dim, ffn, vocab in (
+        (24, 4, 4, 6, 40, 50), (96, 3, 1, 32, 100, 33), (288, 6, 6, 48, 768, 320), (320, 9, 3, 64, 130, 51),
+        (256, 18, 2, 64, 264, 64), (512, 66, 1, 64, 1, 8), (1032, 8, 8, 128, 1376, 1032), (1024, 16, 2, 256, 1027, 65),
+        (40000, 2, 2, 64, 40000, 8),
+    ):  # fmt: skip
+        config = replace(
+            TINY, layers=1, dim=dim, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab
+        )
+        for dtype, batch in product((BFLOAT16, np.dtype(np.float32), np.dtype(np.float16)), (1, 9)):
+            yield config, shapes(config, dtype), batch
+        for form, group in (
+            ("int8", 16),
+            ("int8", 32),
+            ("int8", 1 << 20),
+            ("int4", 32),
+            ("int4", 128),
+            ("int4", 1 << 20),
+        ):
+            yield config, in_codes(shapes(config), form, group), 2
+
+
+def test_kernels_say_unsupported_of_all_that_they_do_not_take():
+    """Whatever else they raise would end a command on a GPU where the plain form runs."""
+    refused = 0
+    for config, params, batch in odd_models():
+        _, reasons = pallas_ops(config, params, batch=batch, capacity=CAPACITY - batch // 2)
+        refused += sum(reason is not None for reason in reasons.values())
+    assert refused > 400
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "name"),
+    [
+        ("auto", Device("cpu", "cpu"), "cpu"),
+        ("auto", Device("gpu", "NVIDIA A100", "8.0"), "xla"),
+        ("auto", Device("tpu", "TPU v5"), "xla"),
+        ("auto", H200, "pallas"),
+        ("xla", H200, "xla"),
+        ("cpu", H200, "cpu"),
+        ("pallas", H200, "pallas"),
+    ],
+)
+def test_each_device_has_its_table(kernels, device, name):
+    choice = ops_for(kernels, TINY, shapes(TINY), **SIZES, device=device)
+    assert choice.name == name
+    if name == "pallas":
+        assert describe(choice) == "kernels: norm_qkv attend project_add norm_gate_up down_add norm_logits"
+    else:
+        assert choice.ops == {"cpu": CPU, "xla": XLA}[name]
+        assert choice.plain.keys() == set(Ops._fields) and choice.kernels == ()
+
+
+def test_what_cannot_be_chosen_is_refused():
+    with pytest.raises(ValueError, match="no kernels named triton: choose auto, xla, cpu or pallas"):
+        ops_for("triton", TINY, shapes(TINY), **SIZES)
+    with pytest.raises(ValueError, match=r"run on a GPU of compute capability 9\.0 .* has here a NVIDIA A100: choose"):
+        ops_for("pallas", TINY, shapes(TINY), **SIZES, device=Device("gpu", "NVIDIA A100", "8.0"))
+    odd = replace(TINY, dim=264)
+    with pytest.raises(ValueError, match=r"do not run all of this model \(kernels: .*; plain: .* multiples of 256"):
+        ops_for("pallas", odd, shapes(odd), **SIZES, device=H200)
+
+
+def test_experts_are_plain_with_a_reason_and_no_obstacle():
+    config = replace(TINY, experts=4, experts_per_token=2)
+    choice = ops_for("pallas", config, shapes(config), **SIZES, device=H200)
+    assert choice.plain == {"moe_add": "experts have no kernel"}
+    assert choice.kernels == ("norm_qkv", "attend", "project_add", "norm_logits")
+
+
+def test_the_device_here():
+    assert isinstance(ops_for("auto", TINY, shapes(TINY), **SIZES), Choice)
+    assert default_device().platform == jax.default_backend()

@@ -1,0 +1,87 @@
+"""What a command does to its process, and the library does not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from model.running.process import prepare_process
+from tests.processes import run_python
+
+SETTINGS = ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without the settings, which is put back."""
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is put back whatever is set after this
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
+    prepare_process(debug=debug)
+    found = {name: os.environ.get(name) for name in SETTINGS}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": None if debug else "3", "TF_CPP_MAX_VLOG_LEVEL": None if debug else "0"}
+    assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **quiet}
+
+
+def test_a_users_own_settings_win(bare):
+    for name in SETTINGS:
+        bare.setenv(name, "1")
+    prepare_process()
+    assert [os.environ[name] for name in SETTINGS] == ["1", "1", "1"]
+
+
+def test_to_import_and_load_leaves_the_environment_as_it_is():
+    done = run_python("""
+import os
+before = dict(os.environ)
+import warnings
+show = warnings.showwarning
+from model import load
+llama = load("stories", context=16)
+added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+import jax
+print(sorted(added), jax.config.jax_compilation_cache_dir, warnings.showwarning is show)
+""")
+    assert done.code == 0, done.err
+    # JAX sets the level of its log itself when it is imported.
+    assert done.out.replace("'TF_CPP_MIN_LOG_LEVEL'", "").replace("'TPU_SKIP_MDS_QUERY'", "") == "[] None True\n", done
+
+
+COMPILE = """
+import os
+from pathlib import Path
+from model.running.process import keep_compiled, prepare_process
+prepare_process()
+keep_compiled(Path(sys.argv[1]))
+import jax, jax.numpy as jnp
+def program(x):
+    return jnp.sin(x) @ x
+print(jax.jit(program)(jnp.eye(3)).sum())
+"""
+
+
+def entries(folder: Path) -> dict[str, int]:
+    return {entry.name: entry.stat().st_size for entry in folder.glob("jit_program-*")}
+
+
+@pytest.mark.parametrize("kept", [0, 100, -1])
+def test_a_program_that_was_cut_short_is_replaced_in_silence(tmp_path: Path, kept: int):
+    first = run_python(COMPILE, str(tmp_path))
+    whole = entries(tmp_path)
+    assert (first.code, first.err, len(whole)) == (0, "", 1), first
+    (entry,) = tmp_path.glob("jit_program-*")
+    entry.write_bytes(entry.read_bytes()[:kept])
+    again = run_python(COMPILE, str(tmp_path))
+    assert (again.code, again.out, again.err) == (0, first.out, ""), again
+    assert entries(tmp_path).keys() == whole.keys()
+    assert abs(entry.stat().st_size - sum(whole.values())) < 100  # as long as before, but for the time that it took
+
+
+def test_other_warnings_are_shown(tmp_path: Path):
+    done = run_python(COMPILE + "import warnings\nwarnings.warn('of something else')", str(tmp_path))
+    assert done.err.count("\n") >= 1 and "UserWarning: of something else" in done.err

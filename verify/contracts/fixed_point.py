@@ -1,0 +1,59 @@
+"""The product of quantized weights for implementations that take x in fixed point, a group of columns at a time.
+
+The bound is that of `gemv_quantized` and what fixed point adds: each number of x is off by a share of the largest of
+its group, which for a small number among large ones is more than a rounding.
+"""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.linear import linear
+from reference.quantizers.fixed_point import gemv_fixed_point
+from reference.quantizers.schemes import SCHEMES
+from verify.contract import Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from verify.contracts.quantized import STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
+from verify.draw import sizes, values
+from verify.precision import U
+from verify.running_error import exactly, fixed_point_product, gamma, in_fixed_point
+
+INTEGER = ["q8", "q8_row", "q4"]  # schemes whose codes are whole numbers, which meet those of x exactly
+GROUP = 128  # columns that share an exponent where a row shares one scale
+
+
+def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
+    plain = expect_gemv(x, codes, scales, scheme=scheme)
+    weight, n = np.abs(dequantize(codes, scales, scheme=scheme)), x.shape[-1]
+    group = SCHEMES[scheme].group or GROUP
+    off = linear(in_fixed_point(exactly(x), group=group).error, weight)
+    product = fixed_point_product(
+        exactly(x), as_float64(codes), as_float64(scales), group=group, roundings=-(-n // group) + 8
+    )
+    # A sum of unscaled digits and one of scaled products, each in any order, are both allowed.
+    hard = np.maximum(product.error, plain.hard + off * (1 + gamma(n + 3)))
+    alarm = plain.alarm + off + 12 * U * plain.size
+    return Expected(plain.value, hard, np.minimum(alarm, hard), plain.size)
+
+
+def _powers_of_two(trial: Trial) -> Claim | None:
+    """A power of two moves the exponents of x and nothing else."""
+    x = trial.arguments["x"]
+    larger = (x * 4).astype(x.dtype)
+    if not np.array_equal(as_float64(larger), 4 * as_float64(x)):
+        return None
+    return Claim(as_float64(trial.again(x=larger)[0]), 4 * as_float64(trial.outputs[0]), 5 * trial.bounds[0])
+
+
+CONTRACT = Contract(
+    definition=gemv_fixed_point,
+    shapes={"rows": st.sampled_from([1, 2, 3]), "cols": sizes(32, 64, 128, 512, most=1025)},
+    values={"x": values(-8, 8), "w": WEIGHTS, "scheme": st.sampled_from(INTEGER)},
+    arguments=gemv_arguments,
+    expect=expect,
+    domain="x [cols], |x| below 2^127; " + STORED + "; schemes of whole numbers: " + ", ".join(INTEGER),
+    bound="hard: that of gemv_quantized, or of digits whose sums are exact, and 2^-21 |W| max |x| over each group of "
+    "columns, the scale's own or 128; alarm: (4 sqrt(n) + 16) u |W| |x| and the same",
+    laws=[Law("4 x gives 4 y", _powers_of_two)],
+    large=Large(
+        {"cols": beyond(2048, 4096, 8192), "rows": beyond(64, 1024, 4096)}, beside={"rows": [3], "cols": [192]}
+    ),
+)

@@ -1,0 +1,292 @@
+"""Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU, with one rounding on the way out.
+
+Errors are carried from step to step, so a bound is that of the steps together: running error analysis. Between the norm
+and the product a number may be rounded to the dtype of x, as matrix units take it; nowhere else.
+"""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
+from reference.linear import linear
+from reference.rope import frequencies as exact_frequencies
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from verify.contracts.rope import SCALING, THETA
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import Precision, precision
+from verify.running_error import Approx, exactly, gated, normalized, projected, rotated, rounded
+
+
+def _arrays(precision: Precision, batch: int, rows: int, cols: int, **drawn: Values | None) -> dict[str, Any]:
+    """The arrays that fused ops share; a bias that is not drawn is None."""
+    shapes = {"x": (batch, cols), "norm": (cols,), "weight": (rows, cols), "bias": (rows,), "residual": (batch, rows)}
+    return {name: value and value.array(name, *shapes[name], precision=precision) for name, value in drawn.items()}
+
+
+def _multiplied(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> Approx:
+    dtype = precision(x.dtype.name)
+    n = rounded(normalized(exactly(x), as_float64(norm), eps=eps), dtype.unit, dtype.smallest)
+    return projected(n, as_float64(weight), None if bias is None else as_float64(bias))
+
+
+def _sizes(x: np.ndarray, weight: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
+    """The sum of the magnitudes of what a product and the `others` add up."""
+    total = linear(np.abs(as_float64(x)), np.abs(as_float64(weight)))
+    return total + sum(np.abs(as_float64(other)) for other in others if other is not None)
+
+
+def norm_linear_arguments(
+    *,
+    precision: Precision,
+    batch: int,
+    rows: int,
+    cols: int,
+    x: Values,
+    norm: Values,
+    weight: Values,
+    bias: Values | None,
+    eps: float,
+) -> Arguments:
+    return {**_arrays(precision, batch, rows, cols, x=x, norm=norm, weight=weight, bias=bias), "eps": eps}
+
+
+def expect_norm_linear(
+    x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float
+) -> Expected:
+    y = _multiplied(x, norm, weight, bias, eps)
+    n = normalized(exactly(x), as_float64(norm), eps=eps)
+    return Expected(y.value, y.error, y.error, _sizes(n.value, weight, bias))
+
+
+def linear_add_arguments(
+    *,
+    precision: Precision,
+    batch: int,
+    rows: int,
+    cols: int,
+    x: Values,
+    weight: Values,
+    bias: Values | None,
+    residual: Values,
+) -> Arguments:
+    return _arrays(precision, batch, rows, cols, x=x, weight=weight, bias=bias, residual=residual)
+
+
+def expect_linear_add(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, residual: np.ndarray) -> Expected:
+    """The residual is a term of a sum in any order, as a product may begin with it: a column of W times 1."""
+    exact = as_float64(weight)
+    parts = []
+    for one, other in zip(as_float64(x), as_float64(residual), strict=True):
+        wider = np.concatenate([exact, other[:, None]], axis=1)
+        with_one = exactly(np.append(one, 1.0))
+        parts.append(projected(with_one, wider, None if bias is None else as_float64(bias)))
+    error = np.stack([part.error for part in parts])
+    return Expected(np.stack([part.value for part in parts]), error, error, _sizes(x, weight, bias, residual))
+
+
+def norm_gate_up_arguments(*, ffn: int, **drawn: Any) -> Arguments:
+    return norm_linear_arguments(rows=2 * ffn, **drawn)
+
+
+def expect_norm_gate_up(
+    x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float
+) -> Expected:
+    both = _multiplied(x, norm, weight, bias, eps)
+    gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
+    y = gated(gate, up)
+    return Expected(y.value, y.error, y.error, np.abs(y.value))
+
+
+def norm_qkv_arguments(
+    *,
+    precision: Precision,
+    positions: tuple[int, ...],
+    spare: int,
+    kv_heads: int,
+    group: int,
+    pairs: int,
+    cols: int,
+    x: Values,
+    norm: Values,
+    weight: Values,
+    bias: Values | None,
+    held: Values,
+    theta: float,
+    scaling: Any,
+    eps: float,
+) -> Arguments:
+    batch, rows = len(positions), (group + 2) * kv_heads * 2 * pairs
+    cached = (batch, max(positions) + 1 + spare, kv_heads, 2 * pairs)
+    drawn = _arrays(precision, batch, rows, cols, x=x, norm=norm, weight=weight, bias=bias)
+    return {
+        **drawn,
+        "k_cache": held.array("k_cache", *cached, precision=precision),
+        "v_cache": held.array("v_cache", *cached, precision=precision),
+        "positions": np.array(positions, np.int32),
+        "frequencies": exact_frequencies(2 * pairs, theta=theta, scaling=SCALING[scaling]).astype(np.float32),
+        "eps": eps,
+    }
+
+
+def expect_norm_qkv(
+    x: np.ndarray,
+    norm: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    positions: np.ndarray,
+    frequencies: np.ndarray,
+    *,
+    eps: float,
+) -> tuple[Expected, Expected, Expected]:
+    batch, _, kv_heads, head_dim = k_cache.shape
+    dtype = precision(x.dtype.name)
+    y = _multiplied(x, norm, weight, bias, eps).map(lambda part: part.reshape(batch, -1, head_dim))
+    heads = y.value.shape[1] - 2 * kv_heads
+    turned = rotated(y.map(lambda part: part[:, None]), positions[:, None], as_float64(frequencies))
+    turned = turned.map(lambda part: part[:, 0])
+    n = normalized(exactly(x), as_float64(norm), eps=eps)
+    size = _sizes(n.value, weight, bias).reshape(y.value.shape)
+
+    def appended(cache: np.ndarray, new: Approx, terms: np.ndarray) -> Expected:
+        """The new row is rounded to the dtype of the cache; the other rows are what they were."""
+        value, magnitudes = as_float64(cache), np.abs(as_float64(cache))
+        hard = np.zeros(cache.shape)
+        row = np.arange(batch), positions
+        new = rounded(new, dtype.unit, dtype.smallest)
+        value[row], hard[row], magnitudes[row] = new.value, new.error, terms
+        return Expected(value, hard, hard, magnitudes, rounded=False)
+
+    q, error = turned.map(lambda part: part[:, :heads])
+    return (
+        Expected(q, error, error, size[:, :heads]),
+        appended(k_cache, turned.map(lambda part: part[:, heads:-kv_heads]), size[:, heads:-kv_heads]),
+        appended(v_cache, y.map(lambda part: part[:, -kv_heads:]), size[:, -kv_heads:]),
+    )
+
+
+def _negated(trial: Trial) -> Claim | None:
+    if trial.arguments["bias"] is not None:
+        return None
+    return Claim(trial.again(x=-trial.arguments["x"])[0], -as_float64(trial.outputs[0]), 2 * trial.bounds[0])
+
+
+def _residual_alone(trial: Trial) -> Claim | None:
+    if trial.arguments["bias"] is not None:
+        return None
+    nothing = np.zeros_like(trial.arguments["x"])
+    return Claim(trial.again(x=nothing)[0], trial.arguments["residual"], 0.0)
+
+
+def _gate_of_zeros(trial: Trial) -> Claim | None:
+    if trial.arguments["bias"] is not None:
+        return None
+    weight = trial.arguments["weight"].copy()
+    weight[: len(weight) // 2] = 0
+    y = trial.again(weight=weight)[0]
+    return Claim(y, np.zeros_like(y), 0.0)
+
+
+def _values_do_not_turn(trial: Trial) -> Claim:
+    """At position 0 the values are what they are elsewhere."""
+    positions = trial.arguments["positions"]
+    rows = np.arange(len(positions))
+    again = trial.again(positions=np.zeros_like(positions))[2]
+    return Claim(again[rows, 0], trial.outputs[2][rows, positions], 0.0)
+
+
+BATCH = st.sampled_from([1, 2, 3, 8])
+ROWS = sizes(8, 16, most=33)
+COLS = sizes(8, 32, 64, most=129)
+DRAWN = {"x": values(-6, 6), "norm": values(-4, 4), "weight": values(-6, 4)}
+BIAS = st.none() | values(-6, 4)
+EPS = st.sampled_from([1e-5, 1e-6, 0.5])
+STEPS = "hard and alarm: running error analysis of the norm, (n/2 + 7) u |n|, rounded to the dtype of x, the product "
+
+NORM_LINEAR = Contract(
+    definition=norm_linear,
+    shapes={"batch": BATCH, "rows": ROWS, "cols": COLS},
+    values={**DRAWN, "bias": BIAS, "eps": EPS},
+    arguments=norm_linear_arguments,
+    expect=expect_norm_linear,
+    domain="x [batch cols], norm [cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
+    bound=STEPS + "and the bias, gamma_(n + 1) |W| |n|",
+    laws=[alone("a vector", "x"), Law("-x gives -y, where there is no bias", _negated)],
+    large=Large(
+        {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 512)},
+        beside={"batch": [2], "rows": [9], "cols": [40]},
+    ),
+)
+LINEAR_ADD = Contract(
+    definition=linear_add,
+    shapes={"batch": BATCH, "rows": ROWS, "cols": COLS},
+    values={"x": values(-6, 6), "weight": values(-6, 4), "bias": BIAS, "residual": values(-6, 6)},
+    arguments=linear_add_arguments,
+    expect=expect_linear_add,
+    domain="x [batch cols], weight [rows cols], bias [rows] or None and residual [batch rows], of one dtype, summed in "
+    "float32 and rounded once",
+    bound="hard and alarm: gamma_(n + 2) (|W| |x| + |b| + |r|), n products, bias and residual in any order",
+    laws=[alone("a vector", "x", "residual"), Law("x = 0 gives the residual, bit for bit", _residual_alone)],
+    large=Large(
+        {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 512)},
+        beside={"batch": [2], "rows": [9], "cols": [40]},
+    ),
+)
+NORM_GATE_UP = Contract(
+    definition=norm_gate_up,
+    shapes={"batch": BATCH, "ffn": ROWS, "cols": COLS},
+    values={**DRAWN, "bias": BIAS, "eps": EPS},
+    arguments=norm_gate_up_arguments,
+    expect=expect_norm_gate_up,
+    domain="x [batch cols], norm [cols], weight [2 ffn, cols], the rows of gate before those of up, and bias [2 ffn] "
+    "or None, of one dtype, summed in float32",
+    bound=STEPS + "and SwiGLU of both",
+    laws=[alone("a vector", "x"), Law("a gate of zeros lets nothing through", _gate_of_zeros)],
+    large=Large(
+        {"cols": beyond(1024, 2048, 4096, 8192), "ffn": beyond(1024, 4096), "batch": beyond(16, 64, 512)},
+        beside={"batch": [2], "ffn": [9], "cols": [40]},
+    ),
+)
+NORM_QKV = Contract(
+    definition=norm_qkv,
+    shapes={
+        "positions": st.lists(st.sampled_from([1, 2, 0, 7, 8, 15, 33]), min_size=1, max_size=3).map(tuple),
+        "spare": st.sampled_from([0, 1, 7]),
+        "kv_heads": st.sampled_from([1, 2, 3]),
+        "group": st.sampled_from([1, 2, 3, 7]),
+        "pairs": st.sampled_from([1, 2, 4, 8, 32]),
+        "cols": sizes(8, 32, most=65),
+    },
+    values={
+        **DRAWN,
+        "bias": BIAS,
+        "held": values(-4, 4, without=["denormal"]),
+        "theta": THETA,
+        "scaling": st.sampled_from(list(SCALING)),
+        "eps": EPS,
+    },
+    arguments=norm_qkv_arguments,
+    expect=expect_norm_qkv,
+    domain="x [batch cols], norm [cols], weight [(heads + 2 kv_heads) head_dim, cols], the rows of q, of k and of v, "
+    "bias or None, caches [batch capacity kv_heads head_dim], of one dtype; positions [batch] int32, frequencies "
+    "[head_dim/2] float32",
+    bound=STEPS + "and RoPE as rope_halves has it; rows of the caches at other positions exact",
+    laws=[
+        alone("a sequence", "x", "k_cache", "v_cache", "positions"),
+        Law("values are the same at every position, bit for bit", _values_do_not_turn),
+    ],
+    large=Large(
+        {
+            "cols": beyond(1024, 4096, 8192),
+            "positions": [(1023,), (1024, 5), (4097,), (8192,)],
+            "kv_heads": beyond(8, 64),
+            "group": beyond(8, 32),
+            "pairs": [64, 65, 128],
+        },
+        beside={"positions": [(3, 1)], "spare": [1], "kv_heads": [2], "group": [3], "pairs": [4], "cols": [40]},
+    ),
+)
