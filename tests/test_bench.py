@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from statistics import median
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
