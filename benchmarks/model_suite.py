@@ -63,8 +63,8 @@ Progress = Callable[[str, float], object]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """Model to be timed, with its weights as shapes until they are needed, and the kernels that run it."""
+class TimedModel:
+    """Model to be timed, with its weights as shapes until they are needed, and the ops that run it."""
 
     name: str
     config: Config
@@ -112,9 +112,9 @@ class Subject:
         return programs, shapes
 
 
-def choose_subject(
+def choose_model(
     *, model: str, shape: str | None, dtype: str | None, quantize: str | None, kernels: str = "auto", platform: str = ""
-) -> Subject:
+) -> TimedModel:
     """Choose a published shape with random weights, or a model. Raises ValueError for unknown names.
 
     `platform` is "cpu" or "gpu" where it is not the default device's.
@@ -126,7 +126,7 @@ def choose_subject(
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
         published = choose_dtype(dtype, None, platform=platform)
-        return Subject(
+        return TimedModel(
             name=f"{shape}, random weights",
             config=config,
             shapes=lambda rows: random_shapes(config, dtype=published, positions=rows, quantize=quantize),
@@ -145,7 +145,7 @@ def choose_subject(
         check_weights(checkpoint)
         return load_params(run, dtype=chosen, positions=len(shapes.rope.cos))
 
-    return Subject(
+    return TimedModel(
         name=model,
         config=config,
         shapes=lambda rows: abstract_params(config, dtype=chosen, positions=rows, tensors=run.tensors),
@@ -161,14 +161,14 @@ def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
     quantize: str | None, cache: str | None,
 ) -> Plan:  # fmt: skip
-    """Plan what `choose_subject` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
+    """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
     if device is not None and device not in DEVICES:
         raise ValueError(f"no device named {device}: there are {', '.join(DEVICES)}")
     platform = DEVICES[device].platform if device else jax.default_backend()
-    subject = choose_subject(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
+    subject = choose_model(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
     capacity = choose_context(context, subject.config.context)
     shapes = subject.shapes(capacity)
     where = DEVICES[device] if device else this_machine(subject.dtype)
@@ -189,14 +189,14 @@ def run_suite(
     sizes: Sizes | None = None,
     **chosen: Any,
 ) -> dict[str, Any]:
-    """Measure the machine, then what `choose_subject` chooses, and report it.
+    """Measure the machine, then what `choose_model` chooses, and report it.
 
     `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
     model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
-    subject = choose_subject(**chosen)
+    subject = choose_model(**chosen)
     tokens, most = _tokens(subject, context), subject.config.context - subject.burst
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
@@ -234,7 +234,7 @@ def run_suite(
     }
 
 
-def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, progress: Progress) -> Iterator[Row]:
+def decode_rows(subject: TimedModel, *, tokens: int, batch: int, reader: Reader, progress: Progress) -> Iterator[Row]:
     """Time the first token, a prompt of `tokens`, and decoding after as many."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
@@ -256,7 +256,7 @@ def decode_rows(subject: Subject, *, tokens: int, batch: int, reader: Reader, pr
     yield {"what": "breakdown", "context": tokens, "parts": found}
 
 
-def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iterator[Row]:
+def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> Iterator[Row]:
     """Time a prompt and decoding by the definition, in float64, without a floor: the float64 rate is not measured."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
@@ -278,7 +278,7 @@ def reference_rows(subject: Subject, *, tokens: int, progress: Progress) -> Iter
     yield {"what": "decode, reference", **about, "context": tokens, "tokens": 1, **seconds._asdict()}
 
 
-def growth_rows(subject: Subject, *, batch: int, longest: int, reader: Reader, progress: Progress) -> Iterator[Row]:
+def growth_rows(subject: TimedModel, *, batch: int, longest: int, reader: Reader, progress: Progress) -> Iterator[Row]:
     """Time prompts, contexts and batches that double."""
     lengths = [length for length in _doubling(*GROWTH) if length <= longest] or [longest]
     progress("compiling", 0.1)
@@ -301,14 +301,14 @@ def growth_rows(subject: Subject, *, batch: int, longest: int, reader: Reader, p
         yield {**decode_row(subject, programs, params, context=lengths[0], reader=reader), "series": "batch"}
 
 
-def prefill_row(subject: Subject, programs: Programs, params: Params, *, tokens: int) -> Row:
+def prefill_row(subject: TimedModel, programs: Programs, params: Params, *, tokens: int) -> Row:
     seconds = prefill_seconds(programs, params, tokens=tokens, effort=subject.effort)
     cost = prefill_cost(params, subject.config, tokens=tokens, batch=programs.batch)
     return _row("prefill", subject, programs, seconds, context=0, tokens=tokens, bytes=cost.bytes, flops=cost.flops)
 
 
 def decode_row(
-    subject: Subject,
+    subject: TimedModel,
     programs: Programs,
     params: Params,
     *,
@@ -332,7 +332,7 @@ def decode_row(
 
 
 def _row(
-    what: str, subject: Subject, programs: Programs, seconds: Seconds, *, context: int, tokens: int,
+    what: str, subject: TimedModel, programs: Programs, seconds: Seconds, *, context: int, tokens: int,
     bytes: float, flops: float,
 ) -> Row:  # fmt: skip
     return {
@@ -347,11 +347,11 @@ def _row(
 def profile_model(
     *, context: int | None, progress: Progress = lambda stage, share: None, **chosen: Any
 ) -> tuple[dict[str, Any], Trace]:
-    """Profile what `choose_subject` chooses; returns a report and the trace.
+    """Profile what `choose_model` chooses; returns a report and the trace.
 
     `context` is as in `run_suite`, and so are the errors.
     """
-    subject = choose_subject(**chosen)
+    subject = choose_model(**chosen)
     tokens = _tokens(subject, context)
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=1)
@@ -362,7 +362,7 @@ def profile_model(
     return {"about": about(), "model": subject.about(), "context": tokens, "parts": rows}, trace
 
 
-def _tokens(subject: Subject, context: int | None) -> int:
+def _tokens(subject: TimedModel, context: int | None) -> int:
     """Choose the tokens of a prompt, and before decoding."""
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:

@@ -83,7 +83,7 @@ def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, py
                 "seconds": round(report.seconds, 1),
                 "of the bound": round(report.worst.hard, 3),
                 "of the alarm": round(report.worst.alarm, 3),
-                "told": lines[1:],
+                "lines": lines[1:],
                 "ended": datetime.now(UTC).isoformat(timespec="seconds"),
                 **where,
             }
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with open(options.log, "a", encoding="utf-8") as log:
                 log.write(json.dumps(row) + "\n")
             print(f"{row['outcome']:14}{row['op']} {row['dtype']}  {row['candidate']}  {row['seconds']} s", flush=True)
-            print("".join(f"{line}\n" for line in row["told"]), end="", flush=True)
+            print("".join(f"{line}\n" for line in row["lines"]), end="", flush=True)
             wrong += row["outcome"] != "within bounds"
     sys.exit(1 if wrong else 0)
 

@@ -159,10 +159,10 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
     return found
 
 
-def alike(drawn: Mapping[str, list[int]]) -> dict[str, int]:
+def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
     """Count the first tokens that each engine draws as ours does in float32; rounding decides the later ones.
 
-    >>> alike({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
+    >>> matching_tokens({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}
     """
     ours = drawn["ours float32"]
@@ -183,10 +183,10 @@ def markdown(report: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for name, rates in report["rates"].items():
-        alike = report["alike"].get(name)
+        same = report["matching_tokens"].get(name)
         lines.append(
             f"| {name} | {_spread(rates['prefill'], '.0f')} | {_spread(rates['decode'], '.1f')} | "
-            f"{'' if alike is None else alike} |"
+            f"{'' if same is None else same} |"
         )
     lines += ["", "| ratio | to | prompt | wanted | decoding | wanted |", "|---|---|---|---|---|---|"]
     for ours, other in RATIOS:
@@ -237,13 +237,13 @@ def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: boo
             click.echo(f"starting {name}", err=True)
             engines[name] = stack.enter_context(engine(*command, threads=len(cores)))
         rates, drawn = measure(engines, rounds=rounds, tell=lambda line: click.echo(line, err=True))
-        told = about()
+        machine = about()
         report = {
-            **{"processor": told["processor"], "cores": len(cores), "date": told["date"], "rounds": rounds},
+            **{"processor": machine["processor"], "cores": len(cores), "date": machine["date"], "rounds": rounds},
             "versions": {key: found for one in engines.values() for key, found in one.versions.items()},
             "model": {"parameters": sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values()), "tiny": tiny},
             **{"prompt": PROMPT, "decoded": DECODED},
-            **{"rates": rates, "alike": alike(drawn), "ratios": ratios(rates)},
+            **{"rates": rates, "matching_tokens": matching_tokens(drawn), "ratios": ratios(rates)},
         }
     write_report(report, kept)
     click.echo(markdown(report), nl=False)

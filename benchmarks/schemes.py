@@ -69,7 +69,7 @@ DECODED = {
 DECODED_AS = {"awq": "q4", "gptq": "q4", "smoothquant": "q8_row", "GGUF Q5_0": "GGUF Q8_0"}
 
 
-def told(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
+def sample_stories(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
     """Generate stories of at least so many tokens in all, each from BOS to its end or to the end of the context."""
     stories: list[list[int]] = []
     while sum(map(len, stories)) < tokens:
@@ -92,9 +92,10 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
     stories = [
-        Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:])) for ids in told(llama, tokens, seed=0)
+        Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
+        for ids in sample_stories(llama, tokens, seed=0)
     ]
-    windows = in_windows(told(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
+    windows = in_windows(sample_stories(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
 
     def backend_of(form: Form) -> Predictor:
         if form.options:

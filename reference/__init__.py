@@ -12,10 +12,13 @@ Order of reading
 3. rope, attention                           positions as rotations; what a token takes from those before it
 4. qk_norm, moe                              what Qwen3 and Mixtral add
 5. config, llama                             the whole model: blocks, cache, logits
-6. sampling                                  from logits to a token
+6. sampling, argmax                          from logits to a token
 7. sentencepiece_bpe, byte_bpe               from text to tokens
 8. quantizers                                fewer bits a weight: blocks, symmetric and packing first, then affine,
                                              ggml_blocks, nf4, minifloat, gptq and the others, a family a file
+9. cached_attention, fused                   the same layers as kernels see them: over a cache, several at once
+10. losses, backward                         what training makes small, and the gradient that each layer passes back
+11. collectives                              what several devices exchange
 
 Notation
 --------

@@ -1,4 +1,4 @@
-"""What a chart shows."""
+"""Chart reading for tests."""
 
 from xml.etree import ElementTree
 
@@ -6,6 +6,6 @@ from benchmarks import svg
 
 
 def rectangles(page: str) -> list[float]:
-    """The widths of a chart's bars."""
+    """Widths of a chart's bars."""
     drawn = ElementTree.fromstring(page).iter("{http://www.w3.org/2000/svg}rect")
     return [float(bar.get("width", "0")) for bar in drawn if bar.get("height") == str(svg.ROW - 6)]

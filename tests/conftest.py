@@ -3,12 +3,16 @@
 import os
 import signal
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
 import cli
+from tests.slow import SLOW
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -40,6 +44,24 @@ NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes long and rarely finds anything; `make test-all` runs it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item, slow in zip(items, is_slow(items, SLOW), strict=True):
+        if slow:
+            item.add_marker(pytest.mark.slow)
+
+
+def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
+    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not."""
+    seen: Counter[str] = Counter()
+    judged = []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        seen[name] += 1
+        keys = [key for key in (item.nodeid, name, name.partition("::")[0]) if key in slow]
+        judged.append(bool(keys) and seen[name] > slow[keys[0]])
+    return judged
 
 
 @pytest.fixture(scope="session", autouse=True)

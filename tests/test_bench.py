@@ -1,4 +1,4 @@
-"""`llamaspec bench`: the arithmetic of its figures, its charts, a model on this machine, what it refuses."""
+"""`llamaspec bench`: the arithmetic of its figures, a model on this machine, and refusals."""
 
 import doctest
 import json
@@ -46,9 +46,6 @@ MOE = replace(TINY, experts=4, experts_per_token=2)
 CEILINGS = Ceilings(copy=8e9, read=10e9, flops={"float32": 1e12, "bfloat16": 2e12})
 
 
-# The figures
-
-
 @pytest.mark.parametrize("config", [*SHAPES.values(), TINY, MOE], ids=[*SHAPES, "tiny", "experts"])
 def test_a_token_costs_what_inspect_says(config: Config):
     dtype = np.dtype(np.float32)
@@ -67,7 +64,7 @@ def test_a_token_costs_what_inspect_says(config: Config):
 
 
 def sized(shapes):
-    """Arrays of these shapes that take no memory."""
+    """Make arrays of these shapes that take no memory."""
     return jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), shapes)
 
 
@@ -88,7 +85,7 @@ def test_decoding_several_reads_the_weights_once():
 
 
 def test_several_tokens_read_the_experts_that_any_of_them_chooses():
-    """Counted: the choices of two and of three tokens, each of them as likely as any other."""
+    """Count the choices of two and of three tokens, all equally likely."""
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
     alone, alike = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
@@ -104,7 +101,7 @@ def test_several_tokens_read_the_experts_that_any_of_them_chooses():
         parts, part = (decode_bytes(params, MOE, position=0, batch=batch)["moe_add product"] for batch in (tokens, 1))
         assert parts - part == pytest.approx(more)
     assert alike.bytes - alone.bytes == pytest.approx((MOE.experts - MOE.experts_per_token) * one_expert)
-    # Operations are those of the experts that a token chooses, however many tokens there are.
+    # A token counts the operations of the experts that it chooses, however many tokens there are.
     attention = {tokens: 4 * MOE.layers * MOE.heads * MOE.head_dim * tokens * (tokens + 1) / 2 for tokens in (1, 9)}
     assert prefill_cost(params, MOE, tokens=9).flops - attention[9] == 9 * (alone.flops - attention[1])
 
@@ -125,7 +122,7 @@ def test_a_call_is_timed_as_often_as_was_said():
 
 def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
     now, asked = [0.0], []
-    late = {2: 0.03, 4: 30.0}  # seconds more of the third and the fifth call
+    late = {2: 0.03, 4: 30.0}  # additional seconds of the third and the fifth call
     monkeypatch.setattr("model.insight.timing.time.perf_counter", lambda: now[0])
 
     def call(turns):
@@ -135,17 +132,17 @@ def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
     seconds = measure_turns(call, 10.0, Effort(2, warm=0))
     turns = max(asked)
     assert asked[:5] == [1, 0, 0, 1, 1] and asked[-2:] == [turns] * 2 and 9.9 < 0.01 * turns < 10.1
-    assert seconds == pytest.approx((0.01, 0.01, 0.01))  # without what a call takes besides
+    assert seconds == pytest.approx((0.01, 0.01, 0.01))  # without the overhead of a call
     asked.clear()
     late.clear()
     measure_turns(call, 0.01, Effort(1, warm=0))
-    assert asked == [1, 0, 1, 1]  # one takes long enough
+    assert asked == [1, 0, 1, 1]  # one call takes long enough
     with pytest.raises(RuntimeError, match=r"turns would not take 10\.0 s"):
         measure_turns(lambda turns: call(0), 10.0, Effort(1, warm=0))
 
 
 def test_what_is_divided_is_measured_side_by_side():
-    """Each call beside the mean of what is found before it and after it."""
+    """Compare each call with the mean of the measurements before and after it."""
     told, ticks = [], iter([8.0, 4.0, 2.0])
 
     def other() -> float:
@@ -178,7 +175,7 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
 @pytest.mark.parametrize(
     ("cache", "words"),
     [
-        (1, r"\([\d.]+ GB/s, \d+ % of what bench measured\)"),  # a byte: the weights are not in it
+        (1, r"\([\d.]+ GB/s, \d+ % of what bench measured\)"),  # one byte: it holds no weights
         (1 << 40, r"\([\d.]+ GB/s, from a cache\)"),
     ],
 )
@@ -197,7 +194,7 @@ def test_a_story_ends_with_what_it_read_a_second(
 def test_what_a_machine_reads_a_second_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keep_read_rate(tmp_path, CEILINGS._asdict())
     assert kept_read_rate(tmp_path) == CEILINGS.read
-    # Without a word on caches, what is faster than memory was not in memory.
+    # If the size of caches is unknown, a read faster than memory was not from memory.
     monkeypatch.setattr(machine, "last_level_cache", lambda: None)
     assert reading_in_words(tmp_path, bytes=9e9, seconds=1.0) == "9.0 GB/s, 90 % of what bench measured"
     assert reading_in_words(tmp_path, bytes=11e9, seconds=1.0) == "11.0 GB/s, from a cache"
@@ -231,43 +228,11 @@ def test_the_caches_of_all_cpus_count_once(
     assert last_level_cache() is None
 
 
-# Charts
-
-
-def test_bars_are_as_long_as_their_numbers():
-    page = svg.bars("a < b", "on this & that", {"x": {"ours": 0.25, "theirs": 0.75}, "y": {"ours": 1.0}})
-    quarter, three_quarters, whole = rectangles(page)
-    assert three_quarters == pytest.approx(3 * quarter, abs=0.2)
-    assert whole == pytest.approx(4 * quarter, abs=0.4)
-    assert "a &lt; b" in page and "this &amp; that" in page and "75 %" in page
-
-
-def test_what_is_beyond_full_stays_on_the_page_with_its_number():
-    page = svg.bars("t", "r", {"x": {"ours": 1.08}, "y": {"ours": 1.0}, "z": {"ours": 7.5}})
-    beyond, whole, far = rectangles(page)
-    assert beyond == pytest.approx(1.08 * whole, abs=0.2)
-    assert svg.LABELS + far <= svg.WIDTH - svg.NUMBER and "108 %" in page and "750 %" in page
-
-
-@pytest.mark.parametrize("points", [[(128, 9.0)], [(128, 9.0), (256, 4.0), (8192, 0.5)], [(1, 5.0), (32, 5.0)]])
-def test_lines_stay_on_the_page(points: list[tuple[float, float]]):
-    page = ElementTree.fromstring(svg.lines("t", "r", {"decode": points}, x="tokens", y="1/s"))
-    places = [
-        (float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in page.iter("{http://www.w3.org/2000/svg}circle")
-    ]
-    assert len(places) == len(points)
-    assert all(70 <= x <= svg.WIDTH - 30 and svg.TOP <= y <= 430 for x, y in places)
-    assert places == sorted(places)  # further to the right, and, as these fall, further down
-
-
-# A model, on this machine
-
-
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setitem(machine.SIZES, "cpu", SMALL)
-    monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # a byte: no model is in it
+    monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # one byte: it holds no model
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
     monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
 
@@ -348,7 +313,7 @@ def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
     assert [context["series"], prefill["series"], batch["series"]] == ["context", "prefill", "batch"]
     read = report["ceilings"]["read"]
     assert context["reading"] == pytest.approx(2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 4 / read)
-    assert prefill["reading"] < 0 < prefill["computing"]  # a long prompt shares the weights that are read
+    assert prefill["reading"] < 0 < prefill["computing"]  # a longer prompt shares each read of the weights
     assert "a token more before it adds" in text
 
 

@@ -1,4 +1,4 @@
-"""The kernel table's other two forms: XLA's is within the bounds that kernels are held to, and a wrong one is not."""
+"""Plain forms of the kernel table: XLA's form is within the bounds of the kernels, and a wrong one is not."""
 
 import re
 from functools import partial
@@ -19,7 +19,7 @@ from benchmarks.kernel_cases.products import bias_cases
 from verify.running_error import Approx
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
-# In bfloat16 XLA's form rounds what kernels do not, such as a norm before the product, and bounds are for kernels.
+# In bfloat16, XLA's form also rounds in between, such as a norm before the product; the bounds are for kernels.
 PLAIN = {case.name: case for op in (*OPS, bias_cases, window_cases) for case in op(TINY, FLOAT32, TINY_WORK)}
 CODES = {case.name: case for case in tiny_quantized_cases()}
 
@@ -78,9 +78,9 @@ def test_every_op_of_the_table_has_hard_inputs_or_needs_none():
     [
         ("norm_gate_up 512x256 float32", 4 * (512 * 256 + 256 + 256 + 256)),
         ("add 256 float32", 4 * 3 * 256),
-        # A full cache of two heads, the query and the result of four; the length.
+        # The bytes of a full cache of two heads, the query and the result of four, and the length.
         ("attention_decode 4/2x64 of 128 float32", 4 * (2 * 2 * 128 * 64 + 2 * 4 * 64 + 1)),
-        # Weights, x, norm; q; angles and position: the cache, which is written in place, counts nothing.
+        # The bytes of weights, x, norm, q, angles and position. The cache is updated in place and does not count.
         ("norm_qkv 4+2x2x64x256 float32", 4 * (512 * 256 + 256 + 256 + 4 * 64 + 64 + 1)),
     ],
 )
@@ -96,7 +96,7 @@ def test_arguments_are_random_codes_included():
 
 
 def test_all_calls_that_are_timed_are_made():
-    """Even where a compiler could see that they are independent, or that nobody wants their results."""
+    """Make all calls, even where a compiler could merge independent ones or drop unused results."""
     case = PLAIN["rmsnorm 256 float32"]
     sets = [draw(case, seed) for seed in range(5)]
     compiled = jax.jit(partial(again_and_again, case, case.plain, 12)).lower(2, [[]] * 5, sets).compile()

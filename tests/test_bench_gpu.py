@@ -1,4 +1,4 @@
-"""`llamaspec bench` on a GPU: dry runs of its suites, their parts, and what is reported."""
+"""`llamaspec bench` on a GPU: dry runs of its suites, their parts, and reports."""
 
 import doctest
 import json
@@ -44,7 +44,7 @@ from tests.processes import REPOSITORY
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """llamaspec on a machine where JAX finds no GPU."""
+    """Run llamaspec where JAX finds no GPU."""
     words = [sys.executable, "-m", "cli", *map(str, arguments)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -182,7 +182,7 @@ def test_every_variant_is_held_to_exact_numbers_in_some_shape():
     assert {(op, size) for op in ("gemv", "norm_gate_up", "norm_qkv") for size in "5678"} <= launched_twice
     for one in scale.varied:
         if not one.op.startswith("attention"):
-            assert one.arrays[0].shape[0] * one.arrays[0].shape[-1] < 2**26, one.name  # NumPy's, in seconds
+            assert one.arrays[0].shape[0] * one.arrays[0].shape[-1] < 2**26, one.name  # NumPy takes seconds
 
 
 def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
@@ -192,7 +192,7 @@ def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
     small = {one.name for one in chunked if one.arrays[0].size < 2**26}
     assert "gemv residual 2048x8192 bfloat16" in small
     assert small <= held
-    assert all("norm" in one.op for one in chunked if one.name not in small)  # heads, of which a smaller one is held
+    assert all("norm" in one.op for one in chunked if one.name not in small)  # heads are held by a smaller one
 
 
 def test_every_wide_tile_of_codes_is_held_to_exact_numbers():
@@ -204,7 +204,7 @@ def test_every_wide_tile_of_codes_is_held_to_exact_numbers():
     scale = full()
     wide = {of for one in scale.timed if " q" in one.op and (of := tiled(one)) and of[-1].rows > MOST_ROWS}
     assert ("gemv q8 residual", 28_672, Tile(64)) in wide
-    assert wide <= {tiled(one) for one in (*scale.checked, *scale.varied)}  # with fewer rows, where they are many
+    assert wide <= {tiled(one) for one in (*scale.checked, *scale.varied)}  # with fewer rows than the largest
 
 
 @pytest.mark.parametrize("prepared", [1, 2])
@@ -224,7 +224,7 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
 
 
 class EndingClock(Clock):
-    """Over when it has been looked at so often."""
+    """Clock that is over after so many looks."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -265,7 +265,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     monkeypatch.setattr("benchmarks.model_speed.decoding", lambda *arguments, **fixed: ask)
     monkeypatch.setattr("benchmarks.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1))
     decoding(model, params, programs, scale, context=context)
-    assert given == [1, 3, 5] and len(queue) == 6  # what was asked for before, with one more on its way
+    assert given == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
     monkeypatch.undo()
     with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
         model_speed.decoding(programs, params, context=context)(5)
@@ -296,7 +296,7 @@ def test_tiles_are_timed():
     (row,) = tune(scale, Clock(600))
     assert row["key"] == "norm_qkv 192x256 bfloat16"
     now = tile_for("norm_qkv", 192, 256, BFLOAT16)
-    assert row["tile"] == row["now"] == listed(now) == [16]  # the only one that a dry run has
+    assert row["tile"] == row["now"] == listed(now) == [16]  # the only tile of a dry run
     assert not row["faster"]
     report = gpu_report.as_report([Found("memory", MACHINE), Found("tuning", row)], suite="kernels", dry=True)
     assert "norm_qkv 192x256 bfloat16 | 16 " in gpu_report.as_text(report)
@@ -333,7 +333,7 @@ def test_a_report_says_what_was_found_and_what_was_left_out():
     assert kernel["share"] == pytest.approx(0.5)
     assert decode["tokens_a_second"] == 50
     assert gpu_report.wrong(report) == ["add 3 float32"]
-    assert len(rectangles(gpu_report.as_svg(report))) == 3  # XLA's decoding; the kernel and XLA's form of it
+    assert len(rectangles(gpu_report.as_svg(report))) == 3  # XLA's decoding, the kernel, and XLA's form of it
 
 
 def test_without_the_machine_s_figures_there_is_no_report(monkeypatch: pytest.MonkeyPatch):

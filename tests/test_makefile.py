@@ -1,4 +1,4 @@
-"""How the Makefile finds its Python and makes .venv, with stand-ins for the interpreters and for pip."""
+"""The Makefile: how it finds Python and makes .venv, with stand-ins for interpreters and pip."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """A machine whose PATH and HOME hold nothing but what a test puts there."""
+    """Machine whose PATH and HOME hold only what a test puts there."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -31,7 +31,7 @@ class Machine:
     def interpreter(
         self, path: str, version: tuple[int, int, int], without: str = "nothing", venv: str = "exit 1"
     ) -> Path:
-        """This Python, claiming another version and place, unable to import `without`; `-m venv` runs `venv`."""
+        """Make an interpreter of another version and place that cannot import `without`; `-m venv` runs `venv`."""
         claim = f"""
 import sys
 sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}
@@ -52,7 +52,7 @@ exec(sys.argv[2])
         return run.stdout
 
     def error(self, *arguments: str, **environment: str) -> str:
-        """The one line that says what is wrong, before make's own."""
+        """Return the one line of the error, before make's own."""
         run = self.make(*arguments, **environment)
         assert run.returncode != 0
         assert run.stdout == ""
@@ -132,12 +132,12 @@ def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(
 
 
 class Checkout:
-    """A copy of what a set-up is made from, and a Python whose environments only write down what pip is asked for."""
+    """Copy of the files that a set-up reads, with a Python whose environments only record the calls of pip."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"
         self.calls = folder / "calls"
-        self.broken = folder / "broken"  # while this exists, pip fails to install what it names, or anything
+        self.broken = folder / "broken"  # while it exists, pip fails to install what it names, or anything if empty
         shutil.copytree(ROOT / ".ci", self.folder / ".ci")
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.folder)
@@ -149,11 +149,11 @@ class Checkout:
         )
         venv = f"echo venv >>{self.calls}; mkdir -p $3/bin; cp {pip} $3/bin/python"
         self.python = machine.interpreter("python", (3, 12, 1), venv=venv)
-        # A make that runs these tests must not take part.
+        # A make that runs these tests must not pass its variables on.
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
     def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
-        """Set up, as many times at once, and list what was done: venvs made and calls of pip or of what it set up."""
+        """Set up, `at_once` times in parallel; returns the venvs made and the calls of pip and of the environment."""
         self.calls.write_text("")
         command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]
         makes = [

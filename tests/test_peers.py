@@ -1,4 +1,4 @@
-"""`benchmarks/peers.py`: engines are asked in turn, and ratios are of the same round. What others say is not tested."""
+"""`benchmarks/peers.py`: engines answer in turn, and ratios are of one round. Other engines are not tested."""
 
 import doctest
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.peer_workers.our_engine import Engine as OurEngine
-from benchmarks.peers import TINY, Engine, alike, commands, engine, markdown, measure, ratios
+from benchmarks.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
 from benchmarks.random_model import random_checkpoint
 
 ANSWERS = """
@@ -53,7 +53,7 @@ def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: p
     found = {(row["to"], row["what"]): row["ratio"] for row in ratios(rates)}
     assert found == {("llama.cpp F32", "decode"): 2, ("llama.cpp F32", "prefill"): 2, ("the floor", "decode"): 64 / 6}
     about = {"processor": "p", "cores": 2, "rounds": 2, "versions": {"jax": "0"}}
-    text = markdown({**about, "rates": rates, "alike": alike(drawn), "ratios": ratios(rates)})
+    text = markdown({**about, "rates": rates, "matching_tokens": matching_tokens(drawn), "ratios": ratios(rates)})
     assert "| ours float32 | llama.cpp F32 | 2.00 (2.00 to 2.00) | 1.00 | 2.00 (2.00 to 2.00) | 1.00 |" in text
     assert text.count("\n|---") == 2
 
@@ -65,18 +65,18 @@ def test_ours_answers_as_generate_runs(tmp_path: Path):
     *_, directory, form = found["ours q8"]
     one = OurEngine(directory, form)
     assert one.prefill(40)["seconds"] > 0
-    told = one.decode(5)
-    assert len(told["ids"]) == 6 and told["seconds"] > 0
-    assert one.decode(5)["ids"] == told["ids"]
+    drawn = one.decode(5)
+    assert len(drawn["ids"]) == 6 and drawn["seconds"] > 0
+    assert one.decode(5)["ids"] == drawn["ids"]
 
 
 def test_a_tiny_run_shows_that_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(peers, "OURS", ("float32",))
-    monkeypatch.setattr(peers, "LLAMA_CPP", {})  # where this Python has it
+    monkeypatch.setattr(peers, "LLAMA_CPP", {})  # this Python may have llama.cpp
     monkeypatch.setattr(peers, "PAUSE", 0)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests want all of them
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests need all cores
     kept = tmp_path / "kept.json"
     peers.main.main(["--tiny", "--rounds", "1", "--json", str(kept)], standalone_mode=False)
     report = json.loads(kept.read_text())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import model_suite
-from benchmarks.model_suite import choose_subject
+from benchmarks.model_suite import choose_model
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
 from model.insight import machine
@@ -66,7 +66,7 @@ for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), see
 def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config, quantize: str, tmp_path: Path):
     model = tmp_path / "model.bin"
     assert run_python(WRITE, name, str(model)).code == 0
-    subject = choose_subject(model=str(model), shape=None, dtype=None, quantize=quantize or None)
+    subject = choose_model(model=str(model), shape=None, dtype=None, quantize=quantize or None)
     planned = memory_of(
         *(subject.shapes(config.context), config),
         **{"batch": 1, "context": config.context, "chunk": prompt_chunk(config, "cpu")},
@@ -263,10 +263,10 @@ def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, m
     checkpoint = quantized(plain, scheme) if scheme else plain
     monkeypatch.setattr(model_suite, "open_checkpoint", lambda path: checkpoint)
     for platform, dtype in (("cpu", "float32"), ("gpu", on_a_gpu)):
-        subject = choose_subject(model="m", shape=None, dtype=None, quantize=None, platform=platform)
+        subject = choose_model(model="m", shape=None, dtype=None, quantize=None, platform=platform)
         assert subject.dtype == dtype
         assert subject.shapes(8).embedding.dtype == dtype
-    assert choose_subject(model="m", shape=None, dtype="bfloat16", quantize=None).dtype == "bfloat16"
+    assert choose_model(model="m", shape=None, dtype="bfloat16", quantize=None).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

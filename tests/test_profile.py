@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.model_suite import choose_subject
+from benchmarks.model_suite import choose_model
 from model.insight.profile import REST, Event, events_of, parts_of, seconds_by
 from model.insight.shapes import SHAPES
 from reference.config import Config
@@ -43,7 +43,7 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
     """Copies that XLA adds do not count. We count instructions: times of a small model are noise."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
-    programs, _ = choose_subject(model="", shape="tiny", dtype="float32", quantize=None).compiled(longest=40, batch=1)
+    programs, _ = choose_model(model="", shape="tiny", dtype="float32", quantize=None).compiled(longest=40, batch=1)
     for program in (programs.prefill, programs.decode(True)):
         parts = parts_of(program.as_text())  # type: ignore[attr-defined]
         ran = [part for name, part in parts.items() if "fusion" in name or name.startswith(("dot", "copy"))]

@@ -1,4 +1,4 @@
-"""`benchmarks/schemes.py`: every form of a model runs, and the table says what was found."""
+"""`benchmarks/schemes.py`: every form of a model runs, and the table shows the results."""
 
 import doctest
 import json
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks import scheme_forms, schemes
 from benchmarks.scheme_forms import bits, forms, padded, weight_error
-from benchmarks.schemes import in_windows, markdown, speeds, told
+from benchmarks.schemes import in_windows, markdown, sample_stories, speeds
 from model import load
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import BUILT_IN
@@ -28,7 +28,7 @@ TINY = replace(SMALL, dim=32, heads=2, kv_heads=2, head_dim=16, ffn=64, layers=1
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model of one layer, with a tokenizer that knows BOS."""
+    """Folder of a model of one layer, with a tokenizer that has BOS."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     write_huggingface(replace(random_checkpoint(TINY, seed=0), bos=256, stops=frozenset({257})), folder)
     (folder / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
@@ -43,11 +43,11 @@ def small(monkeypatch):
 
 def test_stories_are_told_from_their_beginning_to_their_end(folder):
     llama = load(folder)
-    stories = told(llama, 200, seed=3)
+    stories = sample_stories(llama, 200, seed=3)
     assert sum(map(len, stories)) >= 200 > sum(map(len, stories[:-1]))
     assert all(story[0] == 256 and len(story) <= llama.context for story in stories)
     assert all(story[-1] in llama.stops or len(story) == llama.context for story in stories)
-    assert told(llama, 200, seed=3) == stories != told(llama, 200, seed=4)
+    assert sample_stories(llama, 200, seed=3) == stories != sample_stories(llama, 200, seed=4)
 
 
 def test_windows_begin_as_texts_do(small):
@@ -58,7 +58,7 @@ def test_windows_begin_as_texts_do(small):
 def test_every_form_is_judged(folder, small, tmp_path, monkeypatch):
     monkeypatch.delenv("LLAMASPEC_DATA", raising=False)
     monkeypatch.setitem(BUILT_IN, "stories", folder)
-    left_out = ("q8, activations q8_0", "float32, cache int8")  # each compiles
+    left_out = ("q8, activations q8_0", "float32, cache int8")  # these compile programs
     monkeypatch.setattr(schemes, "forms", lambda *given: (form for form in forms(*given) if form.name not in left_out))
     kept = tmp_path / "kept.json"
     done = CliRunner().invoke(schemes.main, ["--tokens", "100", "--rounds", "0", "--json", str(kept)])
@@ -94,7 +94,7 @@ def test_bits_and_errors_are_those_of_the_definitions():
 
 
 def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
-    """With zeros, which change nothing but the order of sums; errors are those of the weights that there were."""
+    """Pad with zeros, which change only the order of sums; errors count the original weights."""
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
     whole = padded(base, 32)
     assert (whole.config.ffn, padded(whole, 32)) == (64, whole)

@@ -1,0 +1,70 @@
+"""Tests that `make test` leaves to `make test-all`: they take long, and faster tests usually find the same faults.
+
+A key is a test, one case of it, or a file. A value is the number of cases of a test that stay in `make test`; 0 leaves
+out all of them. `tests/test_slow.py` checks the names. Seconds, in comments, are those of a run on two busy cores
+(2026-11-24).
+"""
+
+SLOW: dict[str, int] = {
+    # The GPU suites and the tables of kernels. `make gates` and the suites themselves cover these as well.
+    "tests/test_bench_gpu.py::test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing": 0,  # 87
+    "tests/test_bench_gpu.py::test_no_query_sees_what_is_before_its_window": 0,  # 13
+    "tests/test_bench_gpu.py::test_tiles_are_timed": 0,  # 5
+    "tests/test_bench_gpu.py::test_kernels_are_checked_and_what_does_not_fit_is_named": 0,  # 6
+    "tests/test_bench_gpu.py::test_a_part_that_dies_takes_nothing_with_it_but_itself": 1,  # 5 each
+    "tests/test_bench_cases.py::test_every_op_of_the_table_has_hard_inputs_or_needs_none": 0,  # 9
+    "tests/test_bench_cases.py::test_the_plain_form_is_within_the_bound": 12,
+    "tests/test_routed_cases.py::test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case": 0,  # 27
+    "tests/kernels/test_lowering.py::test_a_case_of_the_table_lowers_for_an_h200": 12,  # 74 in all
+    # Whole steps of kernels in the interpreter. Each kernel has faster tests of its own.
+    "tests/kernels/test_quantized_step.py::test_the_text_is_that_of_the_plain_form": 0,  # 33
+    "tests/kernels/test_quantized_step.py::test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain": 0,  # 24
+    "tests/kernels/test_decode_step.py::test_a_prompt_and_what_follows_are_those_of_the_plain_form": 0,  # 20
+    "tests/kernels/test_decode_step.py::test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound": 1,  # 12 each
+    "tests/kernels/test_whole_steps.py::test_a_chunk_and_greedy_steps_after_it[bfloat16]": 0,  # 19
+    "tests/kernels/test_gemv.py::test_norm_gate_up": 0,  # 12
+    "tests/kernels/test_gemv_quantized.py::test_norm_bias_and_residual": 0,  # 10
+    "tests/kernels/test_gemv_quantized.py::test_a_unit_vector_gives_a_column_and_its_scales": 2,  # 2 to 3 each
+    "tests/kernels/test_fused_quantized.py::test_norm_gate_up": 0,  # 6
+    "tests/kernels/test_fused_quantized.py::test_biases_are_added_to_their_rows": 1,  # 3 each
+    "tests/kernels/test_gemm.py::test_product": 0,  # 8; no table routes to this kernel
+    "tests/kernels/test_attention_prefill.py::test_every_shape_at_the_end_of_the_cache": 1,  # 3 to 5 each
+    "tests/kernels/test_attention_decode.py::test_every_shape_around_a_tile": 2,
+    "tests/kernels/test_attention_paged.py::test_every_page_size": 1,
+    "tests/kernels/test_several_vectors.py::test_each_of_several_vectors_has_what_it_has_alone": 4,
+    # Memory and machines, measured in processes of their own.
+    "tests/test_wheel.py::test_the_command_works_from_an_empty_environment": 0,  # 43
+    "tests/test_plan.py::test_this_machine_is_measured_for_a_plan": 0,  # 28
+    "tests/test_plan.py::test_a_first_run_takes_the_memory_that_was_planned": 0,  # 8 to 17 each
+    "tests/test_plan.py::test_the_reference_takes_the_memory_that_loading_checks": 0,  # 10
+    "tests/test_programs.py::test_weights_are_in_memory_once": 0,  # 13
+    "tests/test_process_memory.py::test_it_can_be_measured_again": 0,  # 6
+    "tests/test_bench.py::test_how_it_changes_as_the_work_grows": 0,  # 8
+    "tests/test_bench.py::test_what_a_cache_holds_has_no_share_of_what_memory_gives": 0,  # 7
+    "tests/test_bench.py::test_a_story_ends_with_what_it_read_a_second": 0,  # 4 each
+    "tests/test_bounded.py::test_a_limit_is_one": 1,  # 6 to 8 each
+    # A form, type or scheme after the other: a few stay.
+    "tests/test_decode_hlo.py::test_products_run_on_all_cores_and_copy_no_weight": 2,  # 4 to 9 each
+    "tests/test_gguf_codes.py::test_logits_are_those_of_the_reference": 3,  # 5 to 8 each
+    "tests/test_gguf_codes.py::test_the_text_is_that_of_the_weights_in_float32": 1,  # 5 each
+    "tests/test_gguf_by_llama_cpp.py::test_jax_computes_what_the_reference_does": 4,  # 4 each
+    "tests/test_gguf_cli.py::test_both_backends_compute_the_same": 1,  # 5 each
+    "tests/test_eval_emulation.py::test_jax_emulates_too": 1,  # 4 to 5 each
+    "tests/test_eval_emulation.py::test_q8_0_is_for_all_that_is_quantized": 0,  # 7 and 10
+    "tests/test_eval_emulation.py::test_int8_is_for_what_is_in_int8": 0,  # 10
+    "tests/test_eval.py::test_one_tensor_is_exchanged_and_no_other_is_read_again": 0,  # 9 each
+    "tests/test_eval.py::test_perplexity_and_divergence_are_those_of_transformers[jax]": 0,  # 15
+    "tests/test_quantized_models.py::test_both_backends_tell_the_same_story": 2,  # 4 each
+    "tests/test_cache_int8.py::test_logits_are_those_of_the_reference_s_cache": 0,  # 5
+    "tests/test_chat.py::test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_one": 1,  # 8 each
+    "tests/test_schemes.py::test_every_form_is_judged": 0,  # 13
+    "tests/test_schemes.py::test_what_is_decoded_lies_in_memory_as_a_loaded_model_does": 0,  # 10
+    "tests/test_calibration.py::test_four_bits_cost_the_built_in_model_less": 0,  # 21
+    "tests/test_calibration.py::test_four_bits_cost_stories260k_less": 0,  # 8
+    "tests/test_calibration.py::test_both_backends_tell_the_same_story_with_a_model_that_was_converted": 0,  # 18
+    "tests/test_calibration.py::test_in_a_model_no_error_is_above_that_of_rounding_to_nearest": 0,  # 4 to 7 each
+    "tests/test_calibration.py::test_a_calibrated_model_is_written_and_read": 1,  # 4 each
+    # The built-in model and its corpus, which rarely change.
+    "tests/test_stories_model.py::test_it_is_small_and_the_one_that_the_card_describes": 0,  # 18
+    "tests/test_corpus.py": 0,  # 40 in all
+}

@@ -1,0 +1,41 @@
+"""`make test` leaves out what `tests/slow.py` names, and nothing else."""
+
+import ast
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import is_slow
+from tests.processes import REPOSITORY
+from tests.slow import SLOW
+
+
+def test_every_slow_test_exists():
+    """A test that was renamed would be fast again, unnoticed."""
+    defined = {
+        f"{path}::{node.name}"
+        for path in {name.split("::")[0] for name in SLOW}
+        for node in ast.walk(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    tests = {name.partition("[")[0] for name in SLOW if "::" in name}
+    assert tests and tests - defined == set()
+
+
+@pytest.mark.parametrize(
+    ("kept", "ids", "slow"),
+    [
+        (0, ["t.py::test_a"], [True]),
+        (0, ["t.py::test_a[1]", "t.py::test_a[2]"], [True, True]),
+        (1, ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]"], [False, True, True]),
+        (1, ["t.py::test_ab", "u.py::test_a", "t.py::test_a[b[::c]]"], [False, False, False]),
+    ],
+)
+def test_some_cases_of_a_slow_test_stay(kept: int, ids: list[str], slow: list[bool]):
+    judged = is_slow([SimpleNamespace(nodeid=node) for node in ids], {"t.py::test_a": kept})
+    assert judged == slow
+
+
+def test_a_case_or_a_file_can_be_slow():
+    items = [SimpleNamespace(nodeid=node) for node in ("t.py::test_a[1]", "t.py::test_a[2]", "u.py::test_b", "v.py::c")]
+    assert is_slow(items, {"t.py::test_a[1]": 0, "u.py": 0}) == [True, False, True, False]

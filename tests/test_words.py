@@ -1,0 +1,128 @@
+"""Facts of the tree: how docstrings open, how long files are, and that imports have no cycle."""
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator
+
+from tests.processes import REPOSITORY
+
+MEDIAN_LINES = 120
+LONG = 350  # lines: a longer file needs a reason
+REASONS = {
+    "model/ops/block.py": "the five ops of a block in plain JAX",
+    "model/ops/gpu.py": "the table of ops by kernels",
+    "tests/families.py": "one model of each family, as files",
+    "tests/test_bench.py": "one command",
+    "tests/test_bench_gpu.py": "one command, on a GPU",
+    "tests/test_gpu_compile.py": "gates, on machine code written by hand",
+    "tests/test_calibration.py": "three methods held to the same laws",
+    "tests/test_chat.py": "conversations under every template",
+    "tests/test_quantized_checkpoints.py": "four layouts held to the same laws",
+    "tests/test_tokenizers.py": "four kinds of tokenizers held to the same laws",
+    "training/stories/lexicon.py": "words of the grammar: data",
+    "training/stories/plots.py": "plots of the grammar: data",
+    "verify/contracts/attention.py": "attention over sequences, caches and pages: one bound",
+    "verify/mutants/attention.py": "wrong kernels of one op: data",
+    "verify/mutants/fused.py": "wrong kernels of the fused ops: data",
+    "verify/mutants/quantized.py": "wrong kernels of one op: data",
+}
+# `reference/` is a book of its own style.
+UNCLEAR = re.compile(r"(What|Of|Which|Where|Those|The same)\b")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def sources() -> dict[str, str]:
+    """Python files of the repository by path, without hidden and generated folders."""
+    generated = {"build", "dist", "__pycache__"}
+    paths = [path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*.py")]
+    ours = [path for path in paths if not generated & {*path.parts} and not any(p.startswith(".") for p in path.parts)]
+    return {path.as_posix(): (REPOSITORY / path).read_text(encoding="utf-8") for path in sorted(ours)}
+
+
+def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Line and first line of docstrings that open with neither a verb nor a noun phrase."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and UNCLEAR.match(text):
+            yield node.body[0].lineno, text.splitlines()[0]
+
+
+def test_docstrings_open_with_a_verb_or_a_noun_phrase():
+    found = [
+        f"{path}:{line} {text}"
+        for path, source in sources().items()
+        if not path.startswith("reference/")
+        for line, text in unclear_docstrings(source)
+    ]
+    assert found == []
+
+
+def test_an_unclear_docstring_is_seen():
+    source = '"""What it is."""\nclass A:\n    """Those that count."""\n    def f():\n        """Whatever is."""'
+    assert [line for line, _ in unclear_docstrings(source)] == [1, 3]
+
+
+def module(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(source: str, modules: set[str]) -> Iterator[str]:
+    """The modules of ours that a file imports when it is imported itself, apart from its functions."""
+    for node in at_import(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name in modules)
+            case ast.ImportFrom(module=str(package), names=names, level=0):
+                inside = [f"{package}.{alias.name}" for alias in names]
+                yield from (name if name in modules else package for name in inside if {name, package} & modules)
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case _:
+                yield node
+                yield from at_import(node)
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """A cycle of a graph, from one node back to itself; empty if there is none.
+
+    >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
+    ['b', 'c', 'b']
+    """
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node not in done:
+            for other in sorted(graph.get(node, ())):
+                if found := visit(other, [*path, node]):
+                    return found
+            done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+def test_imports_have_no_cycle():
+    files = {module(path): source for path, source in sources().items()}
+    assert cycle({name: {*imported(source, {*files})} - {name} for name, source in files.items()}) == []
+
+
+def test_a_cycle_is_seen():
+    files = {"a": "from a import b", "a.b": "import a.c", "a.c": "def f():\n    import a.b\nfrom a.b import x"}
+    assert cycle({name: {*imported(source, {*files})} for name, source in files.items()}) == ["a.b", "a.c", "a.b"]
+
+
+def test_half_of_the_files_are_short():
+    assert statistics.median(source.count("\n") for source in sources().values()) < MEDIAN_LINES
+
+
+def test_a_long_file_has_a_reason():
+    long = {path for path, source in sources().items() if source.count("\n") > LONG}
+    assert long == {*REASONS}
+    assert all(REASONS.values())
