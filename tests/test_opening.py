@@ -27,7 +27,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
-        "is an adapter (LoRA), not a whole model: merge it into its base model, meta/llama, first",
+        "is an adapter (LoRA), not a whole model: merge it into its base model, 'meta/llama', first",
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from model.checkpoints.checkpoint import CheckpointError, refused
+from model.checkpoints.checkpoint import CheckpointError, quoted, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strict_json import read_object
 
@@ -50,14 +50,21 @@ def snapshot_of(folder: str | Path) -> Path:
     if not os.path.isdir(snapshots) or os.path.exists(path / "config.json"):
         return path
     try:
-        there = sorted(entry.name for entry in os.scandir(snapshots) if entry.is_dir())
-        with open(path / "refs" / "main", "rb") as file:
-            revision = file.read(100).decode(errors="replace").strip()
+        there = [entry.name for entry in os.scandir(snapshots) if entry.is_dir()]
+        revision = _first_line(path / "refs" / "main")
     except OSError:
-        revision, there = "", sorted(os.listdir(snapshots)) if os.access(snapshots, os.R_OK) else []
+        return path
     if revision in there:
         return snapshots / revision
     return snapshots / there[0] if len(there) == 1 else path
+
+
+def _first_line(path: Path) -> str:
+    """The first line of a short file; "" where there is no such file."""
+    if not path.is_file():
+        return ""
+    with open(path, "rb") as file:
+        return file.readline(100).decode(errors="replace").strip()
 
 
 def folder_without_config(folder: Path) -> CheckpointError:
@@ -66,7 +73,7 @@ def folder_without_config(folder: Path) -> CheckpointError:
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if "adapter_config.json" in names:
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
-        merge = f"merge it into its base model{f', {base},' if isinstance(base, str) else ''} first"
+        merge = f"merge it into its base model{f', {quoted(base)},' if isinstance(base, str) else ''} first"
         return refused(folder, f"is an adapter (LoRA), not a whole model: {merge}, as peft's merge_and_unload does")
     if ggufs:
         return refused(folder, f"is a folder of GGUF files: name one of them, {_listed(ggufs)}")
