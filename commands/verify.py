@@ -73,6 +73,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     from verify.catalogue import CONTRACTS, contract_for
 
+    if options["narrowed"] and (mutants or options["model"] or options["replay"]):
+        raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:
@@ -108,7 +110,7 @@ def _heeded() -> Iterator[Callable[[], None]]:
     a counterexample takes its place. The check calls the handler again.
     """
     numbers: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}
 
     def note(number: int, frame: FrameType | None) -> None:

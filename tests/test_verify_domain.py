@@ -56,7 +56,7 @@ def wrong_beyond_one_row(x):
 
 
 @pytest.mark.parametrize("op", CONTRACTS)
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_every_draw_is_in_its_domain(op, data):
     draws = {name: data.draw(strategy) for name, strategy in CONTRACTS[op].draws.items()}
@@ -151,7 +151,14 @@ VALUES = [
     *KINDS, *(f"{kind}(1)" for kind in KINDS), "normal(3) * 2**-2", "normal(3)*2**2", "norml(1)", "normal(-1)",
     "0", "-1", "1", "2", "1,2", "0,1", "513", "1.0", "1e3", "nan", "inf", "[1]", "[]", "{}", "true", "abc", "", ",",
 ]  # fmt: skip
-TYPED = st.builds("{}={}".format, st.sampled_from(NAMES), st.sampled_from(VALUES) | st.text(max_size=6))
+SLIPS = [
+    change for name in HIDDEN for change in (name.title(), name[1:], name[:-1], name + "s", name.replace(" ", "-"))
+]
+TYPED = st.one_of(
+    st.builds("hidden={}".format, st.sampled_from(SLIPS)),
+    st.builds("{}={}".format, st.sampled_from(["rows", "n"]), st.sampled_from(["0", "-1", "1", "2", "1.0", "one"])),
+    st.builds("{}={}".format, st.sampled_from(NAMES), st.sampled_from(VALUES) | st.text(max_size=6)),
+)
 
 BLIND = {"first row", "second half", "all"}  # hide all of a row, the second where a row is one number
 WRONG = {
