@@ -13,7 +13,8 @@ from benchmarks.random_model import random_shapes
 from model.cache import empty_cache
 from model.forward import decode
 from model.insight.shapes import SHAPES
-from model.ops.gpu import PALLAS, refusals
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
 from model.running.programs import CACHE, decode_shapes, longest_burst
 from model.weights.gpu_codes import arranged
 
@@ -54,13 +55,14 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPES[dtype]))
     params = random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme)
     params = jax.eval_shape(arranged, params)
-    refused = refusals(config, params, capacity=CAPACITY)
+    ops, reasons = pallas_ops(config, params, capacity=CAPACITY)
+    refused = [name for name in Ops._fields if reasons.get(name)]
 
     return DecodeStep(
-        function=partial(decode, greedy=DRAWN not in others, burst=longest_burst("gpu"), config=config, ops=PALLAS),
+        function=partial(decode, greedy=DRAWN not in others, burst=longest_burst("gpu"), config=config, ops=ops),
         arguments=(params, *decode_shapes(config, cache)),
         donated=(CACHE,),
         layers=config.layers,
         cache=sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(cache.layers)),
-        plain=sum(reason is not None for op, reason in refused.items() if op != "norm_logits"),
+        plain=len(set(refused) - {"norm_logits"}),
     )

@@ -14,7 +14,7 @@ from benchmarks.random_model import random_cache
 from model.cache import Cache, empty_cache
 from model.forward import decode, prefill, text_after
 from model.insight.timing import Effort, Seconds, measure
-from model.ops.block import Ops
+from model.ops.table import Ops
 from model.options import SamplingOptions
 from model.running.compile import compiler_options
 from model.running.process import give_back_compilers_memory, keep_heaps_small

@@ -40,10 +40,9 @@ from model.insight.profile import Trace, named
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, choose_dtype, load_backend
-from model.ops.block import Ops
+from model.ops.choice import check_kernels, ops_for
 from model.options import SamplingOptions, choose_context
-from model.running.device import free_bytes
-from model.running.jax_backend import choose_ops
+from model.running.device import default_device, free_bytes
 from model.running.memory import Memory, check_fits, memory_of
 from model.running.programs import longest_burst, prompt_chunk
 from model.running.session import Session
@@ -65,14 +64,14 @@ Progress = Callable[[str, float], object]
 
 @dataclass(frozen=True)
 class Subject:
-    """Model to be timed, with its weights as shapes until they are needed, and the ops that run it."""
+    """Model to be timed, with its weights as shapes until they are needed, and the kernels that run it."""
 
     name: str
     config: Config
     shapes: Callable[[int], Params]  # by number of positions
     load: Callable[[Params], Params]
     checkpoint: Callable[[], Checkpoint]
-    ops: Ops
+    kernels: str  # auto, xla, cpu or pallas
     dtype: str
     quantize: str | None
     effort: Effort = EFFORT
@@ -105,8 +104,10 @@ class Subject:
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # Two caches are in memory while one is read and the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
+        dtype = shapes.embedding.dtype
+        ops = ops_for(self.kernels, self.config, shapes, batch=batch, capacity=capacity, cache_dtype=dtype).ops
         programs = compile_programs(
-            shapes, self.config, ops=named(self.ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
+            shapes, self.config, ops=named(ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )
         return programs, shapes
 
@@ -118,27 +119,27 @@ def choose_subject(
 
     `platform` is "cpu" or "gpu" where it is not the default device's.
     """
-    ops = choose_ops(kernels)
+    check_kernels(kernels, default_device())
     platform = platform or jax.default_backend()
     if shape is not None:
         if shape not in SHAPES:
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
-        published = choose_dtype(dtype, {}, platform=platform)
+        published = choose_dtype(dtype, None, platform=platform)
         return Subject(
             name=f"{shape}, random weights",
             config=config,
             shapes=lambda rows: random_shapes(config, dtype=published, positions=rows, quantize=quantize),
             load=lambda shapes: random_params(shapes, config),
             checkpoint=lambda: random_checkpoint(config),
-            ops=ops,
+            kernels=kernels,
             dtype=published.name,
             quantize=quantize,
         )
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
     run = quantized(checkpoint, quantize) if quantize else checkpoint
-    chosen = choose_dtype(dtype, run.tensors, platform=platform)
+    chosen = choose_dtype(dtype, run, platform=platform)
 
     def load(shapes: Params) -> Params:
         check_weights(checkpoint)
@@ -150,7 +151,7 @@ def choose_subject(
         shapes=lambda rows: abstract_params(config, dtype=chosen, positions=rows, tensors=run.tensors),
         load=load,
         checkpoint=lambda: checkpoint,
-        ops=ops,
+        kernels=kernels,
         dtype=chosen.name,
         quantize=quantize,
     )

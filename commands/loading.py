@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +69,9 @@ def say_how(description: str):
 
 
 def prepare_jax():
-    """Settle how JAX runs in this process, and keep compiled programs, so that the second start is fast."""
-    from model.running.process import keep_compiled, prepare_process
+    """Keep compiled programs between runs, so that the second start is fast."""
+    from model.running.process import keep_compiled
 
-    prepare_process(debug="--debug" in sys.argv)
     if folder := cache_folder():
         keep_compiled(folder / "compiled")
 

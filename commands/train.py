@@ -14,7 +14,7 @@ from commands.options import Verb
 from commands.output import say
 
 if TYPE_CHECKING:
-    from training.loop import Progress as TrainingProgress
+    from training.loop import StepReport
 
 
 @click.command(cls=Verb)
@@ -76,34 +76,39 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         raise click.UsageError("--tokenizer goes with --text")
     prepare_jax()
     try:
-        from training import loop as train_loop
+        from training.data import Text, companions
+        from training.evaluation import evaluate_model
+        from training.loop import parameters
+        from training.loop import train as train_model
+        from training.recipe import Recipe
+        from training.stories.source import Stories
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     from reference.config import Config
 
-    stories = train_loop.Stories()
+    stories = Stories()
     source = stories
     if text:
         from model.tokenizers.load import load_tokenizer
 
         spelt = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
-        files = train_loop.companions(tokenizer) if tokenizer else stories.files
-        source = train_loop.Text(text, spelt, files, context=options["context"])
+        files = companions(tokenizer) if tokenizer else stories.files
+        source = Text(text, spelt, files, context=options["context"])
     if evaluate:
-        click.echo(train_loop.evaluate_model(evaluate, source))
+        click.echo(evaluate_model(evaluate, source))
         return
     shape = {name: options.pop(name) for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")}
     running = {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
     config = Config(**shape, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
-    recipe = train_loop.Recipe(config=config, **options)
+    recipe = Recipe(config=config, **options)
     assert out is not None
     with _training_progress(recipe.steps) as report:
-        directory = train_loop.train(recipe, source, out, report=report, **running)
-    say(f"{directory}: {train_loop.parameters(config):,} parameters")
+        directory = train_model(recipe, source, out, report=report, **running)
+    say(f"{directory}: {parameters(config):,} parameters")
 
 
 @contextmanager
-def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], object]]:
+def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
     """A bar on stderr with loss and tokens/s; where nobody looks, a line now and then. Evaluations are lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -111,14 +116,14 @@ def _training_progress(steps: int) -> Iterator[Callable[[TrainingProgress], obje
     terminal = sys.stderr.isatty()
     told = 0.0
 
-    def line(progress: TrainingProgress) -> str:
+    def line(progress: StepReport) -> str:
         return f"step {progress.step}  loss {progress.loss:.4f}  {progress.rate:,.0f} tokens/s"
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not terminal) as bar:
         task = bar.add_task("compiling", total=steps)
 
-        def report(progress: TrainingProgress):
+        def report(progress: StepReport):
             nonlocal told
             bar.update(task, description=line(progress), completed=progress.step)
             if progress.evaluation:

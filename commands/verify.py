@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,8 +19,11 @@ from commands.output import write, write_json
 from commands.progress import progress_bar
 
 if TYPE_CHECKING:
+    from model.candidates.walking import OpsFor
     from model.checkpoints.checkpoint import Checkpoint
-    from model.ops.block import Ops
+    from model.ops.table import Ops
+    from model.weights.params import Params
+    from reference.config import Config
     from verify.campaign import Campaign, Job
     from verify.runner import Report
     from verify.walk import Step
@@ -75,12 +79,14 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         ops = [contract_for(name).name for name in names] or list(CONTRACTS)
         if listing:
             _list_contracts(ops)
-        elif mutants:
-            _verify_mutants(ops, seed=options["seed"], as_json=options["as_json"])
         elif options["model"]:
             _verify_model(**options)
         else:
-            _verify(ops, named=bool(names), **options)
+            with _heeded() as heed:
+                if mutants:
+                    _verify_mutants(ops, heed, seed=options["seed"], as_json=options["as_json"])
+                else:
+                    _verify(ops, heed, named=bool(names), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
@@ -94,13 +100,44 @@ def _list_contracts(ops: list[str]):
         write("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
 
 
-def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
+@contextmanager
+def _heeded() -> Iterator[Callable[[], None]]:
+    """Hand out a check that ends the command where a signal told it to.
+
+    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
+    a counterexample takes its place. The check calls the handler again.
+    """
+    numbers: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        numbers.append(number)
+        handlers[number](number, frame)
+
+    def heed() -> None:
+        if numbers:
+            handlers[numbers[0]](numbers[0], None)
+
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield heed
+        heed()
+    finally:
+        if not numbers:  # or whoever handled the signal has said what becomes of others
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_json: bool):
     from verify.mutation import row, table, trials
 
     click.echo(f"seed {seed}", err=True)
     found = []
     for op in ops:
         for trial in trials(op, seed=seed):
+            heed()
             found.append(trial)
             if not as_json:
                 by, seconds, examples, op, mutant = row(trial).values()
@@ -115,7 +152,8 @@ def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
         sys.exit(1)
 
 
-def _verify(ops: list[str], *, named: bool, **options: Any):
+def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options: Any):
+    from model.system import usable_cpus
     from verify.campaign import again, run, run_side_by_side
     from verify.catalogue import CONTRACTS
     from verify.report import as_json, as_junit
@@ -123,11 +161,11 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options)
     jobs = [] if replay else _jobs(ops, candidate, named=named)
-    at_once = 1 if candidate else min(len(jobs), len(os.sched_getaffinity(0)), 4)
+    at_once = 1 if candidate else min(len(jobs), len(usable_cpus()), 4)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
-    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples) as (progress, aside):
+    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             told = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
@@ -137,6 +175,7 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
         walks = () if named or candidate or replay else _walk_random_models(campaign)
         try:
             for report, lines in itertools.chain(told, walks):
+                heed()
                 reports.append(report)
                 if not as_json_text:
                     with aside():
@@ -192,15 +231,20 @@ def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
 def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
     from model.checkpoints.open import open_checkpoint
-    from model.running.jax_backend import choose_ops
+    from model.ops.choice import ops_for
     from verify.report import counterexample
     from verify.walk import table
 
     checkpoint = open_checkpoint(model)
     click.echo(f"seed {seed}", err=True)
     wrong = False
+
+    def chosen(config: Config, params: Params, rows: int) -> Ops:
+        dtype = params.embedding.dtype
+        return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=dtype).ops
+
     for dtype in dtypes:
-        steps, report = _walk(checkpoint, choose_ops(kernels), dtype, seed, name=f"{kernels} kernels")
+        steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels")
         wrong = wrong or report.outcome == "violated"
         if as_json:
             write_json([step._asdict() for step in steps])
@@ -214,7 +258,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
     prepare_jax()
     from model.candidates.walking import random_checkpoint, tables
-    from model.checkpoints.checkpoint import tensor_shapes
+    from model.tensors import tensor_shapes
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 
@@ -229,7 +273,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
                 yield report, counterexample(report, None)
 
 
-def _walk(checkpoint: Checkpoint, ops: Ops, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
+def _walk(checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
     prepare_jax()
     from model.candidates.walking import walkable
     from verify.precision import precision
@@ -243,13 +287,15 @@ def _walk(checkpoint: Checkpoint, ops: Ops, dtype: str, seed: int, *, name: str)
 
 
 @contextmanager
-def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
+def _verify_progress(
+    examples: int, heed: Callable[[], None]
+) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
     """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
 
-    Nothing is shown where nobody looks.
+    Nothing is shown where nobody looks. Every step calls `heed`.
     """
     if not sys.stderr.isatty():
-        yield lambda stage: lambda done: None, nullcontext
+        yield lambda stage: lambda done: heed(), nullcontext
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -260,7 +306,12 @@ def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[
 
         def begin(stage: str) -> Callable[[int], object]:
             bar.reset(task, description=stage, total=examples)
-            return lambda done: bar.update(task, completed=done)
+
+            def step(done: int) -> None:
+                heed()
+                bar.update(task, completed=done)
+
+            return step
 
         @contextmanager
         def aside():

@@ -1,4 +1,4 @@
-"""Tokens as text: what a generation yields, when it stops, and what it reports."""
+"""Generated tokens as text: when they stop, and how long they took."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
 class Token(NamedTuple):
-    """A generated token, and the text that is certain once it is known.
+    """A generated token, and the text that is certain once the token is known.
 
     The text is empty while a character lacks bytes, or while it may be the beginning of a stop text.
     """
@@ -28,7 +28,7 @@ class Timings(NamedTuple):
 
 
 class Generation(Iterator[Token]):
-    """Iterate for tokens as they are drawn; the other attributes say what has come of it so far."""
+    """A text that is being generated. Iterate for tokens as they are drawn; the attributes hold the text so far."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Generation(Iterator[Token]):
 
     @property
     def timings(self) -> Timings:
-        """How long it has taken so far."""
+        """The time that it has taken so far."""
         decoding = self._latest - self._first
         rate = (len(self.ids) - 1) / decoding if decoding > 0 else 0.0
         return Timings(self._first - self._began, self._latest - self._began, rate)
@@ -87,7 +87,7 @@ class Generation(Iterator[Token]):
                 yield from self._end(reason)
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
-        """The end came after the last token was given: what was held back follows without a token of its own."""
+        """End after the last token was given: text that was held back follows without a token of its own."""
         text = self._text.feed(self._decoder.finish()) + self._text.finish()
         self.completion += text
         self.finish_reason = reason
@@ -97,13 +97,14 @@ class Generation(Iterator[Token]):
 
 @dataclass
 class _StopTexts:
-    """Pass text on, up to the first stop text; hold back what may turn out to be the beginning of one."""
+    """A filter that passes text on up to the first stop text, and holds back what may be the beginning of one."""
 
     stops: Sequence[str]
     found: bool = False
     _held: str = ""
 
     def feed(self, text: str) -> str:
+        """Take new text, and give the part that is certain to come before any stop text."""
         if self.found:
             return ""
         text = self._held + text
@@ -117,6 +118,7 @@ class _StopTexts:
         return text[: len(text) - held]
 
     def finish(self) -> str:
+        """Give the text that was held back, since nothing follows."""
         text, self._held = self._held, ""
         return "" if self.found else text
 

@@ -1,7 +1,7 @@
 """A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
 from model.ops.choice import ops_for
@@ -20,12 +20,13 @@ from model.options import SamplingOptions, check_ids, check_length, check_max_ne
 from model.running.backend import Backend
 from model.running.device import default_device, free_bytes
 from model.running.jax_backend import JaxBackend
-from model.running.memory import check_fits, memory_of
+from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
 from model.system import available_bytes
+from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
@@ -55,7 +56,7 @@ class Llama:
 
     @property
     def context(self) -> int:
-        """How many tokens a sequence can have."""
+        """The number of tokens that a sequence can have."""
         return self._backend.capacity
 
     def describe_run(self) -> str:
@@ -264,49 +265,46 @@ def load_backend(
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     device = default_device()
-    platform = device.platform
-    weights = choose_dtype(dtype, run.tensors, platform=platform)
+    weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
         batch=1,
         capacity=capacity,
-        chunk=min(prompt_chunk(config, platform), capacity),
-        burst=longest_burst(platform),
+        chunk=min(prompt_chunk(config, device.platform), capacity),
+        burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
-    params = with_roundings(shapes, found)
-    choice = ops_for(
-        *(kernels, config, params),
-        **{"batch": layout.batch, "capacity": layout.rows, "cache_dtype": layout.cache_dtype},
-        device=device,
-    )
+    params = with_roundings(shapes, found, config=config)
+    sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
+    choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    sizes = {"batch": layout.batch, "context": capacity, "chunk": layout.chunk}
-    memory = memory_of(params, config, **sizes, platform=platform, cache_dtype=layout.cache_dtype)
+    memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
     check_fits(memory, context=capacity, available=free_bytes())
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     if own_process:
-        keep_heaps_small(config, platform=platform)
+        keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
         *(params, config),
-        **{"ops": choice.ops, "layout": layout, "platform": platform, "greedy": greedy},
-        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else lambda: None,
+        **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
+        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
     )
-    params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
+    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        params = load_params(run, dtype=weights, positions=layout.rows, progress=progress)
+    params = with_roundings(params, found, config=config)
     return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
 
 
-def choose_dtype(dtype: str | None, tensors: Mapping[str, Tensor], *, platform: str) -> np.dtype:
+def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix in
-    `tensors` is stored in float32: norms, which many files store in float32, do not decide. `tensors` are those that
-    run, and may be empty for a model of random weights.
+    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
+    is stored in float32: norms, which many files store in float32, do not decide. `run` has the tensors that run, and
+    is None for a model of random weights.
     """
     if dtype:
         return np.dtype(dtype)
-    stored = [tensor for name, tensor in tensors.items() if is_matrix(name)]
+    stored = [run.tensors[name] for name in quantizable(run.config)] if run else []
     wide = bool(stored) and all(tensor.codes is None and tensor.dtype.itemsize >= 4 for tensor in stored)
     return np.dtype(np.float32) if platform == "cpu" or wide else np.dtype(ml_dtypes.bfloat16)

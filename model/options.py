@@ -1,4 +1,4 @@
-"""What a generation can be asked for, checked before anything is loaded."""
+"""The options of a generation, checked before anything is loaded."""
 
 import math
 import secrets
@@ -11,7 +11,7 @@ LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if as
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How a token is chosen; `reference.sampling` defines each filter. Raises ValueError out of range."""
+    """Options for choosing a token; `reference.sampling` defines each filter. Raises ValueError out of range."""
 
     temperature: float = 0.8  # 0 is greedy
     top_k: int = 0  # 0: off
@@ -26,18 +26,18 @@ class SamplingOptions:
         )
         _check("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("min-p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
-        # Beyond these, logits of ordinary size leave the range of float32.
+        # Beyond these penalties, logits of ordinary size leave the range of float32.
         penalty = self.repetition_penalty
         _check("repetition-penalty", penalty, 0.01 <= penalty <= 100, "between 0.01 and 100")
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken: at 0, and below the normal numbers of float32, which may count as 0."""
+        """Whether the likeliest token is taken: at 0, and below the normal numbers of float32, which count as 0."""
         return self.temperature < 2**-126
 
 
 def check_seed(seed: int | None) -> int:
-    """The seed, or a fresh one for None. Raises ValueError out of range."""
+    """Return the seed, or a fresh one for None. Raises ValueError out of range."""
     if seed is None:
         return secrets.randbelow(2**32)
     _check("seed", seed, 0 <= seed <= MAX_SEED, "between 0 and 2^64 - 1")
@@ -45,13 +45,13 @@ def check_seed(seed: int | None) -> int:
 
 
 def check_max_new_tokens(count: int) -> int:
-    """How many tokens to generate at most. Raises ValueError below 0."""
+    """Return a number of tokens to generate at most. Raises ValueError below 0."""
     _check("max-new-tokens", count, isinstance(count, int) and count >= 0, "a whole number, 0 or more")
     return count
 
 
 def choose_context(context: int | None, trained: int) -> int:
-    """The length of a sequence that was asked for, or for None the model's own, 4096 at most. Raises ValueError."""
+    """Return the length of a sequence, by default the model's own, 4096 at most. Raises ValueError out of range."""
     if context is None:
         return min(trained, LONGEST_DEFAULT_CONTEXT)
     _check("context", context, 1 <= context <= trained, f"between 1 and the model's {trained} tokens")

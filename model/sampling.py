@@ -1,9 +1,9 @@
 """Drawing tokens on the device: `reference.sampling` for a batch, in float32, without a sort.
 
-Top-k and top-p keep the tokens above some probability. The bits of a positive float order as the
-float does, so that threshold is found by halving a range of 31 bits: 31 sums over the vocabulary, where a
-sort of it would take many times as long on a CPU. A GPU, where each sum is a few kernels that have
-next to nothing to do, cuts the range into 16: 15 sums at once, 8 times.
+Top-k and top-p keep the tokens above some probability. The bits of positive floats are ordered as the floats are, so a
+CPU finds that threshold by halving a range of 31 bits, with 31 sums over the vocabulary. A sort would take many times
+as long. On a GPU a sum is a few kernels that have next to nothing to do, so it cuts the range into 16: 15 sums at
+once, 8 times.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Sampling(NamedTuple):
 
 
 def as_arrays(options: SamplingOptions) -> Sampling:
-    """The options as scalars that a compiled program takes."""
+    """Turn the options into scalars that a compiled program takes."""
     return Sampling(
         temperature=np.float32(options.temperature),
         top_k=np.int32(options.top_k),
@@ -50,42 +50,42 @@ def sample(
     *,
     greedy: bool,
 ) -> Int[Array, " batch"]:
-    """One token a row: where `greedy` the likeliest, else one that is drawn, at a temperature that is not 0.
+    """Choose a token for each row: the likeliest if `greedy`, else one drawn at a temperature that is not 0.
 
     A token at position m is drawn with the m-th number of its row's key. A row of logits that holds NaN gives the id
     `vocab`, which is no token.
     """
     raw, penalty = logits.astype(jnp.float32), sampling.repetition_penalty
-    penalised = jnp.where(seen, jnp.where(raw > 0, raw / penalty, raw * penalty), raw)
+    penalized = jnp.where(seen, jnp.where(raw > 0, raw / penalty, raw * penalty), raw)
     if greedy:
-        return largest(penalised)
-    return draw(distribution(penalised, sampling), jax.vmap(uniform)(keys, positions))
+        return largest(penalized)
+    return draw(distribution(penalized, sampling), jax.vmap(uniform)(keys, positions))
 
 
 def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
-    """The number in [0, 1) that decides the token at `position`. `random_key` makes the key."""
+    """Draw the number in [0, 1) that decides the token at `position`. `random_key` makes the key."""
     return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position))
 
 
 def random_key(seed: int) -> np.ndarray:
-    """`jax.random.key(seed)` for any seed below 2^64, as two uint32 and without running a program."""
+    """Make `jax.random.key(seed)` for any seed below 2^64, as two uint32 and without running a program."""
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 
 def largest(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """The lowest id among the largest logits; `vocab` where one is NaN."""
+    """Find the lowest id among the largest logits; `vocab` where one is NaN."""
     return lax.platform_dependent(logits, cpu=largest_in_two, default=largest_in_one)
 
 
 def largest_in_two(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """`largest` as two plain reductions: on a CPU 7 times faster than an argmax."""
+    """Compute `largest` as two plain reductions: on a CPU 7 times faster than an argmax."""
     vocab = logits.shape[-1]
     most = lax.optimization_barrier(jnp.max(logits, axis=-1, keepdims=True))
     return jnp.min(jnp.where(logits == most, jnp.arange(vocab, dtype=jnp.int32), vocab), axis=-1)
 
 
 def largest_in_one(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """`largest` as one reduction of pairs: half as many kernels, for a GPU."""
+    """Compute `largest` as one reduction of pairs: half as many kernels, for a GPU."""
 
     def ahead(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         first = jnp.isnan(a[0]) | (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
@@ -97,7 +97,7 @@ def largest_in_one(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
 
 
 def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Temperature, top-k, top-p, min-p, each as `reference.sampling` defines it; the temperature is not 0."""
+    """Apply temperature, top-k, top-p and min-p as `reference.sampling` defines them; the temperature is not 0."""
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
     p = jax.nn.softmax(jnp.where(below == 0, 0, below / sampling.temperature))  # 0 / T is NaN where T is denormal
     vocab = logits.shape[-1]
@@ -114,11 +114,11 @@ def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Flo
 
 
 def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
-    """The inverse of the cumulative distribution at `uniforms`, in the order of the vocabulary."""
+    """Invert the cumulative distribution at `uniforms`, in the order of the vocabulary."""
     vocab = p.shape[-1]
     ids = jnp.arange(vocab, dtype=jnp.int32)
     cumulative = jnp.cumsum(p, axis=-1)
-    # A parallel sum need not grow at every step, so a token of probability 0 must be ruled out by itself.
+    # A parallel sum need not grow at every step, so we rule out tokens of probability 0 explicitly.
     reached = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (p > 0)
     first = jnp.min(jnp.where(reached, ids, vocab), axis=-1)
     last = jnp.max(jnp.where(p > 0, ids, -1), axis=-1)
@@ -142,8 +142,11 @@ def smallest(
     *,
     ways: int,
 ) -> Int[Array, "*batch 1"]:
-    """The smallest number above `low` that is enough, where `low` is not, or -1, and `high` is. Ranges of up to 31 bits
-    are cut into so many parts, a power of 2, until they are 1."""
+    """Find the smallest number above `low` that is enough.
+
+    `high` is enough, and `low` is not, or is -1. Ranges of up to 31 bits are cut into `ways` parts, a power of 2, until
+    their length is 1.
+    """
     parts = jnp.arange(1, ways, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
 
     def narrow(_, bounds):

@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 MEMORY = Path("/proc/meminfo")
 PROCESSORS = Path("/proc/cpuinfo")
@@ -101,7 +102,13 @@ def forget_code(folder: Path) -> None:
                 advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
 
-def _libc(function: str):
+def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
+    """Ask for huge pages for `count` bytes from `start`, where the system has them."""
+    if advice := getattr(mmap, "MADV_HUGEPAGE", None):
+        memory.madvise(advice, start, count)
+
+
+def _libc(function: str) -> Any:
     """Find a function of the C library; None where it has none of that name."""
     return getattr(ctypes.CDLL(None), function, None)
 

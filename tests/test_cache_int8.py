@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from model import SamplingOptions, load
 from model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
-from model.ops.block import LONGEST_SPAN, XLA, Positions, attend
+from model.ops.attention import SPANS, attend
 from model.ops.gpu import pallas_ops
+from model.ops.table import Positions
+from model.ops.xla import XLA
 from model.weights.params import abstract_params
 from reference.attention import attention, causal_mask
 from reference.config import Config
@@ -30,7 +32,7 @@ STEP = 1 / 2 + 127 * 4 * U32
 
 @given(noise=noises, head_dim=st.sampled_from([1, 16, 17]))  # each compiles
 def test_a_row_is_the_definition_s(noise, head_dim):
-    """But for codes at a tie, which float32 may see on its other side."""
+    """Codes at a tie may differ, since float32 may see them on its other side."""
     x = noise(5, head_dim)
     codes, scales = (np.asarray(a, np.float64) for a in from_int8(to_int8(jnp.asarray(x))))
     exact = kv_cache.quantize(x)
@@ -77,11 +79,11 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     noise=st.builds(Noise, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-4, 1), outliers=st.booleans()),
     heads=st.sampled_from([(2, 2), (6, 2)]),
     queries=st.sampled_from([1, 3]),
-    longest=st.sampled_from([3, LONGEST_SPAN]),
+    longest=st.sampled_from([3, SPANS.longest]),
     window=st.sampled_from([None, 3]),
 )
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
-    """Of attention over what is stored within its own; of attention over all digits within `kv_cache`'s besides."""
+    """Attention is within its own bound over the stored numbers, and within `kv_cache`'s of the exact ones."""
     head_dim, keys = 6, 8
     config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})
     q = noise(queries, heads[0], head_dim)
@@ -91,7 +93,9 @@ def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, 
     stored = LayerCache(*(append(rows, jnp.asarray(a[None]), start) for rows, a in zip(empty, (k, v), strict=True)))
     angles = jnp.zeros((1, queries, head_dim // 2))
     positions = Positions(jnp.arange(keys - queries, keys)[None], angles, angles)
-    h = attend(jnp.asarray(q[None]), stored, positions, window=window, config=config, longest=longest)
+    h = attend(
+        jnp.asarray(q[None]), stored, positions, window=window, config=config, spans=SPANS._replace(longest=longest)
+    )
     ours = np.asarray(h).reshape(queries, heads[0], head_dim)
 
     held: list[np.ndarray] = []
@@ -135,7 +139,7 @@ def test_both_backends_tell_the_same_story():
 
 
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
-    """But for a few codes near a tie; those of a cache that keeps every digit are off by all of its roundings."""
+    """A few codes near a tie may differ. A cache that keeps every digit differs by all of its roundings."""
     forms = ("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")
     ours, exact, plain = written_logits(run, tmp_path, "1,5,9,200,7", forms)
     assert 2 * np.linalg.norm(ours - exact) < np.linalg.norm(exact - plain) < np.linalg.norm(plain) / 10

@@ -55,7 +55,7 @@ def tokenizer(model) -> Tokenizer:
 
 
 def slips(text: str) -> list[str]:
-    """What no text may have.
+    """Find faults that no text may have.
 
     >>> slips("Then an dog  saw a owl and and sat")
     ['an d', '  ', 'a o', 'and and', 'no end']
@@ -203,7 +203,7 @@ def test_another_choice_makes_another_text(seed, data):
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
-    """All that a part of the grammar can say, with its probability; after the choices of `start`, those of the rest."""
+    """List all that a part of the grammar can say, with its probability, after the choices of `start`."""
     trails = [start]
     while trails:
         trail = trails.pop()

@@ -82,7 +82,7 @@ def test_the_largest_in_one_reduction_and_in_two(seed, ties, others):
 @example(16, [-1, 2**30, 2**30], 0)
 @example(2, [5, 6, 2**30], 0)
 def test_the_smallest_that_is_enough(ways, bounds, seed):
-    """The same however a range is cut; a CPU halves it, a GPU cuts it into 16."""
+    """A CPU halves a range and a GPU cuts it into 16, with the same result."""
     low, wanted, high = sorted(bounds)
     assume(low < wanted)
     others = np.random.default_rng(seed).integers(low + 1, high + 1, 3)

@@ -170,7 +170,7 @@ def test_windows_are_those_of_transformers(data):
 
 
 def test_each_tensor_alone():
-    """All that differ are named, and together they are the model: the costs of one are those of a model of it."""
+    """Each tensor that differs is named, and its cost is that of a model with this tensor alone."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
     running = load_backend(decoded(base), backend="reference")
@@ -319,7 +319,7 @@ def test_a_model_of_another_vocabulary_is_refused(run, tmp_path, data):
 
 
 def test_what_nothing_predicts_is_not_counted(tmp_path):
-    """Without BOS that is a text's first token; a text of one token is refused."""
+    """The first token of a text is predicted only after BOS; a text of one token is refused."""
     path, spelt = tmp_path / "text", tmp_path / "tokenizer.json"
     spelt.write_text(tiny_tokenizers.chatml())
     tokenizer = load_tokenizer(spelt)

@@ -17,7 +17,7 @@ from model.checkpoints import Checkpoint, open_checkpoint
 from model.checkpoints.codes import quantized
 from model.forward import forward as run_forward
 from model.llama import load_backend
-from model.ops.block import CPU, XLA, cpu_product, dot
+from model.ops.cpu import CPU
 from model.ops.emulated import (
     EMULATED,
     ROUNDINGS,
@@ -28,7 +28,8 @@ from model.ops.emulated import (
     roundings,
     with_roundings,
 )
-from model.running.jax_backend import choose_ops
+from model.ops.products import cpu_product, dot
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.linear import linear
@@ -80,7 +81,7 @@ def test_logits_are_those_of_llama_cpp(file, name):
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
-    """How far each number is from the nearest tie, in steps, and the step."""
+    """Measure how far each number is from the nearest tie, in steps, and give the step."""
     if to == "q8_0":
         most = np.abs(x.reshape(*x.shape[:-1], -1, 32)).max(axis=-1).repeat(32, axis=-1)
         steps, step = x * (np.float32(127) / most), (most / np.float32(127)).astype(np.float16).astype(np.float64)
@@ -180,7 +181,7 @@ def test_no_number_moves_by_more_than_half_a_step(noise):
 
 
 def jax_logits(checkpoint: Checkpoint, found: dict[str, str]) -> np.ndarray:
-    params = with_roundings(load_params(checkpoint, dtype=FLOAT32, positions=16), found)
+    params = with_roundings(load_params(checkpoint, dtype=FLOAT32, positions=16), found, config=checkpoint.config)
     cache = model.cache.empty_cache(checkpoint.config, batch=1, capacity=16, dtype=FLOAT32)
     logits, _ = FORWARD(params, IDS[None].astype(np.int32), cache, config=checkpoint.config, ops=EMULATED[XLA])
     return np.asarray(logits[0], np.float64)
@@ -188,7 +189,7 @@ def jax_logits(checkpoint: Checkpoint, found: dict[str, str]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "mxfp4", "Q5_0", "Q5_1", "Q4_K", "bfloat16"])
 def test_jax_emulates_too(file, name):
-    """But for positions where its own roundings move a number across a tie, as llama.cpp's do elsewhere."""
+    """Positions may differ where roundings move a number across a tie, as llama.cpp's do elsewhere."""
     path = file(name)
     checkpoint = open_checkpoint(path)
     ours = jax_logits(checkpoint, roundings(checkpoint, "ggml"))
@@ -199,7 +200,7 @@ def test_jax_emulates_too(file, name):
 
 @given(noise=noises)
 def test_a_product_is_that_of_the_reference(noise):
-    """On the same vector nothing can cross a tie: what remains is the product's own bound."""
+    """Nothing can cross a tie on the same vector, so the product's own bound holds."""
     x, w = noise(2, 256), noise(3, 256)
     for to in ("q8_0", "q8_k", "int8"):
         rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
@@ -221,7 +222,7 @@ def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
 
 
 def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
-    """Those of an expert, too."""
+    """An expert's matrices round, too."""
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))
     numbers = ggml_activations.q8_1(x)
@@ -271,6 +272,6 @@ def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     mixed = {**quantized(plain, "q8").tensors, value: plain.tensors[value]}
     with pytest.raises(ValueError, match=r"q_proj\.weight and model\.layers\.0\.self_attn\.v_proj\.weight are of"):
         roundings(replace(plain, tensors=mixed), "q8_0")
-    assert emulated_ops(choose_ops("xla")) in EMULATED.values()
+    assert emulated_ops(XLA) in EMULATED.values()
     with pytest.raises(ValueError, match="choose xla or cpu"):
         emulated_ops(XLA._replace(attend=CPU.norm_logits))

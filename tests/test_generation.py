@@ -20,13 +20,17 @@ GREEDY = SamplingOptions(temperature=0.0)
 class Alphabet:
     """Ids are bytes; 256 begins a text and 257 ends it."""
 
-    vocab, bos, special, dummy_prefix = VOCAB, 256, {"<s>": 256, "</s>": 257}, False
+    vocab, bos, special, dummy_prefix, absorbs = VOCAB, 256, {"<s>": 256, "</s>": 257}, False, {}
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return list(text.encode())
 
+    encode_after_special = encode
+
     def bytes_of(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
+
+    first_bytes_of = bytes_of
 
     def piece(self, token: int) -> str:
         return str(token)
@@ -215,7 +219,7 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
 )
 @example(ahead=1, capacity=20, texts=[([97] * 9, 1, 0, 9, 2, True), ([98] * 5, 1, 8, 3, 6, False)])
 def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capacity, texts):
-    """And a text is the same, whatever was asked for ahead of it."""
+    """The text does not depend on the bursts that were asked for ahead of it."""
     backend = Script([], capacity, ahead)
     session = Session(backend, vocab=VOCAB)
     for says, new, shared, n, bursts, left in texts:
@@ -269,7 +273,7 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
 
 
 def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
-    """As a GPU's does, with another one on its way."""
+    """A GPU's burst does so while another one is on its way."""
 
     class Failing(Script):
         def decode(self, cache, drawing, *, steps):

@@ -1,13 +1,15 @@
-"""What is freed goes back to the machine."""
+"""Freed memory goes back to the machine."""
 
+import jax
 import numpy as np
 import pytest
 
 from benchmarks.random_model import random_shapes
 from model.insight.shapes import SHAPES
 from model.llama import load_backend
-from model.ops.block import CPU
+from model.ops.cpu import CPU
 from model.running import process
+from model.running.memory import shortage_named
 from model.running.programs import Layout, compile_programs
 from model.system import LARGE_BLOCK
 from reference.config import Config
@@ -100,3 +102,27 @@ def test_only_a_process_of_the_models_own_is_changed(monkeypatch, own):
     monkeypatch.setattr(process, "SMALL", 0)
     load_backend(random_checkpoint(SMALL, seed=0), context=16, own_process=own)
     assert called == (["return_blocks_when_freed", "return_freed_memory", "forget_code"] if own else [])
+
+
+FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16106127360 bytes."
+
+
+def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
+    """A plan does not know of it: only the device does."""
+    checkpoint = random_checkpoint(SMALL, seed=0)
+    backend = load_backend(checkpoint, context=16)
+
+    def fail(*arguments, **named):
+        raise jax.errors.JaxRuntimeError(FULL)
+
+    monkeypatch.setattr("model.llama.load_params", fail)
+    with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of weights: another program may hold"):
+        load_backend(checkpoint, context=16)
+    monkeypatch.setattr("model.running.programs.empty_cache", fail)
+    with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of cache: "):
+        backend.start()
+
+
+def test_other_errors_of_jax_stay_what_they_are():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), shortage_named("weights"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a kernel is wrong")

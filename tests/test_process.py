@@ -1,4 +1,4 @@
-"""What a command does to its process, and the library does not."""
+"""Commands change settings of their process, and the library does not."""
 
 import os
 from pathlib import Path
@@ -50,6 +50,28 @@ print(sorted(added), jax.config.jax_compilation_cache_dir, warnings.showwarning 
     assert done.code == 0, done.err
     # JAX sets the level of its log itself when it is imported.
     assert done.out.replace("'TF_CPP_MIN_LOG_LEVEL'", "").replace("'TPU_SKIP_MDS_QUERY'", "") == "[] None True\n", done
+
+
+COMMAND = """
+import os, sys
+import cli
+sys.argv[:] = ["llamaspec", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CPP_MIN_LOG_LEVEL")
+    print(*map(os.environ.get, names), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, debug):
+    """`eval` imports JAX while it reads the text; JAX then sets a level of its own."""
+    text = tmp_path / "text"
+    text.write_text("Once upon a time")
+    done = run_python(COMMAND, "eval", "stories", "--text", str(text), *debug)
+    assert done.code == 0, done
+    assert done.err.splitlines()[-1] == ("false 1" if debug else "false 3")
 
 
 COMPILE = """

@@ -41,7 +41,7 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
-    """But for copies that XLA adds. Counted, as the time of a model so small says nothing on a busy machine."""
+    """Copies that XLA adds do not count. We count instructions: times of a small model are noise."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     programs, _ = choose_subject(model="", shape="tiny", dtype="float32", quantize=None).compiled(longest=40, batch=1)
     for program in (programs.prefill, programs.decode(True)):

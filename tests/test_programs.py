@@ -20,7 +20,7 @@ from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
 from model.llama import BackendName, Llama, load_backend
-from model.ops.block import XLA
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.session import Session
 from model.weights.params import abstract_params
@@ -64,7 +64,7 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
-    """Of temperatures that alternate each text is the reference's, and that of the same seed before."""
+    """Temperatures that alternate give the reference's texts, and the same text for the same seed."""
     expected, reference = {}, make_llama("reference")
     for temperature in (0.0, 0.8, 1.2):
         expected[temperature] = ids_of(reference, temperature)
@@ -132,7 +132,7 @@ assert "".join(token.text for token in llama.generate("x", stop="zz", max_new_to
 
 
 def test_arguments_out_of_range_are_refused():
-    """In a process of its own, where no types are checked but by the code itself."""
+    """Runs in a process of its own, where only the code itself checks types."""
     done = run_python(ARGUMENTS)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -164,7 +164,7 @@ def test_both_backends_tell_the_same_story():
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(temperature, ahead, reference_texts):
-    """Of three tokens a call, with a repetition penalty, ended by a token that is drawn in the middle."""
+    """A call draws three tokens, with a repetition penalty, and the text ends in the middle of a call."""
     runs: Any = make_llama(greedy=temperature == 0)._backend
     runs.burst, runs.ahead = 3, ahead
     options, prompt, expected = penalised(temperature), [256, *b"abab"], reference_texts[temperature]
@@ -218,7 +218,7 @@ print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 
 
 def test_the_end_of_a_long_cache_takes_no_more_memory():
-    """All scores of 64 queries and 32 heads at 32,768 keys would be 268 MB, and as much for probabilities."""
+    """The scores of 64 queries and 32 heads at 32,768 keys would take 268 MB, and the probabilities as much."""
     done = run_python(LONG)
     assert done.code == 0, done.err
     assert done.peak < int(done.out) + 400_000_000

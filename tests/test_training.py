@@ -28,10 +28,11 @@ from jax.experimental.compilation_cache import compilation_cache
 import cli
 from commands.loading import prepare_jax
 from model.cache import LayerCache
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.open import open_checkpoint
-from model.ops.block import Ops, Positions
+from model.ops.table import Ops, Positions
 from model.running.reference_backend import load_reference_params
+from model.tensors import tensor_shapes
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import decode
 from reference import llama as reference
@@ -42,22 +43,23 @@ from tests.processes import REPOSITORY
 from tests.random_models import random_checkpoint
 from tests.strategies import assert_within, seeds
 from tests.test_model_against_reference import composed_bound
-from training import loop as train_loop
-from training import objective as training
-from training.loop import Progress, Recipe, Stories, Text, evaluate, questions, train
+from training import data, loop, saving
+from training.data import Example, Text, batches
+from training.evaluation import evaluate
+from training.loop import StepReport, train
 from training.objective import (
     WHOLE,
-    Example,
     Step,
     attend_whole,
-    batches,
     compile_step,
     initial_tensors,
     optimizer,
     remat,
     summed_loss,
 )
-from training.stories import vocabulary
+from training.recipe import Recipe
+from training.stories import source, vocabulary
+from training.stories.source import Stories, questions
 from training.stories.vocabulary import EOS
 from verify import running_error as bound
 from verify.running_error import exactly, gamma
@@ -88,7 +90,7 @@ def evaluations(said: str) -> list[tuple[str, str, str]]:
 
 
 def refusal(*arguments: str) -> str:
-    """What a command that fails says, in one line."""
+    """Run a command that fails, and give its one line."""
     code, out, err = llamaspec(*arguments)
     assert (code > 0, out) == (True, ""), err
     assert err.startswith("error: ") and err.count("\n") == 1 and "fault of llamaspec" not in err, err
@@ -109,7 +111,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(caches) -> Iterator[None]:
-    """What one training compiles the next one finds, in another process too."""
+    """Programs that one training compiles are found by the next one, in another process too."""
     names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
     before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
     compilation_cache.reset_cache()
@@ -148,15 +150,15 @@ def whole(command, tmp_path_factory) -> tuple[Path, str]:
 
 KILLED_AS_IT_WRITES_STEP_30 = """
 import os, signal
-from training import loop as train_loop
+from training import saving
 
-def save_file(arrays, path, metadata, write=train_loop.save_file):
+def save_file(arrays, path, metadata, write=saving.save_file):
     if metadata["step"] == "30":
         path.write_bytes(b"half a checkpoint")
         os.kill(os.getpid(), signal.SIGKILL)
     write(arrays, path, metadata)
 
-train_loop.save_file = save_file
+saving.save_file = save_file
 import cli
 cli.main()
 """
@@ -164,7 +166,7 @@ cli.main()
 
 @pytest.fixture(scope="module")
 def killed(command, whole, tmp_path_factory) -> Path:
-    """The same training, killed between step 25 and step 30."""
+    """Run the same training, killed between step 25 and step 30."""
     out = tmp_path_factory.mktemp("killed") / "out"
     arguments = [*command, "--save-every=5", "--out", str(out)]
     process = subprocess.run(
@@ -182,18 +184,18 @@ def stopped(killed, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """With a tokenizer that was learnt from fewer of them, and fewer held out."""
+    """Stories with a tokenizer that was learned from fewer of them, and fewer held out."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
-        patch.setattr(train_loop, "HELD_OUT", 12)
+        patch.setattr(source, "HELD_OUT", 12)
         stories = Stories()
-        patch.setattr(train_loop, "Stories", lambda: stories)
+        patch.setattr(source, "Stories", lambda: stories)
         yield stories
 
 
 def test_the_loss_falls(whole):
-    """To half of what it is where every id is as likely as another."""
+    """The loss ends at half of that of a uniform guess."""
     steps, losses, held_out = zip(*evaluations(whole[1]), strict=True)
     assert steps == ("10", "20", "30", "40", "50")
     for falling in (losses, held_out):
@@ -203,7 +205,7 @@ def test_the_loss_falls(whole):
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(whole, stopped, command):
-    assert [path.name for path in train_loop.checkpoints(stopped)] == [
+    assert [path.name for path in saving.checkpoints(stopped)] == [
         "step-00000020.safetensors",
         "step-00000025.safetensors",
     ]
@@ -224,7 +226,7 @@ def test_a_run_killed_behind_its_last_step_writes_the_model(whole, command, tmp_
 def test_the_written_weights_are_the_trained_ones_rounded_once(whole):
     tensors = initial_tensors(TINY, seed=0)
     state = optimizer(lr=RECIPE.lr, steps=RECIPE.steps, warm_up=RECIPE.warm_up, decay=RECIPE.decay).init(tensors)
-    trained, _, step, _ = train_loop.load_state(train_loop.checkpoints(whole[0])[-1], RECIPE, tensors, state)
+    trained, _, step, _ = saving.load_state(saving.checkpoints(whole[0])[-1], RECIPE, tensors, state)
     assert step == RECIPE.steps
     written = open_checkpoint(whole[0] / "model")
     assert (written.config, written.stops) == (TINY, {EOS})
@@ -240,7 +242,7 @@ def test_the_written_model_continues_the_alphabet(whole):
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish" * 9, None])
 def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(whole, stopped, command, damage):
-    _, last = train_loop.checkpoints(stopped)
+    _, last = saving.checkpoints(stopped)
     last.write_bytes(last.read_bytes()[:-100] if damage is None else damage)
     before = files(stopped)
     said = refusal(*command, "--resume", "--out", str(stopped))
@@ -249,7 +251,7 @@ def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(whole, stopped, c
 
 
 def test_the_checkpoint_before_an_unreadable_one_serves(whole, stopped, command):
-    train_loop.checkpoints(stopped)[-1].unlink()
+    saving.checkpoints(stopped)[-1].unlink()
     code, _, said = llamaspec(*command, "--resume", "--out", str(stopped))
     assert (code, weights(stopped)) == (0, weights(whole[0])), said
 
@@ -326,16 +328,18 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
     losses: list[float] = []
     compiled: list[tuple[Ops, np.dtype]] = []
 
-    def report(progress: Progress):
+    def report(progress: StepReport):
         losses.append(progress.loss)
         if progress.step == 40:
             raise Killed
 
-    def seen(config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype) -> Step:
+    def seen(
+        config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, platform: str
+    ) -> Step:
         compiled.append((ops, dtype))
-        return compile_step(config, transform, ops=ops, dtype=dtype)
+        return compile_step(config, transform, ops=ops, dtype=dtype, platform=platform)
 
-    monkeypatch.setattr(train_loop, "compile_step", seen)
+    monkeypatch.setattr(loop, "compile_step", seen)
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     with pytest.raises(Killed):
         train(replace(RECIPE, dtype="bfloat16", remat=True), source, tmp_path, save_every=100, report=report)
@@ -344,29 +348,29 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
-    """As its weights were before, which bfloat16 holds."""
-    monkeypatch.setattr(train_loop, "questions", partial(questions, count=6))
-    monkeypatch.setattr(training, "LENGTHS", (128,))  # one program
+    """The weights fit bfloat16, so writing them changes nothing."""
+    monkeypatch.setattr(source, "QUESTIONS", 6)
+    monkeypatch.setattr(data, "LENGTHS", (128,))  # one program
     config = replace(TINY, vocab=1024, context=128)
     named = random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16).tensors
     tensors = {name: jnp.asarray(tensor.read(), FLOAT32) for name, tensor in named.items()}
     score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=FLOAT32))
-    for name, data in stories.files.items():
-        (tmp_path / name).write_bytes(data)
-    train_loop.write_model(tmp_path, replace(RECIPE, config=config), stories, tensors)
+    for name, content in stories.files.items():
+        (tmp_path / name).write_bytes(content)
+    saving.write_model(tmp_path, replace(RECIPE, config=config), stories, tensors)
 
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", *stories.files
     }  # fmt: skip
     told = llamaspec("train", "--evaluate", str(tmp_path / "model"))
-    assert told == (0, f"{evaluate(tensors, config, stories, score=score)}\n", "")
+    assert told == (0, f"{evaluate(tensors, config, stories, score=score, rows=1)}\n", "")
     assert f"(floor {stories.floor:.4f}" in told[1] and told[1].endswith(", 0 of 6 questions\n")
 
 
 def test_evaluation_counts_whole_answers(stories, monkeypatch):
     """Judged by a score that is told: right everywhere, but for an id of the first answer, the </s> of the second,
     and one before the third."""
-    monkeypatch.setattr(train_loop, "questions", partial(questions, count=6))
+    monkeypatch.setattr(source, "QUESTIONS", 6)
     asked = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
     starts = [example.weights.index(1.0) for example in questions(stories.tokenizer, 6)]
     slips = {asked[0]: starts[0], asked[1]: len(asked[1]) - 1, asked[2]: starts[2] - 1}
@@ -378,9 +382,9 @@ def test_evaluation_counts_whole_answers(stories, monkeypatch):
                 likeliest[row, at - 1] += 1  # what follows at - 1 is at
         return 0.0, (3 * np.sum(importance[:, 1:]), likeliest)
 
-    whole = evaluate({}, replace(TINY, context=1024), stories, score=score)
+    whole = evaluate({}, replace(TINY, context=1024), stories, score=score, rows=1)
     assert whole == (3.0, stories.floor, 4, 6)
-    assert evaluate({}, replace(TINY, context=64), stories, score=score)[2:] == (0, 6)  # no answer is seen
+    assert evaluate({}, replace(TINY, context=64), stories, score=score, rows=1)[2:] == (0, 6)  # no answer is seen
 
 
 @pytest.mark.parametrize("shared", [1, 3])
@@ -450,7 +454,7 @@ def test_the_loss_is_within_the_bound_of_the_references(loss):
 
 
 def test_padding_and_what_predicts_nothing_do_not_count(loss):
-    """To the bit: what is compiled is the same."""
+    """The results are equal to the bit, since the same programs run."""
     tensors = random_tensors(TINY, seed=0)
     ids = np.random.default_rng(1).integers(0, TINY.vocab, (2, 8)).astype(np.int32)
     importance = np.zeros((2, 8), FLOAT32)
@@ -472,7 +476,7 @@ def test_a_step_goes_down_the_references_gradient(tied, ops):
     ids = rng.integers(0, 40, (2, 7)).astype(np.int32)
     importance = rng.choice([0.0, 1.0, 6.0], (2, 7)).astype(FLOAT32)
 
-    step = compile_step(config, optax.sgd(1.0), ops=ops, dtype=FLOAT32)
+    step = compile_step(config, optax.sgd(1.0), ops=ops, dtype=FLOAT32, platform="cpu")
     gradient, nats = {name: jnp.zeros(a.shape) for name, a in tensors.items()}, jnp.zeros(())
     for row in (slice(0, 1), slice(1, 2)):
         gradient, nats = step.add_gradient(gradient, nats, tensors, ids[row], importance[row])

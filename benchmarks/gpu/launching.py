@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.models import TABLES, decoding, params_of, programs_of
+from benchmarks.gpu.models import by_kernels, decoding, params_of, programs_of
 from benchmarks.gpu.scale import Scale
 from benchmarks.report import Row, skipped
 from model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
@@ -29,6 +29,6 @@ def time_launches(scale: Scale, clock: Clock) -> Iterator[Row]:
                 yield skipped(f"{name} in a graph, PDL {case['pdl']}")
                 continue
             with scale.running(), nullcontext() if pdl or scale.device == "cpu" else use_target(Target(pdl=False)):
-                programs = programs_of(model, params, TABLES["kernels"], scale, options)
+                programs = programs_of(model, params, by_kernels(model, params, scale), scale, options)
                 row = decoding(model, params, programs, scale, context=context)
             yield {**case, **row}

@@ -16,14 +16,14 @@ from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import Row, skipped, timed
 from model.insight.cost import decode_cost, prefill_cost
 from model.insight.timing import Effort, Seconds, measure
-from model.ops.block import XLA, Ops
-from model.ops.gpu import PALLAS
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.running.session import tokens_at_once
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params
 
-TABLES: dict[str, Ops] = {"kernels": PALLAS, "XLA": XLA}
 SOME = 16  # tokens, to choose how many a session would draw at once
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
@@ -40,9 +40,10 @@ def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
             if clock.over:
                 yield skipped(name)
                 continue
-            ops = TABLES[table]
-            with scale.running() if ops is PALLAS else nullcontext():  # the interpreter needs a kernel
-                programs = programs_of(model, params, ops, scale)
+            with scale.running() if table == "kernels" else nullcontext():  # the interpreter needs a kernel
+                programs = programs_of(
+                    model, params, XLA if table == "XLA" else by_kernels(model, params, scale), scale
+                )
                 about = {"case": model.title, "by": table, "compiling": programs.seconds}
                 for row in _rows(model, params, programs, scale):
                     yield {**about, **row}
@@ -55,6 +56,12 @@ def params_of(model: Model, scale: Scale) -> Params:
     shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=rows, quantize=model.quantize)
     shapes = jax.eval_shape(arranged, shapes)
     return random_params(shapes, model.config)
+
+
+def by_kernels(model: Model, params: Params, scale: Scale) -> Ops:
+    """Make the table of ops with kernels for a model."""
+    ops, _ = pallas_ops(model.config, params, capacity=capacity(scale))
+    return ops
 
 
 def programs_of(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.models import TABLES, params_of, programs_of
+from benchmarks.gpu.models import by_kernels, params_of, programs_of
 from benchmarks.gpu.scale import Scale
 from benchmarks.model_speed import first_token_seconds
 from benchmarks.report import Row
@@ -19,7 +19,7 @@ def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[
     params = jax.block_until_ready(params_of(model, scale))
     drawn = time.time()
     with scale.running():
-        programs = programs_of(model, params, TABLES["kernels"], scale)
+        programs = programs_of(model, params, by_kernels(model, params, scale), scale)
         compiled = time.time()
         first = first_token_seconds(programs, params)
     yield {

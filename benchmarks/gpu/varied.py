@@ -21,7 +21,8 @@ from benchmarks.kernel_cases.attention import (
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
 from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
-from model.ops.gpu import MOST_SEQUENCES, PALLAS
+from model.ops.gpu import MOST_SEQUENCES
+from model.ops.xla import XLA
 from model.weights.params import FeedForward, Layer, Linear
 from pallas_kernels.parts.key_ring import TILE
 from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH
@@ -141,7 +142,7 @@ def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Itera
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Yield float products of so many sequences that the table of ops `PALLAS` leaves them to XLA.
+    """Yield float products of so many sequences that kernels leave them to XLA.
 
     In bfloat16 the vector has no norm: XLA's form rounds a normalized vector before the product, and kernels do not.
     """
@@ -166,11 +167,11 @@ def _with_residual(product: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _down_add(w, x, residual):
-    return PALLAS.down_add(x[:, None], _layer(down=w), residual[:, None])[:, 0]
+    return XLA.down_add(x[:, None], _layer(down=w), residual[:, None])[:, 0]
 
 
 def _norm_gate_up(config: Config, w, x, norm):
-    return PALLAS.norm_gate_up(x[:, None], _layer(gate_up=w, norm=norm), config=config)[:, 0]
+    return XLA.norm_gate_up(x[:, None], _layer(gate_up=w, norm=norm), config=config)[:, 0]
 
 
 def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:

@@ -1,7 +1,6 @@
-"""The ops of the table as plain JAX, which XLA compiles: what a kernel is timed beside.
+"""The ops of the table as plain JAX, which XLA compiles: the baseline that kernels are timed against.
 
-Each takes what the kernel of its name takes and gives what that gives, of the same shapes and dtypes; numbers are
-float32 inside.
+Each function has the arguments, shapes and dtypes of the kernel of its name, and computes in float32.
 """
 
 from typing import Any
@@ -10,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from model.ops import block as ops
+from model.ops.block import rmsnorm as _rmsnorm
+from model.ops.products import dot
 from model.weights.gpu_codes import unpacked
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):
-    n = x if norm is None else ops.rmsnorm(x, norm, eps=eps).astype(x.dtype)
+    n = x if norm is None else _rmsnorm(x, norm, eps=eps).astype(x.dtype)
     y = _biased(_product(n, w), bias)
     y = y if residual is None else y + residual.astype(jnp.float32)
     return y.astype(out or x.dtype)
@@ -27,27 +27,27 @@ def _biased(y, bias):
 
 
 def _product(x, w):
-    """Of codes, XLA multiplies by the scales where the product reads, if it can."""
-    if not isinstance(w, Codes):
-        return ops.dot(x, w)
+    """Compute W x. XLA scales codes inside the product where it can."""
+    if not isinstance(w, ScaledCodes):
+        return dot(x, w)
     rows, cols = w.shape
     codes = unpacked(w.codes) if w.four_bits else w.codes
     scales = w.scales.reshape(rows, -1, 1)
     wide = codes.reshape(rows, scales.shape[1], -1).astype(jnp.float32) * scales
-    return ops.dot(x, wide.astype(x.dtype).reshape(rows, cols))
+    return dot(x, wide.astype(x.dtype).reshape(rows, cols))
 
 
 def gemm(x, w):
-    return ops.dot(x, w).astype(x.dtype)
+    return dot(x, w).astype(x.dtype)
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None):
-    return swiglu(_biased(_product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias)).astype(x.dtype)
+    return swiglu(_biased(_product(_rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias)).astype(x.dtype)
 
 
 def norm_qkv(w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None):
     batch, kv_heads, _, head_dim = k.shape
-    y = _biased(_product(ops.rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias).reshape(batch, -1, head_dim)
+    y = _biased(_product(_rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias).reshape(batch, -1, head_dim)
     q, new_k, new_v = jnp.split(y, [heads, heads + kv_heads], axis=1)
     append = jax.vmap(lambda rows, new, at: lax.dynamic_update_slice(rows, new[:, None], (0, at, 0)))
     q, new_k = rope(q, cos, sin), rope(new_k, cos, sin)
@@ -81,7 +81,7 @@ def _einsum(axes: str, a, b):
 
 
 def rmsnorm(x, weight, *, eps: float):
-    return ops.rmsnorm(x, weight, eps=eps).astype(x.dtype)
+    return _rmsnorm(x, weight, eps=eps).astype(x.dtype)
 
 
 def add_rmsnorm(x, residual, weight, *, eps: float):

@@ -11,9 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from model.candidates.made_for import made_for
-from model.ops.block import XLA
-from model.ops.gpu import PALLAS
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.running.device import default_device
+from model.weights.params import Params
 from pallas_kernels.add import add as add_kernel
 from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
@@ -21,15 +23,17 @@ from pallas_kernels.attention_paged import attention_paged as paged_kernel
 from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
+from pallas_kernels.logsumexp import logsumexp as logsumexp_kernel
 from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
 from pallas_kernels.swiglu import swiglu as swiglu_kernel
+from reference.config import Config
 
 # An interpreted kernel calls back into Python, which runs programs itself: dispatch must leave threads for those.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -65,6 +69,7 @@ add = kernel("add")(partial(run, add_kernel))
 argmax = kernel("argmax")(partial(run, argmax_kernel))
 rmsnorm = kernel("rmsnorm")(partial(run, rmsnorm_kernel))
 softmax = kernel("softmax")(partial(run, softmax_kernel))
+logsumexp = kernel("logsumexp")(partial(run, logsumexp_kernel))
 gemm = kernel("gemm", only={"rows": [64, 128], "cols": [64, 192]}, dtypes=("bfloat16",))(partial(run, gemm_kernel))
 
 
@@ -85,7 +90,7 @@ def gemv_quantized(
     """W x for codes of the schemes q8, q8_row and q4."""
     if scheme == "q4":
         codes = jnp.asarray(int4.pack(np.asarray(codes)))
-    return run(gemv_kernel, Codes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
+    return run(gemv_kernel, ScaledCodes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
 
 
 gemv_fixed_point = kernel("gemv_fixed_point", only=INTEGER)(gemv_quantized.function)
@@ -212,5 +217,10 @@ def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array,
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 
-# Walks through models take every op of ours but attention, which rounds its weights: its own contracts allow for that.
-OPS = PALLAS._replace(attend=XLA.attend)
+def walked_ops(config: Config, params: Params, rows: int) -> Ops:
+    """Our ops for a walk through a model with a cache of `rows` rows: every kernel but attention's.
+
+    That one rounds its weights, which its own contracts allow for and a walk does not.
+    """
+    ops, _ = pallas_ops(config, params, capacity=rows)
+    return ops._replace(attend=XLA.attend)

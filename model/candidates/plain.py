@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 from model import sampling
 from model.cache import LayerCache
 from model.candidates.made_for import MadeFor, made_for
-from model.ops import block as ops
+from model.ops import attention, block, products
+from model.ops.table import Positions
 from model.options import SamplingOptions
 from reference.config import Config
 
@@ -21,10 +22,10 @@ from reference.config import Config
 CACHE = {"padding": [0.0, 100.0]}
 LENGTHS = {"lengths": [(1,), (7, 8), (33, 1, 16), (17,)]}
 
-gemm = MadeFor("gemm", jax.jit(ops.dot))
-gemv = MadeFor("gemv", jax.jit(ops.dot))
-cpu_gemv = MadeFor("gemv", jax.jit(ops.cpu_product), only={"cols": [16, 128, 512, 513]})
-rmsnorm = MadeFor("rmsnorm", jax.jit(ops.rmsnorm, static_argnames="eps"))
+gemm = MadeFor("gemm", jax.jit(products.dot))
+gemv = MadeFor("gemv", jax.jit(products.dot))
+cpu_gemv = MadeFor("gemv", jax.jit(products.cpu_product), only={"cols": [16, 128, 512, 513]})
+rmsnorm = MadeFor("rmsnorm", jax.jit(block.rmsnorm, static_argnames="eps"))
 argmax = MadeFor("argmax", jax.jit(sampling.largest))
 
 
@@ -36,7 +37,7 @@ def rope_halves(
     frequencies: Float[Array, " pairs"],
 ) -> Float[Array, "batch seq heads head_dim"]:
     angles = positions[..., None].astype(jnp.float32) * frequencies
-    return ops.rope(x, ops.Positions(positions, jnp.cos(angles), jnp.sin(angles)))
+    return block.rope(x, Positions(positions, jnp.cos(angles), jnp.sin(angles)))
 
 
 @made_for("attention_prefill", only=CACHE)
@@ -73,7 +74,7 @@ def _attend(q: Array, k: Array, v: Array, at: Int[Array, "batch seq"], *, window
     config = replace(_ONE, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3])
     cache = LayerCache(k.swapaxes(1, 2), v.swapaxes(1, 2))
     nowhere = jnp.zeros((*at.shape, 0))
-    return ops.attend(q, cache, ops.Positions(at, nowhere, nowhere), window=window, config=config).reshape(q.shape)
+    return attention.attend(q, cache, Positions(at, nowhere, nowhere), window=window, config=config).reshape(q.shape)
 
 
 @jax.jit

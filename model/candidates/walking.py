@@ -10,22 +10,25 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from model.cache import empty_cache
-from model.candidates.kernels import OPS, runnable
+from model.candidates.kernels import runnable, walked_ops
 from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.ops.block import CPU, XLA, Ops, Positions
+from model.ops.cpu import CPU
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
+from model.weights.params import Params, load_params
 from reference.config import Config
 
 
-class Walkable(NamedTuple):
+@dataclass(frozen=True)
+class Walkable:
     """A model whose ops can be called one by one, for a batch of one sequence."""
 
     params: Any  # with embedding, layers and norm
@@ -36,16 +39,19 @@ class Walkable(NamedTuple):
     array: Callable[[np.ndarray], Any]  # to an array of the ops'
 
 
-class Table(NamedTuple):
-    """A table of ops, and the context in which they can be called."""
+OpsFor = Callable[[Config, Params, int], Ops]  # from weights, and the rows of the cache, to a table made for them
 
-    ops: Ops
+
+class Table(NamedTuple):
+    """A table of ops, or how to make it, and the context in which they can be called."""
+
+    ops: Ops | OpsFor
     context: Callable[[], AbstractContextManager]
 
 
 def tables() -> dict[str, Table]:
     """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted where there is none."""
-    return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(OPS, runnable)}
+    return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(walked_ops, runnable)}
 
 
 def random_checkpoint(config: Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
@@ -54,9 +60,10 @@ def random_checkpoint(config: Config, arrays: Mapping[str, np.ndarray]) -> Check
     return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
 
 
-def walkable(checkpoint: Checkpoint, table: Ops, *, dtype: np.dtype, rows: int) -> Walkable:
-    """The model of `checkpoint` in `dtype`, for sequences of up to `rows` tokens."""
+def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, rows: int) -> Walkable:
+    """The model of `checkpoint` in `dtype`, for a sequence of `rows` tokens."""
     params = load_params(checkpoint, dtype=dtype, positions=rows)
+    ops = table if isinstance(table, Ops) else table(checkpoint.config, params, rows)
     held = {
         name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
         for name, tensor in checkpoint.tensors.items()
@@ -74,4 +81,4 @@ def walkable(checkpoint: Checkpoint, table: Ops, *, dtype: np.dtype, rows: int) 
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
 
     exact = load_reference_params(replace(checkpoint, tensors=held))
-    return Walkable(params, exact, Ops(*map(compiled, table)), cache, positions, jax.device_put)
+    return Walkable(params, exact, Ops(*map(compiled, ops)), cache, positions, jax.device_put)

@@ -1,7 +1,7 @@
-"""What decoding a token and reading a prompt cost at least: bytes and floating-point operations.
+"""The least cost of decoding a token and of reading a prompt: bytes and floating-point operations.
 
-Of a mixture of experts the bytes of several tokens are not the least: they are those expected where each token is as
-likely to choose any of the experts (`experts_read`). Tokens that choose alike read fewer, down to what one reads.
+For a mixture of experts the bytes of several tokens are not the least but the expected ones, if each token is as likely
+to choose any of the experts (`experts_read`). Tokens that choose the same experts read fewer.
 
 Weights may be arrays, or only their shapes (`model.weights.params.abstract_params`).
 """
@@ -20,19 +20,21 @@ from reference.config import Config
 
 
 class Cost(NamedTuple):
+    """Bytes that are read, and floating-point operations."""
+
     bytes: float
     flops: float
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte: what is below a machine's own ratio waits for its memory."""
+        """Operations for each byte. Work below a machine's own ratio waits for its memory."""
         return self.flops / self.bytes
 
     def seconds(self, *, bandwidth: float, rate: float, cache: int = 0) -> float:
-        """What it takes at least: bytes to read a second, operations a second.
+        """Give the least seconds, at `bandwidth` bytes and `rate` operations a second.
 
-        What fits in a cache of `cache` bytes may be there since the last time, and then nothing waits for memory. What
-        is larger, and read from its first byte to its last each time, has left the cache before it is wanted again.
+        Bytes that fit in a cache of `cache` bytes may be there since the last time, and then nothing waits for memory.
+        A larger array that is read from end to end each time has left the cache before it is needed again.
 
         >>> [Cost(bytes=20.0, flops=100.0).seconds(bandwidth=10.0, rate=100.0, cache=cache) for cache in (0, 32)]
         [2.0, 1.0]
@@ -44,12 +46,12 @@ class Cost(NamedTuple):
 def decode_cost(
     params: Params, config: Config, *, position: int | float, batch: int, cache_dtype: np.dtype | None = None
 ) -> Cost:
-    """One step of `batch` sequences, each with `position` tokens before it.
+    """Give the cost of one step of `batch` sequences, each with `position` tokens before it.
 
-    Every weight is read once, of an embedding that is not the head as well only a row for each token, of experts those
-    that `experts_read` expects; each weight of a matrix is two operations a token that it is for. Keys and values are
-    read once, and each is two operations a query head. The cache is of the embedding's dtype, unless `cache_dtype` says
-    otherwise.
+    Every weight is read once, and takes two operations for each token that it is multiplied by. An embedding that is
+    not the head, too, is read a row for each token; experts are read as `experts_read` expects. Keys and values are
+    read once, and each takes two operations for each query head. The cache has the embedding's dtype, unless
+    `cache_dtype` is given.
     """
     weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
     row = 0 if config.tied else _bytes(params.embedding) / config.vocab
@@ -62,7 +64,7 @@ def decode_cost(
 def decode_bytes(params: Params, config: Config, *, position: int | float, batch: int) -> dict[str, float]:
     """Split the bytes of `decode_cost` by part of the model, as `model.insight.profile` names the parts.
 
-    Norms and embedding rows are left out.
+    Norms and rows of the embedding do not count.
     """
     layers = params.layers
     products = {
@@ -80,9 +82,9 @@ def decode_bytes(params: Params, config: Config, *, position: int | float, batch
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
-    """`batch` prompts of so many tokens into empty caches, up to where decoding begins: the head has no part in it.
+    """Give the cost of reading `batch` prompts of so many tokens into empty caches, without the head.
 
-    Every weight of a layer is read once, of experts those that `experts_read` expects.
+    Every weight of a layer is read once; experts are read as `experts_read` expects.
     """
     pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
     attention = 4 * config.layers * config.heads * config.head_dim * pairs
@@ -91,9 +93,9 @@ def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1)
 
 
 def experts_read(config: Config, *, tokens: int) -> float:
-    """Experts of a layer that so many tokens are expected to choose, each of them any with the same chance.
+    """Expect how many experts of a layer so many tokens choose, if each is chosen with the same chance.
 
-    At most that is tokens x experts_per_token, or all; at least, where all choose alike, experts_per_token.
+    At most that is tokens x experts_per_token, or all. If all tokens choose the same, it is experts_per_token.
 
     >>> mixtral = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=8, experts_per_token=2)
     >>> [experts_read(mixtral, tokens=tokens) for tokens in (1, 2, 3)]
@@ -104,7 +106,7 @@ def experts_read(config: Config, *, tokens: int) -> float:
 
 
 def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
-    """Of all layers, what so many tokens read together."""
+    """Count the bytes of all layers that so many tokens read together."""
     whole = _bytes(params.layers) - _bytes(_experts(params))
     return whole + _expert_bytes(params, config, tokens=tokens)
 

@@ -1,24 +1,23 @@
-"""What a checkpoint holds and what a token of it costs, from its header alone."""
+"""The tensors of a checkpoint and the cost of a token, from its header alone."""
 
 from dataclasses import asdict
 from math import prod
 from typing import Any
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.tensors import EMBEDDING, Role, Weight, weights
 from reference.config import Config
-
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything that `llamaspec inspect` shows; every value goes into JSON as it is.
+    """Give everything that `llamaspec inspect` shows; every value goes into JSON as it is.
 
-    Decoding a token reads every weight once, but one row of the embedding and, of the experts, the
-    chosen ones; each weight of a matrix is two FLOPs. Attention comes on top as the cache fills:
-    `cache_bytes_per_token` is what each earlier position adds to what is read, in the weights' dtype.
+    Decoding a token reads every weight once, except that it reads one row of the embedding and the chosen experts
+    alone. Each weight of a matrix is two FLOPs. Attention comes on top as the cache fills: each earlier position adds
+    `cache_bytes_per_token` to the bytes that are read, in the weights' dtype.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
-    read = {name: tensor.bytes * _share_read(name, config) for name, tensor in tensors.items()}
+    read = {weight.name: tensors[weight.name].bytes * _share_read(weight, config) for weight in weights(config)}
     return {
         "format": checkpoint.format,
         "config": asdict(config),
@@ -35,7 +34,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def matrix_weights(config: Config, *, head: bool) -> int:
-    """Weights that a token is multiplied by; of experts, those of the chosen ones.
+    """Count the weights that a token is multiplied by; experts that are not chosen do not count.
 
     >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
     184
@@ -47,7 +46,7 @@ def matrix_weights(config: Config, *, head: bool) -> int:
 
 
 def cached_numbers(config: Config) -> int:
-    """Of keys and values, for each position.
+    """Count the numbers of keys and values for each position.
 
     >>> cached_numbers(Config(4, 3, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4))
     12
@@ -59,7 +58,7 @@ def _dtype(tensor: Tensor) -> str:
     return tensor.codes.form if tensor.codes else tensor.dtype.name
 
 
-def _share_read(name: str, config: Config) -> float:
-    if name == EMBEDDING and not config.tied:
+def _share_read(weight: Weight, config: Config) -> float:
+    if weight.role is Role.EMBEDDING and not config.tied:
         return 1 / config.vocab
-    return config.experts_per_token / config.experts if ".experts." in name else 1.0
+    return config.experts_per_token / config.experts if weight.role is Role.EXPERT else 1.0

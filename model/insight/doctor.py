@@ -1,4 +1,4 @@
-"""What is installed on this machine, and how models run on it."""
+"""A report on this machine: the packages installed, and how models run."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -9,9 +9,9 @@ import numpy as np
 
 from model.checkpoints.codes import form_of
 from model.insight.shapes import SHAPES
-from model.ops.block import Ops
 from model.ops.choice import Choice, ops_for
 from model.ops.gpu import QUANTIZED
+from model.ops.table import Ops
 from model.options import choose_context
 from model.running.device import HOPPER, Device, default_device, free_bytes
 from model.running.memory import gigabytes

@@ -1,17 +1,17 @@
-r"""How well a model predicts a text, and how far its predictions are from another model's.
+r"""The quality of a model's predictions of a text, and their distance from another model's.
 
     loss           -1/n sum_t ln p(token t | tokens before it in its window)      nats a token
     perplexity     exp(loss)
     bits per byte  n loss / ln 2 / bytes of the n tokens                          does not depend on the tokenizer
     divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
 
-A text longer than the context is read in windows of that length, each `stride` tokens after the one before, and a
-token is scored in the first window that holds it: so every token but the text's first is counted once, and all but
-those of the first window are predicted from at least context - stride tokens. This is Hugging Face's definition
+A text longer than the context is read in windows of that length, each `stride` tokens after the one before. A token
+is scored in the first window that holds it. So every token but the text's first is counted once, and all but those of
+the first window are predicted from at least context - stride tokens. This is Hugging Face's definition
 (https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of the
-context, is its example's. llama.cpp's windows do not overlap, it scores the second half of each, and puts BOS in
-front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity); the divergence is its
-`--kl-divergence`. Its perplexity is higher by what it predicts from fewer tokens.
+context, is its example's. llama.cpp's windows do not overlap; it scores the second half of each, and puts BOS in
+front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher,
+since it predicts some tokens from fewer. The divergence is its `--kl-divergence`.
 """
 
 import math
@@ -32,7 +32,7 @@ from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import encode_text
 from model.weights.params import Progress, no_progress
 
-IN_MEMORY = 64 << 20  # bytes of logits that are kept there; more go into a file
+IN_MEMORY = 64 << 20  # bytes of logits that are kept in memory; more go into a file
 
 Rows = Float[np.ndarray, "rows vocab"]  # logits
 
@@ -41,8 +41,13 @@ Rows = Float[np.ndarray, "rows vocab"]  # logits
 class Predictor(Protocol):
     """A model that runs, on either backend."""
 
-    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]: ...
-    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor": ...
+    def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
+        """Compute logits [rows, vocab] for what follows each of `ids` but the first `after`, some rows at a time."""
+        ...
+
+    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor":
+        """Make the same model with the weights of another checkpoint of the same shapes."""
+        ...
 
 
 class Text(NamedTuple):
@@ -53,12 +58,12 @@ class Text(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many are predicted."""
+        """The number of tokens that are predicted."""
         return len(self.ids) - 1
 
 
 class Window(NamedTuple):
-    """Of the tokens from `begin` to `end`, those from `scored` on are counted."""
+    """A part of a text, from token `begin` to `end`; those from `scored` on are counted."""
 
     begin: int
     scored: int
@@ -66,7 +71,7 @@ class Window(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a model makes of a text."""
+    """The loss of a model on a text."""
 
     tokens: int
     bytes: int
@@ -74,15 +79,17 @@ class Evaluation(NamedTuple):
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the loss."""
         return math.exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
+        """The loss in bits, for each byte of the text."""
         return self.tokens * self.loss / math.log(2) / self.bytes
 
 
 class Divergence(NamedTuple):
-    """Of a model's predictions from a base's: KL over the positions of a text, in nats, and agreement on the top."""
+    """The distance of a model's predictions from a base's: KL over the positions of a text, in nats, and agreement."""
 
     mean: float
     median: float
@@ -100,7 +107,7 @@ class Comparison(NamedTuple):
 
 
 def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> Text:
-    """The text in a file, as all of `models` read it.
+    """Read the text in a file, as all of `models` tokenize it.
 
     `tokenizer` is a path, for all of them; None is each model's own. Raises CheckpointError for a file of fewer than
     two tokens, and ValueError where the models have different vocabularies.
@@ -122,7 +129,7 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
 
 
 def choose_stride(stride: int | None, context: int) -> int:
-    """How far a window is from the one before: for None, half of its length. Raises ValueError.
+    """Choose how far a window is from the one before: by default half of its length. Raises ValueError.
 
     >>> choose_stride(None, 1024)
     512
@@ -135,7 +142,7 @@ def choose_stride(stride: int | None, context: int) -> int:
 
 
 def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
-    """Windows in which all tokens but the first are scored once.
+    """Cut a text into windows in which all tokens but the first are scored once.
 
     >>> [tuple(window) for window in windows(9, context=4, stride=2)]
     [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
@@ -150,7 +157,7 @@ def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
 def scored_logits(
     model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Iterator[Rows]:
-    """Logits for every token of a text but the first, in order, some at a time.
+    """Compute logits for every token of a text but the first, in order, some at a time.
 
     `context` is at most the model's capacity. Raises ValueError out of range.
     """
@@ -176,7 +183,7 @@ class Recorded:
     def __iter__(self) -> Iterator[Rows]:
         at = 0
         for shape, dtype in self._parts:
-            self._file.seek(at)  # each time, as somebody else may be going through it too
+            self._file.seek(at)  # another iterator may have moved it since
             raw = self._file.read(math.prod(shape) * dtype.itemsize)
             at += len(raw)
             yield np.frombuffer(raw, dtype).reshape(shape)
@@ -184,9 +191,9 @@ class Recorded:
 
 @contextmanager
 def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
-    """`scored_logits` of a base that several models are compared with, kept while that lasts.
+    """Keep the `scored_logits` of a base while several models are compared with it.
 
-    In memory or, where they are many, in a file without a name. Raises CheckpointError on a full disk.
+    They are in memory, or in a file without a name if they are many. Raises CheckpointError on a full disk.
     """
     with os_errors(tempfile.gettempdir()), tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
         yield Recorded(parts, file)
@@ -195,7 +202,7 @@ def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
 def evaluate(
     model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Evaluation:
-    """Perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError out of range."""
+    """Measure perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError otherwise."""
     losses, wanted = [], iter(text.ids[1:])
     for rows in scored_logits(model, text, context=context, stride=stride, progress=progress):
         losses.append(_losses(_log_softmax(rows), wanted))
@@ -211,9 +218,9 @@ def compare(
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """`evaluate` for both, and what the model's predictions lose of the base's.
+    """Evaluate a model and its base, and measure the divergence of their predictions.
 
-    Of the base, its `scored_logits` for the same text will do.
+    `base` may be its `recorded` logits for the same text.
     """
     ours = scored_logits(model, text, context=context, stride=stride, progress=progress)
     theirs = base if isinstance(base, Recorded) else scored_logits(base, text, context=context, stride=stride)
@@ -221,7 +228,7 @@ def compare(
 
 
 def comparison(ours: Iterable[Rows], theirs: Iterable[Rows], wanted: Sequence[int], *, bytes: int) -> Comparison:
-    """Of a model and its base, by the logits of both for the tokens `wanted`, in parts that are as long."""
+    """Compare a model and its base by their logits for the tokens `wanted`, in parts of equal lengths."""
     losses, base_losses, kl, same = [], [], [], []
     ids, base_ids = iter(wanted), iter(wanted)
     for rows, base_rows in zip(ours, theirs, strict=True):
@@ -240,7 +247,7 @@ def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
 
 
 def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Iterator[int]) -> Float64[np.ndarray, " rows"]:
-    """Of the next of `wanted`, as many as there are rows."""
+    """Take an id of `wanted` for each row, and give its loss."""
     ids = np.array(list(islice(wanted, len(log_p))))
     return -np.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0]
 
@@ -248,7 +255,7 @@ def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Iterator[int]) -> 
 def _divergences(
     log_p: Float64[np.ndarray, "rows vocab"], log_q: Float64[np.ndarray, "rows vocab"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Never below 0, which roundings could make of equal predictions."""
+    """Compute the KL divergence of each row, at least 0: roundings could make it negative for equal predictions."""
     return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
 
 

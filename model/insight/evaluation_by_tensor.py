@@ -1,7 +1,7 @@
-"""What each quantized tensor costs alone: the base with this one in the place of its own, beside the base.
+"""The cost of each quantized tensor alone: the base with this tensor in the place of its own, compared with the base.
 
-The divergence is the cost at the end, in what is predicted, and one tensor at a time says where it arises. A tensor's
-own error, or that of the op that it is in, does not say how much the layers after it amplify or forgive.
+The divergence is the cost in the predictions, and one tensor at a time says where it arises. The error of a tensor's
+weights, or of its op, does not say how much the layers after it amplify or forgive.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from model.weights.params import Progress, no_progress
 
 
 class Cost(NamedTuple):
-    """Of one tensor."""
+    """The cost of one tensor."""
 
     name: str
     relative_error: float  # of its weights: the root of the mean square of the differences over that of the weights
@@ -23,12 +23,12 @@ class Cost(NamedTuple):
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint` whose quantized matrices run as the float32 that they stand for, as `with_weights` needs them."""
+    """Make a checkpoint whose quantized matrices run as the float32 that they stand for, as `with_weights` needs."""
     return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
 
 
 def relative_error(base: np.ndarray, other: np.ndarray) -> float:
-    """Root mean square of the difference, over that of `base`.
+    """Divide the root mean square of the difference by that of `base`.
 
     >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     0.1
@@ -49,10 +49,11 @@ def compare_by_tensor(
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Comparison, list[Cost]]:
-    """`compare` for the whole `model`, and for each of its tensors whose weights differ, in the order of use.
+    """Compare the whole `model` with its base, and each tensor whose weights differ alone, in the order of use.
 
-    `running` is `model`, and `beside` is `decoded(base)`, which is computed once for all; of its weights one tensor at
-    a time is exchanged, and no other read again. Raises ValueError where the two have tensors of different shapes.
+    `running` runs `model`, and `beside` runs `decoded(base)`, whose logits are computed once. One tensor at a time is
+    exchanged in its weights, and no other is read again. Raises ValueError where the two have tensors of different
+    shapes.
     """
     check_alike(base, model)
     base, window = decoded(base), {"context": context, "stride": stride}

@@ -8,7 +8,7 @@ from model.insight.evaluation_by_tensor import Cost
 
 
 def as_json(evaluation: Evaluation | Comparison, costs: Sequence[Cost] | None = None, **request: Any) -> dict[str, Any]:
-    """Every figure, after what was asked for. Divergences are in nats."""
+    """Give every figure, after the `request`. Divergences are in nats."""
     if isinstance(evaluation, Evaluation):
         return {**request, **_evaluation(evaluation)}
     report = {
@@ -25,7 +25,7 @@ def as_json(evaluation: Evaluation | Comparison, costs: Sequence[Cost] | None = 
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The lines that `llamaspec eval` prints.
+    """Format the lines that `llamaspec eval` prints.
 
     >>> print(as_text(as_json(Evaluation(tokens=10, bytes=20, loss=0.7), model="a", against=None)), end="")
     tokens          10, of 20 bytes

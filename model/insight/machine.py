@@ -1,4 +1,4 @@
-"""The machine that something is timed on: what it is, and how fast it reads, copies and multiplies."""
+"""The machine that something is timed on: its name, and how fast it reads, copies and multiplies."""
 
 import json
 import math
@@ -18,21 +18,21 @@ import numpy as np
 from model.insight.cost import Cost
 from model.insight.plan import DeviceLimits
 from model.insight.timing import Effort, measure
-from model.ops import block as ops
+from model.ops.products import dot
 from model.running.device import default_device, free_bytes
 from model.system import last_level_cache_bytes, nvidia_driver, processor
 from model.weights.codes import LANES
 from model.weights.params import aligned_zeros
 
-COPIES = 16  # of what is drawn, which fill the memory to move: on a CPU to draw all takes longer than to measure
-PAGE = 4096  # bytes, of which arrays are a multiple: `COPIES` times whole rows
-ROW = 1024  # numbers that a CPU reads to write the few that are their sums, as many as `LANES`
+COPIES = 16  # repeats of the random numbers: drawing all of an array takes a CPU longer than measuring
+PAGE = 4096  # bytes; arrays are a multiple of it, so that they have `COPIES` times whole rows
+ROW = 1024  # numbers that a CPU reads to write `LANES` sums of them
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
 KEPT = "machine.json"  # a file in a user's cache folder
 
 
 class Sizes(NamedTuple):
-    """What is moved and multiplied: more than caches hold, and enough to fill the device."""
+    """The sizes of the arrays: more than caches hold, and enough to fill the device."""
 
     bytes: int
     side: int  # of the square matrices
@@ -40,18 +40,18 @@ class Sizes(NamedTuple):
 
 
 SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
-BEYOND_CACHE = 4  # times the last cache: of an array as large as a cache much comes from there
+BEYOND_CACHE = 4  # times the last cache: much of an array as large as the cache would come from there
 
 
 class Ceilings(NamedTuple):
-    """Measured on random numbers, as zeros are faster."""
+    """The most that a machine does a second, measured on random numbers: zeros are faster."""
 
     copy: float  # bytes a second, those read and those written
     read: float
     flops: dict[str, float]  # a second, of a product of two matrices, by dtype
 
     def floor(self, *, bytes: int | float, flops: int | float, dtype: str) -> float:
-        """Seconds below which a computation cannot be that reads so much and computes so much in `dtype`.
+        """Give the least seconds of a computation that reads `bytes` and takes `flops` operations in `dtype`.
 
         >>> Ceilings(8.0, 10.0, {"float32": 100.0}).floor(bytes=20.0, flops=100.0, dtype="float32")
         2.0
@@ -96,8 +96,10 @@ def last_level_cache() -> int | None:
 
 
 def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, cache: int | None) -> bool:
-    """Whether bytes that are read again and again come from a cache: they fit in it, or if it is not known, they come
-    faster than memory, of which `read` bytes a second were measured, can give them.
+    """Whether bytes that are read again and again come from a cache of `cache` bytes.
+
+    They do if they fit in it. If its size is not known, they do if they come faster than memory, which gave `read`
+    bytes a second.
 
     >>> from_cache(bytes=6e6, seconds=1.0, read=1e9, cache=32 << 20)
     True
@@ -122,9 +124,10 @@ def kept_read_rate(folder: Path) -> float | None:
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
-    """What was read a second, of `bytes` that are read again and again, each time in `seconds`.
+    """Say at what rate `bytes` are read that are read again and again, each time in `seconds`.
 
-    With its share of what `keep_read_rate` wrote down in `folder`, unless a cache holds them.
+    Unless a cache holds them, the words name the share of the rate that `keep_read_rate` wrote to `folder`. Nothing is
+    measured.
     """
     read = kept_read_rate(folder) if folder else None
     rate = bytes / seconds
@@ -138,7 +141,7 @@ def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceili
     """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
     buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
-    # From one buffer to the other: memory that is new each time would have to be mapped first.
+    # We copy between two buffers, since new memory would have to be mapped first.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
 
     def copy() -> jax.Array:
@@ -153,10 +156,10 @@ def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceili
 
 
 class Reader:
-    """Measures the bytes a second that the default device reads, each time it is called; holds so many `bytes`.
+    """A measurement of the bytes a second that the default device reads, made each time it is called.
 
-    These are sums that are kept elementwise, which run on all cores of a CPU; few are written. A CPU reads one array
-    from start to end, in huge pages, as weights lie; a GPU reads all copies side by side.
+    It adds up an array of `bytes` bytes elementwise, on all cores of a CPU, and writes few sums. A CPU reads one array
+    from start to end, in huge pages, as weights lie. A GPU reads all copies side by side.
     """
 
     def __init__(self, sizes: Sizes | None = None):
@@ -170,7 +173,7 @@ class Reader:
         else:
             self._copies = jnp.tile(drawn, (COPIES, 1))
             parts = list(range(COPIES))
-        # Into the same place each time: memory that is new would have to be mapped first.
+        # The sums go to the same place each time, since new memory would have to be mapped first.
         summed = jax.jit(lambda a, into: sum(a[part] for part in parts), donate_argnums=1, keep_unused=True)
         self._sums = jnp.zeros_like(self._copies[parts[0]])
         self._summed, self._effort = summed, sizes.effort
@@ -185,8 +188,11 @@ class Reader:
 
 
 def _sizes() -> Sizes:
-    """Of the default device. Large servers have caches of hundreds of megabytes, and what runs on them may have little
-    memory, of which two arrays take a quarter at most."""
+    """Choose sizes for the default device.
+
+    Large servers have caches of hundreds of megabytes, but a process there may have little memory. Two arrays take a
+    quarter of it at most.
+    """
     sizes = SIZES[jax.default_backend()]
     most = free_bytes() // 8 // PAGE * PAGE
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
@@ -202,13 +208,13 @@ def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
-    """Normal numbers, drawn on the device."""
+    """Draw normal numbers on the device."""
     return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
 
 
 def _matrix_rate(dtype: str, sizes: Sizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
-    product = jax.jit(ops.dot)
+    product = jax.jit(dot)
     return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median
 
 

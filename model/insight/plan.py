@@ -1,7 +1,7 @@
-"""What running a model takes, said before anything of it is loaded: memory, work, and the speed that these allow.
+"""The plan of running a model, made before anything is loaded: memory, work, and the speed that these allow.
 
-Memory is what a first run is expected to take at most; speeds are ceilings, which `llamaspec bench` says the share of
-that is reached.
+Memory is the most that a first run is expected to take. Speeds are ceilings; `llamaspec bench` measures the share that
+is reached.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from reference.config import Config
 
 
 class DeviceLimits(NamedTuple):
-    """What a device can hold and do a second: a plan's tokens a second follow from it."""
+    """The memory and the rates of a device, which bound the tokens a second of a plan."""
 
     name: str
     platform: str  # "cpu" or "gpu"
-    memory: float  # bytes, of this machine those that are free
+    memory: float  # bytes; those that are free on this machine
     bandwidth: float  # bytes a second that are read
-    flops: Mapping[str, float]  # a second, of products of matrices, by dtype
-    cache: int = 0  # bytes that stay in it from one step to the next; of the GPUs here it is left out
+    flops: Mapping[str, float]  # a second, in products of matrices, by dtype
+    cache: int = 0  # bytes that stay in it from one step to the next; not counted for the GPUs here
 
     def seconds(self, cost: Cost, dtype: str) -> float:
-        """What `cost` takes at least.
+        """Give the least seconds that `cost` takes.
 
         >>> DeviceLimits("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
         2.0
@@ -35,7 +35,7 @@ class DeviceLimits(NamedTuple):
         return cost.seconds(bandwidth=self.bandwidth, rate=self.flops[dtype], cache=self.cache)
 
     def waits_for(self, cost: Cost, dtype: str) -> str:
-        """Which of the two it is: `memory` or `arithmetic`."""
+        """Name what `cost` waits for: `memory` or `arithmetic`."""
         return "memory" if self.seconds(cost, dtype) > cost.flops / self.flops[dtype] else "arithmetic"
 
 
@@ -53,7 +53,7 @@ DEVICES = {
 
 
 class Work(NamedTuple):
-    """A prompt, or a step of decoding: for all sequences what it costs, and how fast it can be."""
+    """A prompt, or a step of decoding: its cost for all sequences, and how fast it can be."""
 
     what: str
     after: int  # tokens before it, in each sequence
@@ -63,6 +63,7 @@ class Work(NamedTuple):
     waits_for: str
 
     def as_json(self) -> dict[str, Any]:
+        """Give what a token costs, as JSON has it."""
         return {
             "what": self.what,
             "after": self.after,
@@ -75,6 +76,8 @@ class Work(NamedTuple):
 
 
 class Plan(NamedTuple):
+    """Memory and speed of a model on a device."""
+
     name: str
     dtype: str
     quantize: str | None
@@ -88,9 +91,11 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
+        """Whether the memory of the device is enough."""
         return self.memory.fits(self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
+        """Give the whole plan, as JSON has it."""
         return {
             **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
             **{"context": self.context, "batch": self.batch, "experts": self.experts},
@@ -135,7 +140,7 @@ def make_plan(
 
 
 def as_text(plan: Plan) -> str:
-    """For a person."""
+    """Format a plan for a person to read."""
     device = plan.device
     scheme = f", matrices in {plan.quantize}" if plan.quantize else ""
     scheme += f", a cache of {plan.cache}" if plan.cache != plan.dtype else ""

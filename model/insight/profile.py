@@ -1,7 +1,7 @@
-"""Where the time of a program goes: a trace by XLA's profiler, read by part of the model.
+"""The time of a program by part of the model, from a trace of XLA's profiler.
 
-An instruction of a compiled program belongs to the part in whose name scope it was traced; XLA keeps these names in
-all its passes. What has none, as copies that XLA adds, belongs to the part that it is inside of.
+An instruction of a compiled program belongs to the part in whose name scope it was traced. XLA keeps these names in
+all its passes. An instruction without a name, such as a copy that XLA adds, belongs to the part around it.
 """
 
 import gzip
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from model.ops.block import Ops
+from model.ops.table import Ops
 
 PRODUCT = "product"  # the scope of a matrix product inside of an op
-SAMPLE = "sample"  # that of drawing a token, in `model.sampling`
+SAMPLE = "sample"  # the scope of drawing a token, in `model.sampling`
 REST = "rest"
-CONTROL_FLOW = ("while", "conditional", "call")  # whose instructions are traced themselves
+CONTROL_FLOW = ("while", "conditional", "call")  # their inner instructions are traced themselves
 
 CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")  # computations
 
@@ -39,7 +39,7 @@ class Event(NamedTuple):
 
 
 def named(ops: Ops) -> Ops:
-    """The same ops, traced in scopes of their names, and their products in a scope inside."""
+    """Make ops that are traced in scopes of their names, with their products in a scope inside."""
 
     def scoped(op: Callable[..., Any], name: str) -> Callable[..., Any]:
         if isinstance(op, partial) and PRODUCT in op.keywords:
@@ -52,7 +52,7 @@ def named(ops: Ops) -> Ops:
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
     """Trace each call until its arrays are there, one after the other, each in a span of its name."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Python's own calls would be most of the trace
+    options.python_tracer_level = 0  # calls of Python would be most of the trace
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             for name, call in calls.items():
@@ -69,7 +69,7 @@ def save(trace: Trace, file: Path, *, packed: bool) -> None:
 
 
 def parts_of(hlo: str) -> dict[str, str]:
-    """The part that each instruction of an optimized program belongs to; those of control flow are left out.
+    """Find the part that each instruction of an optimized program belongs to, without those of control flow.
 
     >>> parts_of('''%body {
     ...   %a = f32[8] fusion(%x), calls=%f, metadata={op_name="jit(decode)/while/body/project_add/product/add"}
@@ -111,9 +111,9 @@ def parts_of(hlo: str) -> dict[str, str]:
 
 
 def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
-    """The instructions that ran in the first span of this name, and when that began and ended.
+    """Give the instructions that ran in the first span of this name, and when the span began and ended.
 
-    Raises ValueError where a trace has none: of what was not recorded by `record`.
+    Raises ValueError for a trace without such a span, which `record` did not make.
     """
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
@@ -129,10 +129,11 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
 
 
 def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, end: float) -> dict[str | None, float]:
-    """The seconds of a span by kind of instruction; None is when nothing ran. Together they are the span.
+    """Divide the seconds of a span by kind of instruction; None stands for the time when nothing ran.
 
-    An instant in which several run is theirs in equal parts. Where the next instruction runs in another thread, it
-    was waited for the last part of the one before, which that thread had: XLA traces only the part of the first.
+    Instructions that run at the same time share it equally. XLA traces an instruction of several threads in one of
+    them only. Where the next instruction starts in another thread, we assume that it waited for that thread's part of
+    the instruction before.
 
     >>> ran = [Event(1, 0.0, 4e6, "a"), Event(1, 5e6, 6e6, "b"), Event(2, 8e6, 9e6, "a")]
     >>> seconds_by(ran, {"a": "A", "b": "B"}, start=0.0, end=10e6)
@@ -162,7 +163,8 @@ def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, 
 
 
 def _part(scopes: list[str]) -> str | None:
-    """
+    """Find the part among the scopes of an instruction.
+
     >>> _part(["jit(decode)", "while", "body", "jit(_block)", "norm_qkv", "product", "add"])
     'norm_qkv product'
     """

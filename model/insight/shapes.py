@@ -22,7 +22,7 @@ def _llama3(dim: int, layers: int, heads: int, head_dim: int, ffn: int, *, facto
 
 
 def _stories(dim: int, layers: int, heads: int, ffn: int, *, context: int) -> Config:
-    """One of llama2.c's, trained on TinyStories."""
+    """Give the shape of a llama2.c model that was trained on TinyStories."""
     head_dim = dim // heads
     return Config(dim, layers, heads, heads, head_dim, ffn, 32_000, context=context, eps=1e-5, theta=1e4, tied=True)
 

@@ -1,4 +1,4 @@
-"""How long a call takes: the median of several measurements, with the others beside it."""
+"""The time of a call: the median of several measurements, with the least and the most."""
 
 import statistics
 import time
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-MOST_TURNS = 1 << 24  # of which each would take less than a clock can tell
+MOST_TURNS = 1 << 24  # if even these take no time, a turn is shorter than a clock can tell
 
 
 class Seconds(NamedTuple):
-    """Of one call: the median, the fastest and the slowest measurement."""
+    """The seconds of a call: the median, the fastest and the slowest measurement."""
 
     median: float
     least: float
     most: float
 
     def over(self, count: int | float) -> "Seconds":
-        """Of one of the `count` equal parts of a call.
+        """Give the seconds of one of `count` equal parts of a call.
 
         >>> Seconds(4.0, 2.0, 8.0).over(2)
         Seconds(median=2.0, least=1.0, most=4.0)
@@ -28,7 +28,7 @@ class Seconds(NamedTuple):
         return Seconds(*(value / count for value in self))
 
     def rates(self, amount: int | float) -> tuple[float, float, float]:
-        """`amount` a second: in the median, at least, at most.
+        """Give `amount` a second: in the median, at least, at most.
 
         >>> Seconds(4.0, 2.0, 8.0).rates(8)
         (2.0, 1.0, 4.0)
@@ -37,7 +37,7 @@ class Seconds(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How often something is called to time it."""
+    """The number of calls that time something."""
 
     repeats: int  # measurements
     warm: int = 2  # calls before the first: one to compile, one to warm
@@ -45,7 +45,7 @@ class Effort(NamedTuple):
 
 
 def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
-    """The median, the least and the most.
+    """Give the median, the least and the most.
 
     >>> spread([3.0, 9.0, 4.0])
     (4.0, 3.0, 9.0)
@@ -54,9 +54,9 @@ def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
 
 
 def in_turn(call: Callable[[], Any], other: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
-    """Seconds of `call`, each beside what `other` gives: the mean of that before and that after.
+    """Time `call`, each time beside the mean of what `other` gives before and after it.
 
-    What a machine does that is shared may change within seconds; what is to be divided is measured side by side.
+    A shared machine may change within seconds, so two figures whose ratio counts are measured side by side.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
@@ -71,8 +71,8 @@ def in_turn(call: Callable[[], Any], other: Callable[[], float], effort: Effort)
 def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
     """Time `call`, which returns arrays.
 
-    With several in flight the next is handed over before one has ended, so that a GPU, which takes them in turn,
-    never waits for the host.
+    With several calls in flight the host launches the next one before the last has ended, so that a GPU never waits
+    for the host.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
@@ -89,18 +89,17 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
 def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort) -> Seconds:
     """Time one of the turns that `call(turns)` makes before it returns arrays, in measurements of about `span` seconds.
 
-    A GPU takes some milliseconds until it is as fast as it gets. And a program of hundreds of arguments takes up to a
-    millisecond to hand over: that is measured without a turn, and taken off.
-
-    Raises RuntimeError where turns take no time.
+    A GPU takes some milliseconds until it is as fast as it gets. A host takes up to a millisecond to launch a program
+    of hundreds of arguments: that is measured without a turn, and taken off. Raises RuntimeError where turns take no
+    time.
     """
     jax.block_until_ready(call(1))
-    handed_over = measure(partial(call, 0), effort).least
+    launching = measure(partial(call, 0), effort).least
     turns = 1
-    # By the least of several, as a host may rest in any of them.
-    while (taken := measure(partial(call, turns), effort).least - handed_over) < span / 2:
-        turns *= max(2, int(span / 2 / max(taken, handed_over)))
+    # The least of several measurements counts, since a host may rest in any of them.
+    while (taken := measure(partial(call, turns), effort).least - launching) < span / 2:
+        turns *= max(2, int(span / 2 / max(taken, launching)))
         if turns >= MOST_TURNS:
             raise RuntimeError(f"{turns:,} turns would not take {span} s")
     turns = max(turns, ceil(turns * span / taken))
-    return Seconds(*(seconds - handed_over for seconds in measure(partial(call, turns), effort))).over(turns)
+    return Seconds(*(seconds - launching for seconds in measure(partial(call, turns), effort))).over(turns)

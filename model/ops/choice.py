@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.ops.block import CPU, XLA, Ops
+from model.ops.cpu import CPU
+from model.ops.table import Ops
+from model.ops.xla import XLA
 from model.running.device import HOPPER, Device, default_device
 from model.weights.params import Params
 from reference.config import Config
@@ -37,13 +39,7 @@ def ops_for(
     pallas, and where `pallas` is asked for but some op would be plain.
     """
     device = device or default_device()
-    if kernels not in ("auto", "xla", "cpu", "pallas"):
-        raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
-    if kernels == "pallas" and not device.has_kernels:
-        raise ValueError(
-            "kernels pallas run on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
-            f"a {device.kind}: choose auto, xla or cpu"
-        )
+    check_kernels(kernels, device)
     if kernels == "pallas" or (kernels == "auto" and device.has_kernels):
         return _by_kernels(
             config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype, only=kernels != "auto"
@@ -54,6 +50,17 @@ def ops_for(
     else:
         reason = f"{kernels} was asked for"
     return Choice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
+
+
+def check_kernels(kernels: str, device: Device) -> None:
+    """Raise ValueError for a name that `ops_for` does not know, or that `device` has no kernels for."""
+    if kernels not in ("auto", "xla", "cpu", "pallas"):
+        raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
+    if kernels == "pallas" and not device.has_kernels:
+        raise ValueError(
+            f"kernels pallas run on a GPU of compute capability {HOPPER} (H100, H200), and JAX has here "
+            f"a {device.kind}: choose auto, xla or cpu"
+        )
 
 
 def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> Choice:

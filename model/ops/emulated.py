@@ -1,10 +1,11 @@
-"""Activations as others round them before a product, on both backends.
+"""Activations rounded before a product as other programs round them, on both backends.
 
-So does llama.cpp (`reference.quantizers.ggml_activations`), and so does whoever multiplies int8 by int8, as SmoothQuant
-is meant to be (`reference.quantizers.smoothquant.activations`).
+llama.cpp rounds them to blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds them to int8
+(`reference.quantizers.smoothquant.activations`), so that int8 meets int8.
 
-A matrix carries what it rounds its vectors to, so that the model's text never forks: in JAX as a pytree around the
-matrix, which `emulating` tells a product of; in NumPy as an array that rounds what is multiplied by it.
+A matrix carries the rounding of its vectors, so that the model's text never forks. In JAX the carrier is a pytree
+around the matrix, which `emulating` teaches a product to read. In NumPy it is an array that rounds what is multiplied
+by it.
 """
 
 from collections.abc import Callable
@@ -15,25 +16,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from model.cache import from_int8, to_int8
 from model.checkpoints.checkpoint import Checkpoint
-from model.ops.block import CPU, XLA, Ops, Product, cpu_product, dot, plain
-from model.weights.params import Experts, Layer, Linear, Params
+from model.ops.cpu import CPU
+from model.ops.products import cpu_product, dot
+from model.ops.table import Ops, Product
+from model.ops.xla import XLA, plain
+from model.tensors import stacks
+from model.weights.codes import QuantizedMatrix
+from model.weights.params import Matrix, Names, Params, array_names
+from reference.config import Config
 
 BLOCK = 32
 SUPERBLOCK = 256
 
 
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
-    """What the activations of each matrix are rounded to, by the tensor's name: one of `ROUNDINGS`.
+    """Name the rounding, one of `ROUNDINGS`, of each matrix whose activations are rounded, by the tensor's name.
 
-    `emulate` is q8_0, for all that is quantized; int8, a scale a token, for what is in int8; or ggml, for what
-    llama.cpp takes for the type of each tensor of a GGUF file. Raises ValueError for another name, for a model that has
-    nothing to emulate, and for matrices that are multiplied together here and rounded apart there.
+    `emulate` is q8_0, for all quantized matrices; int8, with a scale a token, for matrices in int8; or ggml, for the
+    rounding that llama.cpp pairs with the type of each tensor of a GGUF file. Raises ValueError for another name, for a
+    model that has nothing to emulate, and for matrices that are one product here but have two roundings there.
     """
-    from reference.quantizers.ggml_activations import ROUNDING_OF  # here, since other runs need not wait for it
+    from reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs need none of it
 
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}
@@ -48,33 +56,35 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
         raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
     if not found:
         raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
-    for name in checkpoint.tensors:
-        for first, second in (("q_proj", "k_proj"), ("q_proj", "v_proj"), ("gate_proj", "up_proj"), (".w1.", ".w3.")):
-            if first in name and found.get(name) != found.get(other := name.replace(first, second)):
-                raise ValueError(f"{checkpoint.path}: {name} and {other} are of types whose activations differ")
+    for stack in stacks(checkpoint.config):
+        first, *others = (weight.name for weight in stack.weights)
+        for other in others:
+            if found.get(first) != found.get(other):
+                raise ValueError(f"{checkpoint.path}: {first} and {other} are of types whose activations differ")
     return found
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rounding:
-    """A matrix, and what the vectors that it is multiplied by are rounded to."""
+    """A matrix, and the rounding of the vectors that it is multiplied by."""
 
-    weight: Any  # a `model.weights.params.Matrix`
+    weight: Any  # a `Matrix`, or what a map over the tree puts there
     to: str = field(metadata={"static": True})
 
 
-def emulating(product: Product) -> Callable[[Array, Any], Array]:
-    """`product`, for matrices that round and for those that do not."""
+def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
+    """Extend `product` to matrices that carry a rounding."""
 
-    def rounded(x: Float[Array, "*batch cols"], weight: Any) -> Float[Array, "*batch rows"]:
+    def rounded(x: Float[Array, "*batch cols"], weight: Matrix | Rounding) -> Float[Array, "*batch rows"]:
         if not isinstance(weight, Rounding):
             return product(x, weight)
         cols = x.shape[-1]
         numbers = ROUNDINGS[weight.to](x.astype(jnp.float32))
         y = product(numbers[..., :cols], weight.weight)
         if weight.to == "q8_1":
-            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of columns that are appended are 0
+            assert isinstance(weight.weight, QuantizedMatrix) and weight.weight.minima is not None
+            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of appended columns are 0
             y += jnp.matmul(numbers[..., cols:], minima.T, precision=lax.Precision.HIGHEST)
         return y
 
@@ -85,52 +95,28 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 
 
 def emulated_ops(ops: Ops) -> Ops:
-    """The table with `emulating` products. Raises ValueError for one of kernels."""
+    """Give the table with `emulating` products. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
         raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 
-def with_roundings(params: Params, found: dict[str, str]) -> Params:
-    """`params`, or their shapes, whose matrices round what they are multiplied by as `roundings` says."""
+def with_roundings(params: Params, found: dict[str, str], *, config: Config) -> Params:
+    """Wrap the matrices of `params`, or their shapes, so that they round their inputs as `roundings` says."""
 
-    def matrix(weight: Any, name: str) -> Any:
-        return Rounding(weight, found[name]) if name in found else weight
+    def rounding(place: Any, held: Any) -> Any:
+        if isinstance(place, Names) and place.names[0] in found:
+            return Rounding(held, found[place.names[0]])
+        return held
 
-    def linear(given: Linear, name: str) -> Linear:
-        return given._replace(weight=matrix(given.weight, f"{name}.weight"))
-
-    def layer(given: Layer, prefix: str) -> Layer:
-        ffn = given.ffn
-        if isinstance(ffn, Experts):
-            moe = f"{prefix}.block_sparse_moe"
-            experts = [
-                each._replace(
-                    gate_up=linear(each.gate_up, f"{moe}.experts.{e}.w1"),
-                    down=linear(each.down, f"{moe}.experts.{e}.w2"),
-                )
-                for e, each in enumerate(ffn.experts)
-            ]
-            ffn = Experts(matrix(ffn.router, f"{moe}.gate.weight"), experts)
-        else:
-            ffn = ffn._replace(
-                gate_up=linear(ffn.gate_up, f"{prefix}.mlp.gate_proj"), down=linear(ffn.down, f"{prefix}.mlp.down_proj")
-            )
-        attention = f"{prefix}.self_attn"
-        return given._replace(
-            qkv=linear(given.qkv, f"{attention}.q_proj"), o=linear(given.o, f"{attention}.o_proj"), ffn=ffn
-        )
-
-    return params._replace(
-        layers=[layer(given, f"model.layers.{i}") for i, given in enumerate(params.layers)],
-        head=matrix(params.head, "model.embed_tokens.weight" if params.tied else "lm_head.weight"),
-    )
+    # The embedding multiplies nothing; a tied head is a leaf of its own.
+    return jax.tree.map(rounding, array_names(config, params.rope), params)._replace(embedding=params.embedding)
 
 
 class RoundingArray(np.ndarray):
-    """A matrix of NumPy that rounds the vectors which it is multiplied by; `x @ matrix.T` is all it is made for.
+    """A NumPy matrix that rounds the vectors it is multiplied by. It is made for `x @ matrix.T` alone.
 
-    Of some, `matrix[i]` may be taken. `minima` are those of its blocks, for q8_1.
+    A stack of matrices may be indexed by its first axis. `minima` are those of the blocks, for q8_1.
     """
 
     rounding: Callable[[np.ndarray], np.ndarray] | None
@@ -166,31 +152,31 @@ class RoundingArray(np.ndarray):
 
 
 def q8_0(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
-    """`ggml_activations.q8_0` in float32, which holds its results exactly."""
+    """Round as `ggml_activations.q8_0` does, in float32, which holds the results exactly."""
     cols = x.shape[-1]
     blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -cols % BLOCK)]).reshape(*x.shape[:-1], -1, BLOCK)
     most = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-    # Behind a barrier, or XLA multiplies by 1 / 127, which rounds otherwise.
+    # The barrier keeps XLA from multiplying by 1 / 127, which would round differently.
     d = (most / lax.optimization_barrier(jnp.float32(127))).astype(jnp.float16).astype(jnp.float32)
     factor = jnp.where(d == 0, 0, 127 / most)
     return (jnp.round(blocks * factor) * d).reshape(*x.shape[:-1], -1)[..., :cols]
 
 
 def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks"]:
-    """`ggml_activations.q8_1` in float32, which holds its results exactly."""
+    """Round as `ggml_activations.q8_1` does, in float32, which holds the results exactly."""
     rounded = q8_0(x)
     more = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)]
     blocks, sums = (jnp.pad(a, more).reshape(*x.shape[:-1], -1, BLOCK) for a in (x, rounded))
     d = jnp.max(jnp.abs(blocks), axis=-1) / lax.optimization_barrier(jnp.float32(127))
     stored = d.astype(jnp.float16).astype(jnp.float32)
     codes = jnp.sum(jnp.round(sums / jnp.where(stored == 0, 1, stored)[..., None]), axis=-1)
-    # Behind a barrier, or XLA takes the product and the difference for one operation with one rounding.
+    # The barriers keep XLA from fusing product and difference into one operation with one rounding.
     kept = lax.optimization_barrier(d * codes).astype(jnp.float16).astype(jnp.float32)
     return jnp.concatenate([rounded, kept - lax.optimization_barrier(stored * codes)], axis=-1)
 
 
 def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
-    """`ggml_activations.q8_k`, each number rounded once to float32."""
+    """Round as `ggml_activations.q8_k` does, with each number rounded once to float32."""
     blocks = x.reshape(*x.shape[:-1], -1, SUPERBLOCK)
     first = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
     most = jnp.take_along_axis(blocks, first, axis=-1)
@@ -202,12 +188,12 @@ def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
 
 
 def int8(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
-    """`smoothquant.activations` in float32, as the cache has it."""
+    """Round as `smoothquant.activations` does, in float32, by the codes of the int8 cache."""
     codes, scales = from_int8(to_int8(x))
     return codes * scales[..., None]
 
 
-def _cast(dtype: Any) -> Callable[[Array], Array]:
+def _cast(dtype: DTypeLike) -> Callable[[Array], Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
 

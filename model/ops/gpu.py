@@ -23,7 +23,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import LayerCache, empty_cache
-from model.ops.block import XLA, Ops, Positions, dot, plain
+from model.ops.products import dot
+from model.ops.table import Ops, Positions
+from model.ops.xla import XLA, plain
 from model.weights.codes import Int8, QuantizedMatrix
 from model.weights.gpu_codes import Int4Words
 from model.weights.params import FeedForward, Layer, Matrix, Params
@@ -33,7 +35,7 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
@@ -154,7 +156,7 @@ def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config
     return logits.reshape(*x.shape[:-1], -1)
 
 
-def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Codes:
+def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | ScaledCodes:
     """`operand`, for vectors that kernels multiply it by faster than XLA."""
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
@@ -164,7 +166,7 @@ def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Code
     return operand(weight)
 
 
-def operand(weight: Matrix) -> Array | Codes:
+def operand(weight: Matrix) -> Array | ScaledCodes:
     """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
     if not isinstance(weight, QuantizedMatrix):
         return weight
@@ -172,9 +174,9 @@ def operand(weight: Matrix) -> Array | Codes:
         raise Unsupported(f"kernels multiply by no {weight.form} weights with zero points")
     if isinstance(weight, Int8):
         one_a_row = weight.scales.shape[1] == 1
-        return Codes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
+        return ScaledCodes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
     if isinstance(weight, Int4Words):
-        return Codes(weight.codes, weight.scales)
+        return ScaledCodes(weight.codes, weight.scales)
     if weight.form in QUANTIZED:
         raise Unsupported(
             f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
@@ -390,29 +392,3 @@ def _summary(answers: list[str | None]) -> str | None:
         reason if count == len(answers) else f"in {count} of {len(answers)} layers: {reason}"
         for reason, count in counts.items()
     )
-
-
-def _tried(name: str, op: KernelOp[..., Any], *, only: bool) -> Callable[..., Any]:
-    """`kernel` where it is not Unsupported, else the plain form; until all callers choose by `ops_for`."""
-
-    def tried(x: Array, *arguments: Any, **fixed: Any):
-        if name != "attend" and x.ndim > 2 and x.shape[1] > 1:
-            return op.prompt(x, *arguments, **fixed)
-        try:
-            return op.kernel(x, *arguments, **fixed)
-        except Unsupported:
-            if only:
-                raise
-            return op.plain(x, *arguments, **fixed)
-
-    return tried
-
-
-PALLAS = XLA._replace(**{name: _tried(name, op, only=False) for name, op in KERNELS.items()})
-PALLAS_ONLY = XLA._replace(**{name: _tried(name, op, only=True) for name, op in KERNELS.items()})
-
-
-def refusals(config: Config, params: Params, *, capacity: int, batch: int = 1) -> dict[str, str | None]:
-    """The reasons of `pallas_ops` for a step of decoding."""
-    _, reasons = pallas_ops(config, params, capacity=capacity, batch=batch)
-    return {name: reason for name, reason in reasons.items() if name != PROMPT}

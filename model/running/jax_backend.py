@@ -9,49 +9,19 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from model.cache import Cache
+from model.cache import Cache, cache_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.forward import Text, forward, text_after
 from model.insight.cost import decode_cost
-from model.ops.block import CPU, XLA, Ops
 from model.ops.choice import Choice, describe
 from model.options import SamplingOptions
 from model.running.backend import check_logits
-from model.running.device import Device, default_device
+from model.running.device import Device
+from model.running.memory import gigabytes, shortage_named
 from model.running.programs import STOPS, Layout, Programs
 from model.sampling import as_arrays, random_key
 from model.weights.params import Params, load_params
 from reference.config import Config
-
-
-def choose_ops(kernels: str) -> Ops:
-    """Give a table of ops by name, for any model; `auto` takes the one made for the default device.
-
-    Raises ValueError for a name that is none, and for `pallas` on a device that has no kernels.
-    """
-    device = default_device()
-    match kernels:
-        case "auto" if device.has_kernels:
-            from model.ops.gpu import PALLAS
-
-            return PALLAS
-        case "auto":
-            return CPU if device.platform == "cpu" else XLA
-        case "xla":
-            return XLA
-        case "cpu":
-            return CPU
-        case "pallas" if device.has_kernels:
-            from model.ops.gpu import PALLAS_ONLY
-
-            return PALLAS_ONLY
-        case "pallas":
-            raise ValueError(
-                "kernels pallas run on a GPU of compute capability 9.0 (H100, H200), and JAX has here "
-                f"a {device.kind}: choose auto, xla or cpu"
-            )
-        case _:
-            raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
 
 
 class Drawing(NamedTuple):
@@ -96,8 +66,11 @@ class JaxBackend:
         return cost.bytes
 
     def start(self) -> Cache:
-        """Make an empty cache."""
-        return self._layout.empty_cache(self._config)
+        """Make an empty cache. Raises MemoryError where the device has no room for it."""
+        layout = self._layout
+        size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
+        with shortage_named(f"{gigabytes(size)} of cache"):
+            return layout.empty_cache(self._config)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
         """Forget all but the first `length` positions."""

@@ -1,23 +1,27 @@
-"""How much memory a model takes, and whether it is there, before any of it is allocated."""
+"""The memory that a model takes, planned and checked before any of it is allocated."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from model.cache import cache_bytes
-from model.ops.block import LONGEST_CPU_SPAN, LONGEST_SPAN, MOST_CPU_DECODED, MOST_DECODED, partial_sums
+from model.ops.attention import SPANS
+from model.ops.cpu import PROMPT_SPANS
+from model.ops.products import MOST_CPU_DECODED, MOST_DECODED, partial_sums
 from model.weights.codes import QuantizedMatrix
 from model.weights.params import Params, weight_bytes
 from reference.config import Config
 
-# On a CPU a process of its own holds the interpreter and JAX; while both programs are compiled, the compiler's memory,
-# of which some is never given back. `python -m benchmarks.process_memory` measures them, for models of 2, 8 and 24
-# layers; what they make of each is within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
+# On a CPU a process holds the interpreter and JAX, and the compiler's memory while both programs are compiled. Some of
+# that is never given back. `python -m benchmarks.process_memory` measures them, for models of 2, 8 and 24 layers; these
+# numbers are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
-# For each layer more where matrices are quantized, since what decodes them is code, too: while compiling, and after.
+# Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
 DECODING = {"int8": (1_000_000, 3_500_000), "nf4": (3_000_000, 6_000_000), "mxfp4": (5_000_000, 5_000_000)}
 
 
@@ -28,26 +32,26 @@ class Memory(NamedTuple):
     cache: int  # and the table of RoPE's angles
     activations: int
     logits: int
-    process: int  # what is beside them on a CPU; 0 on a GPU, whose memory only arrays are counted of
-    compiling: int  # what compiling takes at most, before any of the others but `process` is there
+    process: int  # the interpreter, JAX and programs, on a CPU; 0 on a GPU, where we count arrays only
+    compiling: int  # the most that compiling takes, before the others but `process` are there
 
     @property
     def running(self) -> int:
-        """What is in use at once while a token is computed."""
+        """The bytes in use at once while a token is computed."""
         return self.process + self.weights + self.cache + self.activations + self.logits
 
     @property
     def peak(self) -> int:
-        """The most that is in use at once."""
+        """The most bytes in use at once."""
         return max(self.running, self.compiling)
 
     @property
     def held(self) -> int:
-        """What of it a process holds before any model is loaded: not to be found among what is free."""
+        """The bytes of it that a process holds before any model is loaded, which are not among those that are free."""
         return PROCESS if self.process else 0
 
     def fits(self, free: int | float) -> bool:
-        """Whether a process that JAX has started in finds enough, with so many bytes free.
+        """Whether a process that has started JAX finds enough, with so many bytes free.
 
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
@@ -76,8 +80,8 @@ def memory_of(
 
 
 def _activations(params: Params, config: Config, *, tokens: int, batch: int, capacity: int, on_cpu: bool) -> int:
-    """What is alive at once in the widest op of a prompt's chunk, in float32: attention, or the feed-forward layer."""
-    longest, most = (LONGEST_CPU_SPAN, MOST_CPU_DECODED) if on_cpu else (LONGEST_SPAN, MOST_DECODED)
+    """Count the bytes alive at once in the widest op of a prompt's chunk: attention, or the feed-forward layer."""
+    longest, most = (PROMPT_SPANS.longest, MOST_CPU_DECODED) if on_cpu else (SPANS.longest, MOST_DECODED)
 
     def attention(queries: int, longest: int) -> int:
         span = min(capacity, longest)
@@ -85,29 +89,29 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
         return scores + 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
 
     matrices = _matrices([params.layers, params.head])
-    sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # of a step's widest product
-    attended = max(attention(tokens, longest), attention(batch, LONGEST_SPAN))  # of a prompt, of a step
+    sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # for a step's widest product
+    attended = max(attention(tokens, longest), attention(batch, SPANS.longest))  # for a prompt, for a step
     hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
     largest = max((len(m.codes) * m.cols for m in _quantized(params)), default=0)
-    # In float32, twice; by kernels all of it in bfloat16, half as much.
+    # XLA decodes into float32, twice; kernels decode the whole matrix into bfloat16, half as much.
     decoded = 2 * min(largest, most) if on_cpu else max(2 * min(largest, most), largest // 2)
     stream = 4 * tokens * config.dim
     return 4 * (stream + max(attended, hidden + decoded, sums))
 
 
 def _matrices(tree: Any) -> list[Any]:
-    """All in the tree, also those in what emulates activations: `QuantizedMatrix`, or of two axes."""
+    """List all matrices in a tree, also those whose activations are emulated: `QuantizedMatrix`, or of two axes."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
     return [leaf for leaf in leaves if isinstance(leaf, QuantizedMatrix) or leaf.ndim == 2]
 
 
 def _quantized(params: Params) -> list[QuantizedMatrix]:
-    """The matrices of the layers that are."""
+    """List the quantized matrices of the layers."""
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
 def check_fits(memory: Memory, *, context: int, available: int) -> None:
-    """Raise MemoryError if what is planned does not fit, with the sums of when most is in use in the message."""
+    """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use."""
     if memory.fits(available):
         return
     free = f"the {gigabytes(available)} of memory that are free"
@@ -122,8 +126,23 @@ def check_fits(memory: Memory, *, context: int, available: int) -> None:
     )
 
 
-def gigabytes(count: int) -> str:
+@contextmanager
+def shortage_named(what: str) -> Iterator[None]:
+    """Turn JAX's error of a device that is full into a MemoryError of one line, which names `what` had no room.
+
+    A plan counts all memory that JAX may use on a GPU, also the part that another program holds.
     """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MemoryError(f"the device has no room for {what}: another program may hold its memory") from error
+
+
+def gigabytes(count: int) -> str:
+    """Format a number of bytes.
+
     >>> gigabytes(44_000_000_000), gigabytes(372_000_000)
     ('44.0 GB', '0.37 GB')
     """

@@ -1,4 +1,9 @@
-"""Settings of the whole process. Commands ask for them; the library leaves the process of its caller as it is."""
+"""Settings of the whole process. Commands ask for them; the library leaves the process of its caller as it is.
+
+Importing this module imports neither NumPy nor JAX, so that a command can prepare its process first.
+"""
+
+from __future__ import annotations
 
 import glob
 import math
@@ -7,11 +12,12 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from model.checkpoints.checkpoint import tensor_shapes
 from model.system import forget_code, return_blocks_when_freed, return_freed_memory
-from reference.config import Config
+
+if TYPE_CHECKING:
+    from reference.config import Config
 
 SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
 BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")
@@ -20,8 +26,8 @@ BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache ent
 def prepare_process(*, debug: bool = False) -> None:
     """Have JAX take a GPU's memory on demand, and keep XLA's messages off stderr unless `debug`.
 
-    JAX reads both settings when it is imported and when it first uses a device, so a command calls this first. A
-    setting that the user's environment has wins.
+    JAX sets a level of its own when it is imported, so a command calls this before anything else. A setting that the
+    user's environment has wins.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not debug:
@@ -62,11 +68,13 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 def is_large(config: Config) -> bool:
     """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
+    from model.tensors import tensor_shapes
+
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
 
 
 def keep_heaps_small(config: Config, *, platform: str) -> None:
-    """For a large model on a CPU, return blocks as they are freed: see `return_blocks_when_freed`."""
+    """Return blocks as they are freed, for a large model on a CPU: see `return_blocks_when_freed`."""
     if _counts_its_memory(config, platform):
         return_blocks_when_freed()
 

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from model.cache import Cache, empty_cache
 from model.forward import Text, decode, prefill
-from model.ops.block import Ops
+from model.ops.table import Ops
 from model.options import SamplingOptions
 from model.running.compile import compiler_options
 from model.running.process import is_large
@@ -82,13 +82,14 @@ def compile_programs(
     layout: Layout,
     platform: str,
     greedy: bool,
-    compiled: Callable[[], object] = lambda: None,
+    compiled: Callable[[], object] | None = None,
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
     decode is compiled at once. `compiled` is called after each compilation.
     """
+    compiled = compiled or (lambda: None)
     cache = jax.eval_shape(partial(layout.empty_cache, config))
     options = compiler_options(platform)
 

@@ -1,8 +1,8 @@
-"""The NumPy reference behind a generation, with the interface of `jax_backend`: to compare with and to learn from."""
+"""The NumPy reference as a `Backend`: to compare with and to learn from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from model.options import SamplingOptions
 from model.running.backend import check_logits
 from model.running.memory import PROCESS, Memory
 from model.sampling import random_key, uniform
+from model.tensors import EMBEDDING, Role, Weight, by_layer
 from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
 from reference.llama import (
@@ -36,15 +37,15 @@ from reference.quantizers import kv_cache
 from reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
-PART = 64  # the same where each gives logits, one a token of the vocabulary
+PART = 64  # prompt tokens computed at once where each gives logits for the whole vocabulary
 
 
 def reference_memory(config: Config, *, context: int) -> Memory:
-    """What sequences of up to `context` tokens take, in float64; nothing is compiled."""
+    """Plan for sequences of up to `context` tokens in float64; nothing is compiled."""
     float64 = np.dtype(np.float64)
     tokens = min(CHUNK, context)
     scores = 4 * config.heads * tokens * context  # masked, less the largest, their exponentials and probabilities
-    hidden = 6 * tokens * config.ffn  # gate and up, what they make, and what that is made from
+    hidden = 6 * tokens * config.ffn  # gate, up, their product, and its parts
     return Memory(
         weights=weight_bytes(abstract_params(config, dtype=float64, positions=0)),
         cache=cache_bytes(config, batch=1, capacity=context, dtype=float64),
@@ -59,7 +60,7 @@ class Drawing(NamedTuple):
     """A text that is being drawn."""
 
     token: int  # the newest, which is not fed yet
-    seen: np.ndarray  # bool [vocab]: what the repetition penalty applies to
+    seen: np.ndarray  # bool [vocab]: the ids that the repetition penalty applies to
     seed: int
     options: SamplingOptions
 
@@ -99,7 +100,7 @@ class ReferenceBackend:
     def begin(
         self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """A text to draw after `token`. A token at a time is drawn, so that `stops` end nothing here."""
+        """Begin a text after `token`. One token is drawn at a time, so that `stops` end nothing here."""
         del stops
         return Drawing(token, seen.copy(), seed, options)
 
@@ -126,7 +127,7 @@ class ReferenceBackend:
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """`logits` of some ids at a time, without those of the first `after` ids, which are only read."""
+        """Compute `logits` of some ids at a time, without those of the first `after` ids, which are only read."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
             logits, cache = forward(
@@ -135,9 +136,9 @@ class ReferenceBackend:
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
-        """A backend like this one with the weights of another checkpoint, whose tensors are of the same shapes.
+        """Make a backend like this one with the weights of another checkpoint, whose tensors have the same shapes.
 
-        All are read, whatever these were `read_from`.
+        All of its weights are read; `read_from` does not matter.
         """
         del read_from
         other = copy(self)
@@ -146,14 +147,14 @@ class ReferenceBackend:
 
 
 def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, "seq kv_heads head_dim"]:
-    """What a cache of int8 keeps of keys or values."""
+    """Round keys or values as an int8 cache does."""
     return kv_cache.dequantize(kv_cache.quantize(x))
 
 
 def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None) -> Params:
-    """Every tensor of `checkpoint` in float64: of quantized ones, the weights that their codes stand for.
+    """Read every tensor of `checkpoint` in float64, quantized ones decoded exactly.
 
-    `roundings` are those of `model.ops.emulated`, for the matrices that they name.
+    `roundings`, from `model.ops.emulated`, says how the named matrices round the vectors that they are multiplied by.
     """
     config, rounded_to = checkpoint.config, roundings or {}
 
@@ -173,39 +174,36 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
         checkpoint.release()
         return exact
 
-    def linear(name: str, *, bias: bool = False) -> Linear:
-        weight = rounding(tensor(f"{name}.weight"), f"{name}.weight")
-        return Linear(weight, tensor(f"{name}.bias") if bias else None)
+    parts = by_layer(config)
 
-    def feed_forward(prefix: str) -> FeedForward | Experts:
+    def matrix(weights: Sequence[Weight]) -> np.ndarray:
+        """Read the matrices of all experts, stacked, or a single matrix."""
+        names = [weight.name for weight in weights]
+        arrays = [tensor(name) for name in names]
+        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else arrays[0], *names)
+
+    def linear(weight: Weight) -> Linear:
+        bias = weight.name.removesuffix("weight") + "bias"
+        return Linear(matrix([weight]), tensor(bias) if bias in checkpoint.tensors else None)
+
+    def layer(i: int) -> Layer:
+        each: dict[str, Any] = {
+            part: linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
+            for part, weights in parts[i].items()
+            if part != "router"
+        }
         if config.experts:
-            moe = f"{prefix}.block_sparse_moe"
-            gate, down, up = (
-                rounding(np.stack([tensor(name) for name in names]), *names)
-                for w in ("w1", "w2", "w3")
-                for names in [[f"{moe}.experts.{e}.{w}.weight" for e in range(config.experts)]]
-            )
-            return Experts(tensor(f"{moe}.gate.weight"), gate=gate, up=up, down=down)
-        return FeedForward(*(linear(f"{prefix}.mlp.{w}_proj", bias=config.ffn_bias) for w in ("gate", "up", "down")))
+            [router] = parts[i]["router"]
+            ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
+        else:
+            ffn = FeedForward(each["gate"], each["up"], each["down"])
+        return Layer(**{name: each.get(name) for name in Layer._fields if name != "ffn"}, ffn=ffn)
 
-    def layer(prefix: str) -> Layer:
-        attention = f"{prefix}.self_attn"
-        return Layer(
-            attention_norm=tensor(f"{prefix}.input_layernorm.weight"),
-            q=linear(f"{attention}.q_proj", bias=config.qkv_bias),
-            k=linear(f"{attention}.k_proj", bias=config.qkv_bias),
-            v=linear(f"{attention}.v_proj", bias=config.qkv_bias),
-            o=linear(f"{attention}.o_proj", bias=config.o_bias),
-            q_norm=tensor(f"{attention}.q_norm.weight") if config.qk_norm else None,
-            k_norm=tensor(f"{attention}.k_norm.weight") if config.qk_norm else None,
-            ffn_norm=tensor(f"{prefix}.post_attention_layernorm.weight"),
-            ffn=feed_forward(prefix),
-        )
-
-    embedding, head = tensor("model.embed_tokens.weight"), "lm_head.weight"
+    outside = {part: weight for part, [weight] in parts[None].items()}
+    embedding = tensor(EMBEDDING)
     return Params(
         embedding=embedding,
-        layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
-        norm=tensor("model.norm.weight"),
-        head=rounding(embedding, "model.embed_tokens.weight") if config.tied else rounding(tensor(head), head),
+        layers=[layer(i) for i in range(config.layers)],
+        norm=tensor(outside["norm"].name),
+        head=rounding(embedding, EMBEDDING) if config.tied else matrix([outside["head"]]),
     )

@@ -12,8 +12,8 @@ from model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
-# A burst takes no longer than this, so that a token is seen soon after it exists. On a CPU each begins with about a
-# millisecond in which nothing is computed: at half of this, a model of 134M parameters decodes 5 % slower.
+# A burst takes no longer than this, so that a token is seen soon after it is drawn. On a CPU each burst begins with a
+# millisecond or so in which nothing is computed: at half of this, a model of 134M parameters decodes 5 % slower.
 DISPLAY_SECONDS = 0.08
 
 
@@ -25,7 +25,7 @@ class Session[Cache, Drawing]:
         self._vocab = vocab
         self._ids: list[int] = []  # tokens whose keys and values the cache holds
         self._cache: Cache | None = None
-        self._beyond = False  # whether the cache may hold others after them
+        self._beyond = False  # whether the cache may hold other tokens after them
         self._generations = 0
 
     @property
@@ -34,7 +34,7 @@ class Session[Cache, Drawing]:
         return list(self._ids)
 
     def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Bring the cache to all of `prompt` but its last token. False if interrupted on the way."""
+        """Extend the cache to all of `prompt` but its last token. False if interrupted on the way."""
         if len(prompt) > self._backend.capacity:
             raise ValueError(f"the prompt is {len(prompt)} tokens, the context {self._backend.capacity}")
         shared = _common_prefix(self._ids, prompt[:-1])
@@ -59,9 +59,9 @@ class Session[Cache, Drawing]:
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
         """Draw tokens after `prompt`, a few at a time, the last with the reason why nothing follows.
 
-        A stopping token is drawn and given, and its keys and values are not computed. Raises
-        ValueError for a prompt longer than the context, FloatingPointError if logits are not finite, RuntimeError
-        if another generation has begun on this session meanwhile.
+        A stopping token is drawn and given, but its keys and values are not computed. Raises ValueError for a prompt
+        longer than the context, FloatingPointError if logits are not finite, RuntimeError if another generation has
+        begun on this session meanwhile.
         """
         self._generations += 1
         mine = self._generations
@@ -75,8 +75,9 @@ class Session[Cache, Drawing]:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
-        asked: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, of so many tokens
-        step_seconds, since = float("inf"), 0.0  # of the latest burst, to size others; the first are single tokens
+        asked: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
+        # The latest burst sizes the next one; the first bursts are single tokens.
+        step_seconds, since = float("inf"), 0.0
         while True:
             if interrupted():
                 yield [], "interrupted"
@@ -122,7 +123,7 @@ class Session[Cache, Drawing]:
 
 
 def tokens_at_once(step_seconds: float, most: int) -> int:
-    """Tokens of a burst, where each takes so long.
+    """Choose how many tokens a burst draws, at most `most`, if each takes `step_seconds`.
 
     >>> tokens_at_once(0.004, 128), tokens_at_once(0.0005, 128), tokens_at_once(1.0, 128)
     (20, 128, 1)

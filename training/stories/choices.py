@@ -1,4 +1,4 @@
-"""Every choice of the grammar is made here, and its probability counted."""
+"""The choices of the grammar, and their probability."""
 
 import math
 import random
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class Choices:
-    """Draws, remembers and prices.
+    """Random choices so far.
 
-    `nats` is -log p of all that was chosen so far, `trail` the numbers of the chosen options.
+    `nats` is -log p of all of them, `trail` the numbers of the chosen options.
 
     >>> choices = Choices(random.Random(7))
     >>> choices.pick(["a fox", "a bear", "a pig", "a lamb"])
@@ -23,7 +23,7 @@ class Choices:
         self.trail: list[int] = []
 
     def pick[T](self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
-        """One of `options`, each as likely as its weight says; one option alone is no choice, and not counted.
+        """Choose one of `options`, each as likely as its weight says. One option alone is no choice, and not counted.
 
         Raises ValueError where two are the same: the text would not tell which was chosen.
         """
@@ -38,7 +38,7 @@ class Choices:
         return options[chosen]
 
     def _draw(self, weights: Sequence[int]) -> int:
-        # Not rng.choices: only random() is promised to give the same numbers in every version of Python.
+        # We avoid rng.choices, since only random() gives the same numbers in every version of Python.
         number = int(self._rng.random() * sum(weights))
         for i, weight in enumerate(weights):
             number -= weight
@@ -48,12 +48,12 @@ class Choices:
 
 
 class Replay(Choices):
-    """The choices of a trail, made again; beyond its end the first option each time."""
+    """The choices of a trail, made again. Beyond its end the first option is taken each time."""
 
     def __init__(self, trail: Sequence[int]):
         super().__init__(random.Random(0))
         self._given = trail
-        self.weights: list[list[int]] = []  # of every choice: what else could have been chosen
+        self.weights: list[list[int]] = []  # of every choice, of all its options
 
     def _draw(self, weights: Sequence[int]) -> int:
         self.weights.append(list(weights))

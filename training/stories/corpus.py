@@ -1,13 +1,13 @@
 """Little stories, and talk about them, from a grammar that knows its own entropy.
 
 A text is made by choices alone, each made and priced by `Choices.pick`. The grammar is unambiguous: another choice
-makes another text (a choice is told soon after it is made, and no two ways to tell it read alike). So the probability
-of a text is the product of its choices', and its surprisal, -log p, is `nats`, exactly. The mean of nats over the mean
-of tokens is the entropy rate of the corpus for a given tokenizer: no model's mean loss on new stories can be less, and
-one that has learnt the grammar comes close.
+makes another text, since a choice is told soon after it is made, and no two ways to tell it read the same. So the
+probability of a text is the product of those of its choices, and its surprisal, -log p, is exactly `nats`. The mean of
+nats over the mean of tokens is the entropy rate of the corpus for a given tokenizer. No model's mean loss on new
+stories can be less, and a model that has learned the grammar comes close.
 
-Of a conversation, a model learns the assistant's part. What the person says is given, and so costs it nothing: a story
-that was asked for by hero and topic has only the rest of its choices as its surprisal, and an answer has none, as it
+A model learns the assistant's part of a conversation. The person's words are given, and cost the model nothing. A story
+that was asked for by hero and topic has only the rest of its choices as its surprisal. An answer has none, since it
 follows from the story.
 
 Training takes even seeds, evaluation odd ones. A story of 40 nats is one of some e**40: no held-out one was trained on.
@@ -45,6 +45,8 @@ SUBJECT_WEIGHTS = (2, 1, 1, 1, 1)  # things have two plots
 
 
 class Story(NamedTuple):
+    """A story, what can be asked about it, and its probability."""
+
     text: str
     facts: dict[str, str]  # the words of its world: n is the hero's name, m the friend's, noun the thing
     questions: tuple[Question, ...]
@@ -53,13 +55,15 @@ class Story(NamedTuple):
 
 
 class Message(NamedTuple):
+    """A part of a conversation."""
+
     role: str  # user, assistant
     content: str
-    nats: float  # -log p(content) given all before it; of no meaning for a user, whose words are given
+    nats: float  # -log p(content) given all before it; without meaning for a user, whose words are given
 
 
 class Plan(NamedTuple):
-    """What a request leaves open is None, and for the story to choose."""
+    """A request for a story. A field that is None is left open, and the story chooses it."""
 
     kind: str | None = None
     name: str | None = None
@@ -71,7 +75,7 @@ OPEN = Plan()
 
 
 def story(rng: random.Random) -> Story:
-    """A story of its own.
+    """Tell a story, all of whose choices are random.
 
     >>> story(random.Random(1)).text.split(". ")[0]
     'There was once a clever girl called Nora, who lived in a pretty village'
@@ -80,7 +84,7 @@ def story(rng: random.Random) -> Story:
 
 
 def told(choices: Choices, plan: Plan) -> Story:
-    """The story that `plan` asks for; its surprisal is that of the choices that the plan left."""
+    """Tell the story that `plan` asks for; its surprisal is that of the choices that the plan left open."""
     before = choices.nats
     kind = plan.kind or choices.pick(KINDS, KIND_WEIGHTS)
     hero = character(plan.name or choices.pick(names(kind)), kind)
@@ -93,6 +97,7 @@ def told(choices: Choices, plan: Plan) -> Story:
 
 
 def plots_of(subject: Thing | Dish | Weather | Plant | Skill) -> tuple[str, ...]:
+    """List the plots that a subject can have."""
     match subject:
         case Thing():
             return ("lost", "found")
@@ -140,7 +145,7 @@ REQUESTS = (
 
 
 def conversation(rng: random.Random) -> list[Message]:
-    """Some turns: mostly a story that was asked for, and questions about it.
+    """Make some turns: mostly a story that was asked for, and questions about it.
 
     >>> for role, content, _ in conversation(random.Random(171)):
     ...     print(f"{role}: {content[:39]}")
@@ -172,7 +177,7 @@ def conversation(rng: random.Random) -> list[Message]:
 
 
 def about_a_story(choices: Choices, what: str, *, most: int) -> Iterable[Message]:
-    """A request, the story, and four questions or more about it, up to `most`."""
+    """Make a request, the story, and four questions or more about it, up to `most`."""
     plan, wanted = request(choices)
     asked = capital(choices.pick(REQUESTS).format(what + wanted))
     yield Message("user", casually(choices, asked), 0.0)
@@ -184,7 +189,7 @@ def about_a_story(choices: Choices, what: str, *, most: int) -> Iterable[Message
 
 
 def request(choices: Choices) -> tuple[Plan, str]:
-    """What is asked for, and how it is said after "a story": " about a fox and a red kite"."""
+    """Choose a plan, and the words that ask for it after "a story": " about a fox and a red kite"."""
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 1))
     plan, hero, subject = OPEN, "someone", ""
     if "hero" in named:
@@ -206,6 +211,7 @@ def request(choices: Choices) -> tuple[Plan, str]:
 
 
 def social(choices: Choices, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> Iterable[Message]:
+    """Make a turn of good manners: something to say, and an answer to it."""
     asked, answers = turn
     yield Message("user", casually(choices, choices.pick(asked)), 0.0)
     before = choices.nats
@@ -214,13 +220,13 @@ def social(choices: Choices, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> I
 
 
 def casually(choices: Choices, text: str) -> str:
-    """As people type: with or without a capital letter and a full stop. The names keep theirs."""
+    """Write `text` as people type: with or without a capital letter and a full stop. Names keep their capitals."""
     careless = text[0].lower() + text[1:].rstrip(".?!") if not text.startswith("I ") else text.rstrip(".?!")
     return choices.pick((text, text.rstrip(".?!"), careless) if careless != text.rstrip(".?!") else (text, careless))
 
 
 def some[T](choices: Choices, options: Sequence[T], *, least: int = 1, most: int) -> Iterable[T]:
-    """From `least` to `most` of `options`, none twice."""
+    """Choose from `least` to `most` of `options`, none twice."""
     left = list(options)
     for _ in range(choices.pick(range(least, most + 1))):
         option = choices.pick(left)

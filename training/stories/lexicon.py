@@ -73,16 +73,17 @@ COLOURS = ("red", "blue", "green", "yellow", "white", "orange", "purple", "pink"
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """What someone of this kind may be called: the name says whether it is he or she."""
+    """List the names for someone of this kind: the name says whether it is he or she."""
     return {"girl": GIRLS, "boy": BOYS}.get(kind, SHE_ANIMALS + HE_ANIMALS)
 
 
 def character(name: str, kind: str) -> Character:
+    """Make someone of this name, which says whether it is he or she."""
     return Character(name, kind, she=name in GIRLS + SHE_ANIMALS)
 
 
 def friend_of(hero: Character, choices: Choices) -> Character:
-    """Of another kind than the hero, and she where the hero is he, so that every pronoun has one meaning."""
+    """Choose a friend of another kind and the other pronoun than the hero, so that every pronoun has one meaning."""
     others = SHE_ANIMALS if not hero.she else HE_ANIMALS
     kinds = ("girl" if not hero.she else "boy", *(kind for kind in ANIMALS if kind != hero.kind))
     kind = choices.pick(kinds, (4, *(1 for _ in kinds[1:])))
@@ -217,7 +218,7 @@ PLACES = (
 
 @dataclass(frozen=True, eq=False)
 class Spot:
-    """Where a lost thing lies, why the hero cannot get at it, and who can."""
+    """The place where a lost thing lies, why the hero cannot get at it, and who can."""
 
     at: str
     landings: tuple[str, ...]
@@ -304,6 +305,8 @@ RELATIVES = ("grandmother", "grandfather", "mother", "father")
 
 @dataclass(frozen=True, eq=False)
 class Dish:
+    """Something to cook, and what can be missing for it."""
+
     noun: str
     some: str  # "a cake", "some pancakes"
     many: bool
@@ -327,6 +330,8 @@ GIVERS = {  # of what a cook lacks: who has it, and where
 
 @dataclass(frozen=True, eq=False)
 class Plant:
+    """Something that grows from a seed, and its uses."""
+
     noun: str
     size: str
     uses: tuple[str, ...]  # what is done with it, {helper} being the one who helped
@@ -375,7 +380,7 @@ SOILS = (
 
 @dataclass(frozen=True, eq=False)
 class Weather:
-    """What two friends are caught in."""
+    """Weather that two friends are caught in."""
 
     noun: str
     when: str
@@ -461,7 +466,7 @@ WEATHERS = (
 
 @dataclass(frozen=True, eq=False)
 class Need:
-    """What somebody asks for before they give."""
+    """A wish that somebody has before they give."""
 
     said: str
     does: str
@@ -478,7 +483,7 @@ NEEDS = (
 
 @dataclass(frozen=True, eq=False)
 class Rescue:
-    """Who is in trouble, how, and what one does who has learnt."""
+    """Somebody in trouble, and what a hero does who has learned to help."""
 
     who: str
     trouble: str
@@ -487,7 +492,7 @@ class Rescue:
 
 @dataclass(frozen=True, eq=False)
 class Skill:
-    """Something to learn: what goes wrong at first, who can teach it, and what it is good for."""
+    """A skill to learn: what goes wrong at first, who can teach it, and its use."""
 
     verb: str
     place: str

@@ -1,8 +1,8 @@
-"""What can happen: six plots, each a small simulation in which every event needs what came before it.
+"""The plots: six small simulations in which every event needs what came before it.
 
-A plot moves its hero and a thing about in a `World`, which refuses what cannot be (going where one is already, giving
-what somebody else has), and says each event in one of a few ways. What can happen next depends on the state: the wind
-does not take a drum, a kite that is in the sea is not in a tree, and a frog does not climb.
+A plot moves its hero and a thing about in a `World`, and says each event in one of a few ways. The world refuses what
+cannot be, such as going to where one is already, or giving what somebody else has. The next event depends on the state:
+the wind does not take a drum, a kite that is in the sea is not in a tree, and a frog does not climb.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ from training.stories.lexicon import (
 
 
 class Question(NamedTuple):
-    """What can be asked about a story, in one of several ways, and the answer."""
+    """A question about a story, in several wordings, and its answer."""
 
     asked: tuple[str, ...]
     answer: str
 
 
 class Topic(NamedTuple):
-    """What a story is about, beside its hero."""
+    """The subject of a story, beside its hero."""
 
     plot: str
     about: Thing | Dish | Plant | Weather | Skill
@@ -52,7 +52,7 @@ class Topic(NamedTuple):
 
 @dataclass
 class World:
-    """Who is where, who has what, the words for it; and the story so far."""
+    """The state of a story: who is where, who has what, the words for it, and the text so far."""
 
     choices: Choices
     hero: Character
@@ -63,42 +63,45 @@ class World:
     questions: list[Question] = field(default_factory=list)
 
     def fill(self, template: str) -> str:
+        """Put words into the braces of a template, and a capital letter in front."""
         return capital(template.format_map(self.words))
 
     def say(self, *ways: str) -> None:
-        """One of `ways`; "" says nothing."""
+        """Say one of `ways`; "" says nothing."""
         way = self.choices.pick(ways)
         if way:
             self.sentences.append(self.fill(way))
 
     def set(self, **words: str) -> None:
-        """What words stand for from now on; {They} is {they} at the start of a sentence."""
+        """Set what words stand for from now on; {They} is {they} at the start of a sentence."""
         for word, meaning in words.items():
             self.words |= {word: meaning, capital(word): capital(meaning)}
 
     def choose(self, word: str, options: tuple[str, ...]) -> str:
-        """One of `options`, which `word` stands for from now on."""
+        """Choose one of `options`, which `word` stands for from now on."""
         meaning = self.choices.pick(options)
         self.set(**{word: meaning})
         return meaning
 
     def ask(self, *ways: str, answer: str) -> None:
-        """A question that can be asked when the story is over. Every way of asking belongs to one answer."""
+        """Add a question that can be asked when the story is over. Every way of asking has one answer."""
         self.questions.append(Question(tuple(map(self.fill, ways)), self.fill(answer) + "."))
 
     def go(self, place: str) -> None:
+        """Move the hero. Raises ValueError for the place where the hero is."""
         if place == self.place:
             raise ValueError(f"already there: {place}")
         self.place = place
 
     def put(self, thing: str, holder: str, *, taken_from: str | None) -> None:
+        """Move a thing. Raises ValueError if `taken_from` does not hold it."""
         if self.holders.get(thing) != taken_from:
             raise ValueError(f"{thing}: at {self.holders.get(thing)}, not {taken_from}")
         self.holders[thing] = holder
 
 
 def tell(choices: Choices, hero: Character, topic: Topic) -> World:
-    """The story of `hero` and `topic`, up to its end."""
+    """Tell the story of `hero` and `topic`, up to its end."""
     world = World(choices, hero)
     introduce(world)
     PLOTS[topic.plot](world, topic)
@@ -106,6 +109,7 @@ def tell(choices: Choices, hero: Character, topic: Topic) -> World:
 
 
 def introduce(w: World) -> None:
+    """Say who the hero is and where home is."""
     hero = w.hero
     w.set(n=hero.name, kind=hero.kind, introduced=hero.introduced)
     w.set(they=hero.they, them=hero.them, their=hero.their, theirs=hero.theirs)
@@ -146,7 +150,7 @@ def meet(w: World, helpers: tuple[str, ...]) -> None:
 
 
 def end(w: World, *feelings: str) -> None:
-    """How the hero feels at last."""
+    """Say how the hero feels at last."""
     w.choose("happy", feelings)
     w.say(
         "In the evening, {n} felt very {happy}.",
@@ -489,7 +493,7 @@ def grow(w: World, topic: Topic) -> None:
 
 
 def learn(w: World, topic: Topic) -> None:
-    """What is hard at first is of use to somebody later."""
+    """A skill is hard to learn at first, and of use to somebody later."""
     skill = topic.about
     assert isinstance(skill, Skill)
     w.set(verb=skill.verb, place=skill.place)
@@ -529,12 +533,13 @@ def learn(w: World, topic: Topic) -> None:
 
 
 def befriend(w: World) -> None:
+    """Choose the hero's friend, and set the words for the friend."""
     friend = friend_of(w.hero, w.choices)
     w.set(m=friend.name, friend=friend.introduced, m_they=friend.they, m_them=friend.them, m_their=friend.their)
 
 
 def fitting(thing: Thing, place: Place) -> list[str]:
-    """The kinds of spots where this thing can get lost at this place."""
+    """List the kinds of spots where this thing can get lost at this place."""
     return [spot for spot in thing.spots if spot in place.spots]
 
 

@@ -1,16 +1,16 @@
 """The stories' tokenizer, and their tokens: what `llamaspec train` reads.
 
-Trained by SentencePiece (byte-pair encoding) on the corpus itself, from a fixed range of seeds and on one thread, so
-that it comes out the same to the byte. Nearly every word of the stories is a piece of its own; anything else that can
-be written is spelt in bytes.
+SentencePiece (byte-pair encoding) trains it on the corpus itself, from a fixed range of seeds and on one thread, so
+that it comes out the same to the byte. Nearly every word of the stories is a piece of its own; all other text is
+spelled in bytes.
 
 A document is one sequence of ids:
 
     <s> a story </s>
     <s> <|user|> a request <|assistant|> a story </s> <|user|> a question <|assistant|> an answer </s> ...
 
-What follows a control token is encoded as the start of a text. The loss counts what the model is to say: stories,
-answers, and the </s> behind each. What the person says is not counted, nor are <s> and the names of the roles.
+Text after a control token is encoded as the start of a text. The loss counts the model's part: stories, answers, and
+the </s> behind each. The person's part, <s> and the names of the roles do not count.
 """
 
 import io
@@ -26,7 +26,7 @@ from model.tokenizers.tokenizer import Tokenizer
 from training.stories.corpus import Message, conversation, story
 
 VOCAB = 1024
-SEEDS = range(0, 8_000, 2)  # documents that the pieces are learnt from
+SEEDS = range(0, 8_000, 2)  # documents that the pieces are learned from
 BOS, EOS = 1, 2
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
 
@@ -36,11 +36,11 @@ class Document(NamedTuple):
 
     ids: list[int]
     counted: list[bool]  # whether the loss counts the prediction of this id
-    nats: float  # -log p of what is counted: no model's summed loss can be less, on average
+    nats: float  # -log p of the counted ids: no model's summed loss can be less, on average
 
 
 def train_tokenizer(seeds: Iterable[int] = SEEDS) -> bytes:
-    """A `tokenizer.model`."""
+    """Train the tokenizer, and give it as the bytes of a `tokenizer.model`."""
     model = io.BytesIO()
     SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
         sentence_iterator=(text for seed in seeds for _, text, _ in messages(seed)),
@@ -64,25 +64,26 @@ def train_tokenizer(seeds: Iterable[int] = SEEDS) -> bytes:
 
 
 def write_tokenizer(path: str | Path) -> None:
+    """Write `train_tokenizer` to a file."""
     Path(path).write_bytes(train_tokenizer())
 
 
 def stories_tokenizer() -> Tokenizer:
-    """The tokenizer itself, made anew: a few seconds."""
+    """Train the tokenizer, in a few seconds, and read it."""
     return read_sentencepiece(train_tokenizer(), path="the stories' tokenizer")
 
 
 def messages(seed: int) -> list[Message]:
-    """What the document of this seed says: a story by itself, of the role "story", or a conversation."""
+    """Make the document of a seed: a story by itself, with the role "story", or a conversation."""
     rng = random.Random(seed)
-    if seed % 4 < 2:  # of even seeds, which train, and of odd ones alike
+    if seed % 4 < 2:  # half of the even seeds, which train, and half of the odd ones
         told = story(rng)
         return [Message("story", told.text, told.nats)]
     return conversation(rng)
 
 
 def encode(said: Iterable[Message], tokenizer: Tokenizer) -> Document:
-    """The ids of a conversation, or of a story by itself."""
+    """Encode a conversation, or a story by itself."""
     ids, counted, nats = [BOS], [False], 0.0
     for role, content, surprisal in said:
         header = [tokenizer.special[f"<|{role}|>"]] if role != "story" else []
@@ -94,10 +95,11 @@ def encode(said: Iterable[Message], tokenizer: Tokenizer) -> Document:
 
 
 def entropy_rate(documents: Iterable[Document]) -> float:
-    """Nats per counted token: the floor of the mean loss on such documents."""
+    """Give the nats per counted token: no mean loss on such documents is less."""
     surprisals, counts = zip(*((document.nats, sum(document.counted)) for document in documents), strict=True)
     return sum(surprisals) / sum(counts)
 
 
 def documents(seeds: Iterable[int], tokenizer: Tokenizer) -> Iterator[Document]:
+    """Make and encode the documents of `seeds`."""
     return (encode(messages(seed), tokenizer) for seed in seeds)

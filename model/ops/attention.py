@@ -1,0 +1,151 @@
+"""The op `attend` in plain JAX: causal grouped-query attention over the part of the cache that is in use."""
+
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from model.cache import LayerCache, from_int8
+from model.ops.table import Positions
+from reference.config import Config
+
+
+class Spans(NamedTuple):
+    """Lengths that attention may read of a cache. Each costs a branch of the program, and memory to compile it.
+
+    One query takes as long as what it reads, so its spans grow by a factor of 2. With many queries, reading a few
+    unused rows costs little compared with the products, so a prompt may have fewer spans.
+    """
+
+    smallest: int  # rows of the cache
+    longest: int  # rows that are read at once; a longer cache is read so many at a time
+    growth: int  # of a prompt's span to the next
+
+    def up_to(self, capacity: int, *, growth: int) -> list[int]:
+        """The spans for a cache of `capacity` rows, which is the last of them."""
+        spans, span = [], self.smallest
+        while 4 * span < 3 * capacity:
+            spans.append(span)
+            span *= growth
+        return [*spans, capacity]
+
+
+# A span of 4096 + 256 rows is a whole cache of the default context, with a prompt's last chunk.
+SPANS = Spans(smallest=64, longest=4096 + 256, growth=4)
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """Products of queries with the first keys, as many as `visible` has rows; -inf where a key is not visible."""
+
+    def __call__(
+        self,
+        q: Float[Array, "batch kv_heads group seq head_dim"],
+        k: Array,
+        visible: Bool[Array, "batch 1 1 seq rows"],
+        /,
+    ) -> Float[Array, "batch kv_heads group seq rows"]: ...
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """Sums of the first values, as many as `p` has rows, weighted by `p`."""
+
+    def __call__(
+        self, p: Float[Array, "batch kv_heads group seq rows"], v: Array, /
+    ) -> Float[Array, "batch kv_heads group seq head_dim"]: ...
+
+
+def attend(
+    q: Float[Array, "batch seq heads head_dim"],
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+    spans: Spans = SPANS,
+    scores: Scores | None = None,
+    weighted: Weighted | None = None,
+) -> Float[Array, "batch seq width"]:
+    """Attend to the rows of the cache up to each query's position, or to the last `window` of them.
+
+    A switch inside the program picks the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
+    the two products over a span; None leaves them to XLA.
+    """
+    batch, seq = q.shape[:2]
+    capacity, dtype = cache.k.shape[2], q.dtype
+    scores, weighted = scores or scores_by_dot, weighted or weighted_by_dot
+    q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
+    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * config.head_dim**-0.5
+
+    def over(span: int):
+        def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
+            found = scores(q, k, _visible(at, jnp.arange(span), window))
+            p = jnp.exp(found - jnp.max(found, axis=-1, keepdims=True))
+            # The results are divided, since there are fewer of them than probabilities.
+            return weighted(p, v) / jnp.sum(p, axis=-1, keepdims=True)
+
+        return branch
+
+    lengths = spans.up_to(min(capacity, spans.longest), growth=2 if seq == 1 else spans.growth)
+    branches = [over(span) for span in lengths]
+    if capacity > spans.longest:
+        branches.append(partial(_attend_in_blocks, block=spans.longest, window=window))
+    used = jnp.max(positions.at) + 1
+    first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # span that covers the rows in use
+    h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
+    return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)
+
+
+def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
+    """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time."""
+    *rows, head_dim = q.shape
+    capacity = k.shape[2]
+
+    def step(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        maximum, total, h = running
+        start = jnp.minimum(i * block, capacity - block)  # the last block overlaps the one before
+        read = start + jnp.arange(block)
+        keys, values = (lax.dynamic_slice_in_dim(a, start, block, axis=2) for a in (k, v))
+        scores = scores_by_dot(q, keys, _visible(at, read, window) & (read >= i * block))
+        larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
+        shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
+        p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
+        return larger, total * rescale + jnp.sum(p, axis=-1, keepdims=True), h * rescale + weighted_by_dot(p, values)
+
+    start = (jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1)), jnp.zeros((*rows, head_dim)))
+    blocks = jnp.max(at) // block + 1
+    _, total, h = lax.fori_loop(0, blocks, step, start)
+    return h / total
+
+
+def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
+    """`Scores` by a dot. q is laid out like the scores, because XLA would otherwise transpose them in memory."""
+    k, scales = _scaled(k[:, :, : visible.shape[-1]])
+    scores = jnp.einsum("bkgsd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
+    if scales is not None:
+        scores = scores * scales
+    return jnp.where(visible, scores, -jnp.inf)
+
+
+def weighted_by_dot(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head_dim"]:
+    """`Weighted` by a dot."""
+    v, scales = _scaled(v[:, :, : p.shape[-1]])
+    return jnp.einsum("bkgst,bktd->bkgsd", p if scales is None else p * scales, v, precision=lax.Precision.HIGHEST)
+
+
+def _scaled(rows: Array) -> tuple[Float[Array, "batch kv_heads rows head_dim"], Array | None]:
+    """Keys or values in float32; for a cache of int8 also their scales [batch, kv_heads, 1, 1, rows]."""
+    if rows.dtype != jnp.int8:
+        return rows.astype(jnp.float32), None
+    codes, scales = from_int8(rows)
+    return codes, scales[:, :, None, None]
+
+
+def _visible(
+    at: Int[Array, "batch seq"], rows: Int[Array, " rows"], window: int | None
+) -> Bool[Array, "batch 1 1 seq rows"]:
+    i = at[:, None, None, :, None]
+    return rows <= i if window is None else (rows <= i) & (rows > i - window)

@@ -1,0 +1,100 @@
+"""The table of ops that suits XLA's CPU compiler: products in slices, and attention that reads as little as it can."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from model.cache import LayerCache
+from model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
+from model.ops.products import cpu_product, lane_sums, last_sum
+from model.ops.table import Positions
+from model.ops.xla import plain
+from model.weights.codes import LANES
+from reference.config import Config
+
+# The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.
+PROMPT_SPANS = Spans(smallest=128, longest=512, growth=2)
+SUMMED = 16  # values of the cache in a partial sum, at most: each is an operation more to compile
+SECOND_CORE = 1 << 19  # bytes that a loop reads and writes before XLA gives it a second core, whatever it computes
+
+
+def cpu_attend(
+    q: Float[Array, "batch seq heads head_dim"],
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+) -> Float[Array, "batch seq width"]:
+    """`attend`, with spans for a CPU.
+
+    A prompt reads few rows at once, so that it reads none beyond those in use and they stay in the caches. One token
+    whose heads have keys of their own multiplies them where they lie, because a dot would first copy them.
+    """
+    if q.shape[1] > 1:
+        return attend(q, cache, positions, window=window, config=config, spans=PROMPT_SPANS)
+    if config.heads > config.kv_heads:
+        return attend(q, cache, positions, window=window, config=config)
+    smallest = _smallest_span(cache.k.size // cache.k.shape[2], config.head_dim, cache.k.dtype)
+    spans = SPANS._replace(smallest=smallest)
+    return attend(
+        q, cache, positions, window=window, config=config, spans=spans, scores=_scores_of_one, weighted=_weighted_by_one
+    )
+
+
+def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
+    """The rows, with `numbers` numbers in each, that one query reads at least.
+
+    Both cores read twice as many in the time that one takes, and are then both awake for the product that follows.
+    """
+    for rows in (SPANS.smallest, 2 * SPANS.smallest):
+        if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):
+            return rows
+    return SPANS.smallest
+
+
+def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
+    """Find how many of `numbers` products to put into a partial sum, for XLA to give the loop to both cores; else None.
+
+    `most` is tried first, then its divisors. XLA gives a small loop to both cores if it has more operations than bytes,
+    or enough bytes; shorter sums write more bytes.
+    """
+    for summed in range(most, 0, -1):
+        bytes_ = numbers * dtype.itemsize + 4 * numbers // summed
+        operations = numbers * (2 - 1 / summed + (dtype != np.float32))  # products, sums, and conversions to float32
+        if most % summed == 0 and (operations > bytes_ or bytes_ >= SECOND_CORE):
+            return summed
+    return None
+
+
+def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
+    """The scores of one query a key, as `products.lane_sums` of the keys."""
+    if k.dtype == jnp.int8 or q.shape[-1] % LANES:
+        return scores_by_dot(q, k, visible)
+    q = lax.optimization_barrier(q)[:, :, 0]  # [batch, kv_heads, 1, head_dim]
+    k = k[:, :, : visible.shape[-1]]
+    most = q.shape[-1] // LANES
+    lanes = q.shape[-1] // (_summed(k.size, k.dtype, most=most) or most)
+    scores = last_sum(lane_sums(k, q, lanes=lanes))
+    return jnp.where(visible, scores[:, :, None, None], -jnp.inf)
+
+
+def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
+    """The values weighted by one row of probabilities a head, in partial sums of up to `SUMMED` values.
+
+    Each slice is taken out of the whole cache in one step, or XLA would copy the rows in use.
+    """
+    rows = p.shape[-1]
+    if v.dtype == jnp.int8 or rows % SUMMED:
+        return weighted_by_dot(p, v)
+    summed = _summed(v.size // v.shape[2] * rows, v.dtype, most=SUMMED) or SUMMED
+    p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, summed, 1)  # [batch, kv_heads, sums, values, 1]
+    values = (v[:, :, i:rows:summed].astype(jnp.float32) for i in range(summed))
+    partial_sums = lax.optimization_barrier(sum(value * p[:, :, :, i] for i, value in enumerate(values)))
+    # A dot with ones again: a sum of so few takes XLA longer to hand to both cores than to compute.
+    ones = jnp.ones(partial_sums.shape[:3])
+    return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)[:, :, None, None]
+
+
+CPU = plain(cpu_product)._replace(attend=cpu_attend)

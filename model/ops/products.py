@@ -1,0 +1,138 @@
+"""Products of vectors with a matrix of floats or codes: one form for any device, and one for XLA on a CPU."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from model.weights.codes import LANES, PAIR, ROW, QuantizedMatrix
+from model.weights.params import Matrix
+
+MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
+MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
+FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
+MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
+
+
+def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
+    if isinstance(weight, QuantizedMatrix):
+        return _decoded_dot(x, weight, most=MOST_DECODED)
+    contract = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, weight, contract, lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def _decoded_dot(x: Float[Array, "*batch cols"], weight: QuantizedMatrix, *, most: int) -> Float[Array, "*batch rows"]:
+    """Decode as many rows at a time as keep at most `most` weights in float32 at once."""
+    x = _padded(x.astype(jnp.float32), weight)
+    rows = len(weight.codes)
+    block = max((size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= most), default=1)
+    if block == rows or block < FEWEST_ROWS:
+        return dot(x, weight.weights())
+    blocks = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), weight)
+    y = lax.map(lambda part: dot(x, part.weights()), blocks)  # [blocks, *batch, block]
+    return jnp.moveaxis(y, 0, -2).reshape(*x.shape[:-1], rows)
+
+
+def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A `Product` for XLA's CPU compiler, which multiplies one vector at memory speed only if it sees no dot.
+
+    As a sum of 16-lane slices the product is elementwise, and XLA makes one vectorized loop over both cores of it. The
+    barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
+    dot would first widen the whole matrix in memory.
+    """
+    if x.size != x.shape[-1] or not (block := _block(weight)):
+        return _dot_of_many(x, weight)
+    v = x.reshape(-1).astype(jnp.float32)
+    y = _quantized_sums(v, weight, block) if isinstance(weight, QuantizedMatrix) else _plain_sums(v, weight, block)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
+    """Count the float32 numbers that `cpu_product` leaves in memory before it takes the last sum: 16 a block.
+
+    `weight` may be only shapes.
+    """
+    block = _block(weight)
+    rows, cols = (len(weight.codes), weight.cols) if isinstance(weight, QuantizedMatrix) else weight.shape
+    return rows * (cols // block) * LANES if block else 0
+
+
+def lane_sums(
+    w: Float[Array, "*rows n"], v: Float[Array, "*some n"], lanes: int = LANES
+) -> Float[Array, "*rows lanes"]:
+    """Multiply each row of w by v, and add up the products that are `lanes` columns apart."""
+    slices = (slice(i, i + lanes) for i in range(0, w.shape[-1], lanes))
+    return lax.optimization_barrier(sum(w[..., s].astype(jnp.float32) * v[..., s] for s in slices))
+
+
+def last_sum(partial_sums: Float[Array, "*rows n"]) -> Float[Array, " *rows"]:
+    """Add up each row by a dot with ones, because XLA's own sums of many short rows take several times as long."""
+    return jnp.dot(partial_sums, jnp.ones(partial_sums.shape[-1]), precision=lax.Precision.HIGHEST)
+
+
+def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """Multiply several vectors by a dot, and decode a quantized matrix in a loop of two parts at least.
+
+    Without a loop, XLA would decode the matrices of all layers before the first product, and keep them all in memory.
+    """
+    if not isinstance(weight, QuantizedMatrix):
+        return dot(x, weight)
+    return _decoded_dot(x, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
+
+
+def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
+    """Columns of a row to multiply in one loop, which divide the row; None if none do.
+
+    Codes that take long to decode get fewer than `MOST_SLICES` slices.
+    """
+    if isinstance(weight, QuantizedMatrix):
+        cols, step = weight.cols, max(weight.group, PAIR) if weight.group < weight.cols else ROW
+        most = max(step, weight.slices * LANES)
+    else:
+        cols, step, most = weight.shape[1], LANES, MOST_SLICES * LANES
+    return max((size for size in range(step, min(cols, most) + 1, step) if cols % size == 0), default=None)
+
+
+def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], block: int) -> Float[Array, " rows"]:
+    w = weight.reshape(len(weight), -1, block)
+    v = lax.optimization_barrier(x).reshape(-1, block)
+    return last_sum(lane_sums(w, v).reshape(len(w), -1))
+
+
+def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: int) -> Float[Array, " rows"]:
+    """Multiply a vector by codes: a group's scale meets its 16 partial sums once, a row's scale meets the row's sum.
+
+    A group's minimum meets 16 partial sums of x; adding it to each weight would take two thirds longer. The rounding
+    errors are therefore those of levels times scales and of minima, which may cancel.
+    """
+    v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
+    rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
+    group = weight.group if grouped else block
+    in_loop = grouped or weight.minima is not None  # whether scales are multiplied there
+
+    def of_group(a: Array, g: int) -> Array:
+        """The part of `a` that belongs to one group of each block, or to the row."""
+        return a.reshape(rows, -1, block // group, 1)[:, :, g] if grouped else a[..., None]
+
+    def sums(g: int) -> Float[Array, "rows blocks lanes"]:
+        """The partial sums of one group of each block."""
+        pieces = weight.pieces(block, g * group, (g + 1) * group)
+        if weight.zeros is not None:
+            zeros = of_group(weight.zeros, g).astype(jnp.float32)
+            pieces = ((column, levels - zeros) for column, levels in pieces)
+        total = jnp.asarray(sum(levels * v[:, column : column + LANES] for column, levels in pieces))
+        if in_loop:
+            total = total * weight.real_scales(of_group(weight.scales, g))
+        if weight.minima is not None:
+            inputs = sum(v[:, column : column + LANES] for column in range(g * group, (g + 1) * group, LANES))
+            total = total + inputs * of_group(weight.minima, g)
+        return total
+
+    partial_sums = lax.optimization_barrier(sum(sums(g) for g in range(block // group)))
+    y = last_sum(partial_sums.reshape(rows, -1))
+    return y if in_loop else y * weight.real_scales(weight.scales[:, 0])
+
+
+def _padded(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Float[Array, "*batch padded"]:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, weight.cols - x.shape[-1])])

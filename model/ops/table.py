@@ -1,0 +1,114 @@
+"""The table of ops that a model is handed, and the signature of each op.
+
+A Llama's block is five ops, or four where it has experts; one more gives the logits after the last block. Every table
+holds one implementation of each: `xla.XLA` runs anywhere, `cpu.CPU` suits XLA's CPU compiler, and `gpu.pallas_ops`
+makes one with kernels for a model.
+
+Inside an op numbers are float32. A result is rounded once, to the dtype of the residual stream, and so is a vector
+before a product, because matrix units take it so. Ops take a quantized matrix wherever they take an array.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Array, Float, Int
+
+from model.cache import LayerCache
+from model.weights.params import Layer, Matrix, Params
+from reference.config import Config
+
+
+class Positions(NamedTuple):
+    """Positions of the new tokens, and the angles by which RoPE turns them there."""
+
+    at: Int[Array, "batch seq"]  # consecutive along seq
+    cos: Float[Array, "batch seq pairs"]
+    sin: Float[Array, "batch seq pairs"]
+
+
+@runtime_checkable
+class Product(Protocol):
+    """x times the transpose of a matrix, summed and returned in float32."""
+
+    def __call__(self, x: Float[Array, "*batch cols"], weight: Matrix, /) -> Float[Array, "*batch rows"]: ...
+
+
+class NormQkv(Protocol):
+    """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache."""
+
+    def __call__(
+        self,
+        x: Float[Array, "batch seq dim"],
+        layer: Layer,
+        cache: LayerCache,
+        positions: Positions,
+        /,
+        *,
+        config: Config,
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]: ...
+
+
+class Attend(Protocol):
+    """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all."""
+
+    def __call__(
+        self,
+        q: Float[Array, "batch seq heads head_dim"],
+        cache: LayerCache,
+        positions: Positions,
+        /,
+        *,
+        window: int | None,
+        config: Config,
+    ) -> Float[Array, "batch seq width"]: ...
+
+
+class ProjectAdd(Protocol):
+    """The output projection of attention, added to the residual stream x."""
+
+    def __call__(
+        self, h: Float[Array, "batch seq width"], layer: Layer, x: Float[Array, "batch seq dim"], /
+    ) -> Float[Array, "batch seq dim"]: ...
+
+
+class NormGateUp(Protocol):
+    """RMSNorm, gate and up, SwiGLU."""
+
+    def __call__(
+        self, x: Float[Array, "batch seq dim"], layer: Layer, /, *, config: Config
+    ) -> Float[Array, "batch seq ffn"]: ...
+
+
+class DownAdd(Protocol):
+    """The down projection, added to the residual stream x."""
+
+    def __call__(
+        self, g: Float[Array, "batch seq ffn"], layer: Layer, x: Float[Array, "batch seq dim"], /
+    ) -> Float[Array, "batch seq dim"]: ...
+
+
+class MoeAdd(Protocol):
+    """RMSNorm and the chosen experts, weighted and added to the residual stream x."""
+
+    def __call__(
+        self, x: Float[Array, "batch seq dim"], layer: Layer, /, *, config: Config
+    ) -> Float[Array, "batch seq dim"]: ...
+
+
+class NormLogits(Protocol):
+    """The last RMSNorm, and one logit per token of the vocabulary, in float32."""
+
+    def __call__(
+        self, x: Float[Array, "*batch dim"], params: Params, /, *, config: Config
+    ) -> Float[Array, "*batch vocab"]: ...
+
+
+class Ops(NamedTuple):
+    """One implementation of every op. Hashable, so that it can be a static argument of a compiled function."""
+
+    norm_qkv: NormQkv
+    attend: Attend
+    project_add: ProjectAdd
+    norm_gate_up: NormGateUp
+    down_add: DownAdd
+    moe_add: MoeAdd
+    norm_logits: NormLogits

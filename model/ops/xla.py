@@ -1,0 +1,24 @@
+"""The plain table of ops: everything is left to XLA, on any device."""
+
+from functools import partial
+
+from model.ops.attention import attend
+from model.ops.block import down_add, moe_add, norm_gate_up, norm_logits, norm_qkv, project_add
+from model.ops.products import dot
+from model.ops.table import Ops, Product
+
+
+def plain(product: Product) -> Ops:
+    """The ops in plain JAX, with `product` for all their products."""
+    return Ops(
+        norm_qkv=partial(norm_qkv, product=product),
+        attend=attend,
+        project_add=partial(project_add, product=product),
+        norm_gate_up=partial(norm_gate_up, product=product),
+        down_add=partial(down_add, product=product),
+        moe_add=partial(moe_add, product=product),
+        norm_logits=partial(norm_logits, product=product),
+    )
+
+
+XLA = plain(dot)

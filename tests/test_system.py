@@ -1,0 +1,80 @@
+"""The operating system, where Linux says less than usual: no /proc, no /sys, no glibc, as on macOS."""
+
+import os
+from pathlib import Path
+
+import jaxlib
+import pytest
+
+from model import system
+from tests.processes import run_python
+
+FILES = ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS")
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide all that Linux and glibc have and others lack."""
+    for name in FILES:
+        monkeypatch.setattr(system, name, tmp_path / name)
+    monkeypatch.setattr(system, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
+    monkeypatch.setattr(system, "CACHES", str(tmp_path / "{}"))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(system, "_libc", lambda function: None)
+
+
+def test_without_linux_everything_has_a_plain_form(hidden):
+    assert system.usable_cpus() == list(range(os.cpu_count() or 1))
+    assert system.processor() == system.platform.machine()
+    assert system.nvidia_driver() is None
+    assert system.last_level_cache_bytes() is None
+    assert system.available_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    system.return_freed_memory()
+    system.return_blocks_when_freed()
+    system.forget_code(Path(jaxlib.__file__).parent)
+
+
+def test_on_linux_there_is_more_to_say():
+    assert set(system.usable_cpus()) == os.sched_getaffinity(0)
+    assert system.available_bytes() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(("limit", "used", "left"), [("1000", "400", 600), ("1000", "1400", 0), ("max", "400", None)])
+def test_a_control_groups_limit_counts(limit: str, used: str, left: int | None, monkeypatch, tmp_path):
+    (tmp_path / "max").write_text(f"{limit}\n")
+    (tmp_path / "current").write_text(f"{used}\n")
+    monkeypatch.setattr(system, "CGROUPS", ())
+    unlimited = system.available_bytes()
+    monkeypatch.setattr(system, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
+    found = system.available_bytes()
+    assert found == left if left is not None else found > unlimited / 2
+
+
+def test_a_driver_is_read_from_its_own_words(monkeypatch, tmp_path):
+    told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build  (builder)\n"
+    (tmp_path / "version").write_text(told)
+    monkeypatch.setattr(system, "DRIVER", tmp_path / "version")
+    assert system.nvidia_driver() == "570.133.20"
+
+
+TELL = """
+from model import load
+llama = load("stories", context=64)
+print("".join(token.text for token in llama.generate("Once upon a time", seed=7, max_new_tokens=8)))
+"""
+# The names that other systems lack are gone before anything of ours is imported.
+ELSEWHERE = """
+import mmap, os
+from pathlib import Path
+del os.sched_getaffinity, mmap.MADV_HUGEPAGE
+from model import system
+for name in ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS"):
+    setattr(system, name, Path("/nowhere"))
+system.CGROUPS, system.CACHES, system._libc = (), "/nowhere/{}", lambda function: None
+"""
+
+
+def test_a_model_tells_the_same_without_linux():
+    here, elsewhere = run_python(TELL), run_python(ELSEWHERE + TELL)
+    assert elsewhere.code == 0, elsewhere.err
+    assert elsewhere.out == here.out != ""

@@ -1,0 +1,161 @@
+"""Documents to train on: where they come from, and batches of them."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from model.checkpoints.checkpoint import os_errors, refused
+from model.checkpoints.huggingface.write import COMPANIONS
+from model.text import read_text
+from model.tokenizers.tokenizer import Tokenizer
+from training.recipe import Recipe, check_context
+
+LENGTHS = range(32, 1025, 32)  # lengths that documents are padded to: each is a program to compile
+
+
+class Example(NamedTuple):
+    """A document to train on."""
+
+    ids: list[int]
+    weights: list[float]  # of the prediction of this id in the loss; 0: not counted
+
+
+class Batch(NamedTuple):
+    """Examples of similar lengths, padded at the end."""
+
+    ids: Int[np.ndarray, "batch seq"]
+    weights: Float[np.ndarray, "batch seq"]
+
+    @property
+    def counted(self) -> Bool[np.ndarray, "batch predicted"]:
+        """Whether the loss counts the prediction of each id but the first."""
+        return self.weights[:, 1:] > 0
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Documents, and the tokenizer that spells them."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the documents, and of the model."""
+        ...
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Files that the model needs beside its weights, by name."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The id that begins a document."""
+        ...
+
+    @property
+    def eos(self) -> int | None:
+        """The id that ends a document."""
+        ...
+
+    @property
+    def floor(self) -> float | None:
+        """Nats per counted token of the held-out documents, where that is known: no model's mean loss is less."""
+        ...
+
+    def training(self, step: int, recipe: Recipe) -> list[Example]:
+        """Give the documents of a step: a function of the step and the recipe alone."""
+        ...
+
+    def held_out(self) -> list[Example]:
+        """Give documents that no step trains on."""
+        ...
+
+    def questions(self) -> list[Example]:
+        """Give held-out documents whose counted ids are the one right answer to a question; none if there are none."""
+        ...
+
+
+class Text:
+    """The paragraphs of a file, in a new order every time round; every twentieth is held out."""
+
+    def __init__(self, file: str | Path, tokenizer: Tokenizer, files: Mapping[str, bytes], *, context: int):
+        """Read a UTF-8 file. Documents are cut to `context` tokens.
+
+        Raises CheckpointError for a file that cannot be read or has fewer than two paragraphs.
+        """
+        check_context(context)
+        text = read_text(file).replace("\r\n", "\n").replace("\r", "\n")
+        self.tokenizer, self.files = tokenizer, files
+        self.bos = tokenizer.bos
+        self.eos = next((tokenizer.special[n] for n in ("</s>", "<|end_of_text|>") if n in tokenizer.special), None)
+        self.floor = None
+        paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text)]
+        all = [part for text in paragraphs if text for part in self._documents(text, context)]
+        if len(all) < 2:
+            raise refused(file, "has less than two paragraphs: one to train on, one to hold out")
+        self._held_out, self._training = all[::20], [d for i, d in enumerate(all) if i % 20]
+
+    def _documents(self, text: str, context: int) -> list[Example]:
+        ids = [*self.tokenizer.encode(text), *([] if self.eos is None else [self.eos])]
+        begin = [] if self.bos is None else [self.bos]
+        size = context - len(begin)
+        parts = [[*begin, *ids[i : i + size]] for i in range(0, len(ids), size)]
+        predicting = [part for part in parts if len(part) > 1]  # without a <s>, one id is predicted from nothing
+        return [Example(part, [float(i >= len(begin)) for i in range(len(part))]) for part in predicting]
+
+    def training(self, step: int, recipe: Recipe) -> list[Example]:
+        """Give the documents of a step: a function of the step and the recipe alone."""
+        count = len(self._training)
+        return [
+            self._training[np.random.default_rng([recipe.seed, n // count]).permutation(count)[n % count]]
+            for n in range(step * recipe.batch, (step + 1) * recipe.batch)
+        ]
+
+    def held_out(self) -> list[Example]:
+        """Give every twentieth paragraph."""
+        return self._held_out
+
+    def questions(self) -> list[Example]:
+        """Give none: nobody knows what a text answers."""
+        return []
+
+
+def stops(source: Source) -> frozenset[int]:
+    """Give the ids that end a text of a model that `source` trains."""
+    return frozenset() if source.eos is None else frozenset([source.eos])
+
+
+def companions(tokenizer: str | Path) -> dict[str, bytes]:
+    """Read the files of a tokenizer, by the names that they have beside a model."""
+    place = Path(tokenizer)
+    files = [place / name for name in COMPANIONS] if place.is_dir() else [place]
+    with os_errors(place):
+        return {file.name: file.read_bytes() for file in files if file.is_file() and file.name in COMPANIONS}
+
+
+def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator[Batch]:
+    """Sort `examples` by length and give `rows` at a time.
+
+    Empty rows fill the last batch. Examples are cut after `context` ids.
+    """
+    ordered = sorted(examples, key=lambda example: len(example.ids))
+    for start in range(0, len(ordered), rows):
+        part = ordered[start : start + rows]
+        length = padded(min(len(part[-1].ids), context))
+        ids, weights = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
+        for row, example in enumerate(part):
+            seq = min(len(example.ids), context)
+            ids[row, :seq], weights[row, :seq] = example.ids[:seq], example.weights[:seq]
+        yield Batch(ids, weights)
+
+
+def padded(length: int) -> int:
+    """Round a length up to one that a program is compiled for.
+
+    >>> padded(225), padded(257), padded(1025)
+    (256, 288, 2048)
+    """
+    return next((size for size in LENGTHS if size >= length), 1 << (length - 1).bit_length())

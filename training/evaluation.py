@@ -1,0 +1,71 @@
+"""The score of a model on held-out documents."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.open import open_checkpoint
+from model.running.device import default_device
+from model.weights.params import check_weights
+from reference.config import Config
+from training.data import Source, batches
+from training.objective import WHOLE, Tensors, summed_loss
+
+
+class Evaluation(NamedTuple):
+    """The loss on held-out documents, and how many questions were answered right."""
+
+    loss: float  # nats per counted token of held-out documents
+    floor: float | None  # no model's loss is less
+    right: int  # questions about a story answered to the letter, each word the likeliest
+    questions: int
+
+    def __str__(self):
+        """
+        >>> print(Evaluation(0.2, 0.19, 181, 200))
+        held-out loss 0.2000 (floor 0.1900, +5.3 %), 181 of 200 questions
+        """
+        floor = f" (floor {self.floor:.4f}, {self.loss / self.floor - 1:+.1%})".replace("%", " %") if self.floor else ""
+        answers = f", {self.right} of {self.questions} questions" if self.questions else ""
+        return f"held-out loss {self.loss:.4f}{floor}{answers}"
+
+
+def rows_at_once(platform: str) -> int:
+    """Choose how many documents are in one batch: on a CPU one, which its caches hold and which has no padding."""
+    return 1 if platform == "cpu" else 32
+
+
+def evaluate(tensors: Tensors, config: Config, source: Source, *, score: Callable, rows: int) -> Evaluation:
+    """Score `tensors` on the held-out documents of `source`, and on its questions, `rows` at a time.
+
+    `score` is `Step.score` of the configuration. A question is right if every id of the answer is the likeliest.
+    """
+    nats, count = 0.0, 0
+    for batch in batches(source.held_out(), rows=rows, context=config.context):
+        nats += float(score(tensors, batch.ids, batch.weights)[1][0])
+        count += int(batch.counted.sum())
+    asked, right = source.questions(), 0
+    for batch in batches(asked, rows=rows, context=config.context):
+        likeliest = np.asarray(score(tensors, batch.ids, batch.weights)[1][1])  # [batch, seq - 1]
+        wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted, axis=1)
+        whole = np.any(batch.counted, axis=1)  # False for an empty row, and for a question too long for the context
+        right += int(np.sum(whole & ~wrong))
+    return Evaluation(nats / count, source.floor, right, len(asked))
+
+
+def evaluate_model(path: str | Path, source: Source) -> Evaluation:
+    """Score a model in a file or directory. Raises CheckpointError for one that does not know the source's ids."""
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    if config.vocab < source.tokenizer.vocab:
+        raise refused(path, f"knows {config.vocab} ids, not the {source.tokenizer.vocab} of the documents' tokenizer")
+    check_weights(checkpoint)
+    tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
+    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=np.dtype(np.float32)))
+    return evaluate(tensors, config, source, score=score, rows=rows_at_once(default_device().platform))
