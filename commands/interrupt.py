@@ -31,13 +31,16 @@ class Interrupts:
         self._ended = threading.Lock()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt for SIGINT, and SystemExit for another signal.
+        """Raise KeyboardInterrupt for SIGINT, and SystemExit for another signal; within an import end the process.
 
-        Further signals are ignored, so that nothing disturbs the removal of half-written files.
+        A library in C++ that is being imported may abort where an exception comes from a handler. Further signals are
+        ignored, so that nothing disturbs the removal of half-written files.
         """
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         self.status = self.status or 128 + number
+        if is_importing(frame):
+            self.end(self.status)
         # Callbacks and imports of XLA's print an exception that is raised within them, and go on.
         sys.excepthook = sys.unraisablehook = lambda *_: None
         if number == signal.SIGINT:
@@ -66,6 +69,15 @@ class Interrupts:
             if sys.stderr and sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), f"{SHOW_CURSOR}\n".encode())
             os._exit(status)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Tell whether `frame` runs within an import statement."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def remove_what_is_unfinished() -> None:

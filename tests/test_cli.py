@@ -213,9 +213,9 @@ def test_a_model_is_found_in_the_cache_of_the_hub(run, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     folder = cache / "models--owner--a-name"
     assert_refused(run("inspect", "owner/a-name"), "owner/a-name", "hf download owner/a-name --local-dir a-name")
-    for name, layers in (("old", 1), ("new", 2)):
+    for name, count in (("old", 1), ("new", 2)):
         (folder / "snapshots" / name).mkdir(parents=True)
-        write_checkpoint(folder / "snapshots" / name, FAMILIES["llama-2"] | {"num_hidden_layers": layers})
+        write_checkpoint(folder / "snapshots" / name, FAMILIES["llama-2"] | {"num_hidden_layers": count})
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("new")
 

@@ -62,7 +62,9 @@ def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
     if status != 0:  # it may have ended before
         assert status == 130
         assert seconds < AT_ONCE
-        assert len([line for line in said.splitlines() if line and not line.startswith("seed")]) == 0, said
+        assert not any(word in said for word in ("Traceback", "Error", "Interrupt", "Exception", "arning", "fault")), (
+            said
+        )
     left = {path.name for path in (tmp_path / "work").rglob("*")} if name != "train" else set()
     assert not any("partial" in name or name.startswith("out") for name in left) or status == 0
 
