@@ -197,7 +197,9 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
             ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
         else:
             ffn = FeedForward(each["gate"], each["up"], each["down"])
-        return Layer(**{name: each.get(name) for name in Layer._fields if name != "ffn"}, ffn=ffn)
+        attention: dict[str, Any] = {"q_norm": None, "k_norm": None}
+        attention |= {name: each[name] for name in Layer._fields if name in each}
+        return Layer(**attention, ffn=ffn)
 
     outside = {part: weight for part, [weight] in parts[None].items()}
     embedding = tensor(EMBEDDING)

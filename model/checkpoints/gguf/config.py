@@ -71,13 +71,13 @@ def read_config(
         raise metadata.refused(f"{key('vocab_size')} is {stated}, but token_embd.weight has {vocab} rows")
 
     heads = metadata.integer(key(architecture.keys["heads"]))
-    defaults: dict[str, int | float] = {"kv_heads": heads, "theta": 10_000.0, "experts": 0, "experts_per_token": 0}
+    defaults = {"kv_heads": heads, "experts": 0, "experts_per_token": 0}
     given: dict[str, Any] = {}
     for name, its_key in architecture.keys.items():
         if name == "head_dim":
             given[name] = _head_dim(metadata, architecture, given["dim"], heads)
         elif Config.__annotations__[name] is float:
-            given[name] = shortest(metadata.number(key(its_key), defaults.get(name)))
+            given[name] = shortest(metadata.number(key(its_key), 10_000.0 if name == "theta" else None))
         else:
             given[name] = metadata.integer(key(its_key), defaults.get(name))
     if not given["experts"]:

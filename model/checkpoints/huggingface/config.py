@@ -137,7 +137,7 @@ def _value(fields: Fields, name: str, keys: tuple[str, ...], family: Family) -> 
         return fields.integer_or_none(key, default)
     match Config.__annotations__[name]:
         case builtins.bool:
-            return fields.boolean(key, default)
+            return fields.boolean(key, bool(default))
         case builtins.float:
             return fields.number(key, default)
         case _:
