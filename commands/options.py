@@ -121,7 +121,7 @@ running_options = combined(
     click.option(
         "--dtype",
         type=click.Choice(["float32", "bfloat16"]),
-        help="Compute with weights of this dtype.  [default: float32 on a CPU; on a GPU as stored, 16 bits as bfloat16]",
+        help="Compute with weights of this dtype.  [default: float32 on a CPU; bfloat16 on a GPU, unless stored wider]",
     ),
     quantize_option,
     click.option(
