@@ -85,7 +85,7 @@ def llamaspec():
 
     \b
     llamaspec story
-    llamaspec generate "Once upon a time" --model stories260K.bin --tokenizer tok512.model
+    llamaspec generate "Once upon a time" --model Llama-3.2-1B.gguf
     llamaspec chat --model path/to/Llama-3.2-1B-Instruct
     """
 

@@ -125,7 +125,7 @@ def choose_subject(
         if shape not in SHAPES:
             raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
         config = SHAPES[shape]
-        published = choose_dtype(dtype, {}, platform=platform)
+        published = choose_dtype(dtype, None, platform=platform)
         return Subject(
             name=f"{shape}, random weights",
             config=config,
@@ -139,7 +139,7 @@ def choose_subject(
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
     run = quantized(checkpoint, quantize) if quantize else checkpoint
-    chosen = choose_dtype(dtype, run.tensors, platform=platform)
+    chosen = choose_dtype(dtype, run, platform=platform)
 
     def load(shapes: Params) -> Params:
         check_weights(checkpoint)

@@ -36,13 +36,14 @@ def measured(layers: int, quantize: str | None) -> Row:
     import jax
     import numpy as np
 
-    from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+    from model.checkpoints.checkpoint import Checkpoint, Tensor
     from model.checkpoints.codes import quantized
     from model.llama import load_backend
     from model.options import SamplingOptions
     from model.running.memory import memory_of
     from model.running.programs import prompt_chunk
     from model.running.session import Session
+    from model.tensors import tensor_shapes
     from model.weights.params import abstract_params
     from reference.config import Config
 

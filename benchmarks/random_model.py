@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.cache import Cache, LayerCache
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.codes import quantized
 from model.insight.machine import random_numbers
 from model.running.process import give_back_compilers_memory
+from model.tensors import tensor_shapes
 from model.weights.codes import Embedding
 from model.weights.params import Params, abstract_params, aligned_zeros, rope_table
 from reference.config import Config

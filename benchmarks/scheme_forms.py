@@ -9,11 +9,12 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Int
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
-from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.checkpoints.codes import quantized
 from model.insight.evaluation_by_tensor import relative_error
 from model.quantize.calibration import calibrated
 from model.quantize.methods import METHODS
+from model.tensors import quantizable, tensor_shapes
 from reference.quantizers import ggml
 from reference.quantizers.schemes import SCHEMES
 
@@ -52,7 +53,8 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Select the matrices, which schemes quantize."""
-    return {name: tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)}
+    names = quantizable(checkpoint.config)
+    return {name: tensor for name, tensor in checkpoint.tensors.items() if name in names}
 
 
 def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:

@@ -26,9 +26,9 @@ from benchmarks.model_speed import compile_programs, decode_seconds
 from benchmarks.random_model import random_params
 from benchmarks.report import RAW, write_report
 from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
-from model.checkpoints.checkpoint import Codes, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Codes, Tensor
 from model.checkpoints.checkpoint import Form as CodeForm
-from model.checkpoints.codes import form_of, is_matrix
+from model.checkpoints.codes import form_of
 from model.checkpoints.gguf.blocks import KINDS
 from model.checkpoints.open import open_checkpoint
 from model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
@@ -40,6 +40,7 @@ from model.llama import Llama, load, load_backend
 from model.ops.choice import ops_for
 from model.options import SamplingOptions
 from model.running.programs import longest_burst, prompt_chunk
+from model.tensors import quantizable, tensor_shapes
 from model.weights.params import Params, abstract_params
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
@@ -142,9 +143,11 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
 def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
     """Shapes of a model whose matrices are stored so."""
 
+    matrices = quantizable(config)
+
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         codes = None
-        if stored.codes and is_matrix(name):
+        if stored.codes and name in matrices:
             codes = Codes(stored.codes, stored.group or shape[1], zeros=False, bytes=0, parts=lambda: iter(()))
         return Tensor(shape, np.dtype(stored.dtype), lambda: np.empty(0), codes)
 

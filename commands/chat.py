@@ -27,6 +27,7 @@ from commands.output import say, stream
 
 if TYPE_CHECKING:
     from model.chat.chat import Chat
+    from model.chat.template import find_template
     from model.generation import Generation
 
 COMMANDS = """\
@@ -56,8 +57,13 @@ Once it has told one:
 
 @click.command(cls=Verb)
 @click.option("--system", metavar="TEXT", help="Tell the model TEXT before the conversation.")
+@click.option(
+    "--template",
+    metavar="NAME|FILE",
+    help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
+)
 @combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options)
-def chat(system: str | None, **options: Any):
+def chat(system: str | None, template: str | None, **options: Any):
     """Talk with a model.
 
     /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
@@ -71,7 +77,10 @@ def chat(system: str | None, **options: Any):
 
     request = checked_request(options)
     llama = load(options, greedy=request["sampling"].greedy)
-    conversation = Chat(llama, system=system)
+    found = find_template(llama.tokenizer, *llama.places, template=template)
+    if found.note:
+        say(found.note)
+    conversation = Chat(llama, found, system=system)
     print_seed(options, request)
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
     typed = sys.stdin.isatty()

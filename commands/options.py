@@ -121,7 +121,7 @@ running_options = combined(
     click.option(
         "--dtype",
         type=click.Choice(["float32", "bfloat16"]),
-        help="Compute with weights of this dtype.  [default: float32 on a CPU; bfloat16 on a GPU, unless stored wider]",
+        help="Compute with this dtype.  [default: float32 on a CPU, bfloat16 on a GPU unless stored in float32]",
     ),
     quantize_option,
     click.option(

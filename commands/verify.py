@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,12 +79,14 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         ops = [contract_for(name).name for name in names] or list(CONTRACTS)
         if listing:
             _list_contracts(ops)
-        elif mutants:
-            _verify_mutants(ops, seed=options["seed"], as_json=options["as_json"])
         elif options["model"]:
             _verify_model(**options)
         else:
-            _verify(ops, named=bool(names), **options)
+            with _heeded() as heed:
+                if mutants:
+                    _verify_mutants(ops, heed, seed=options["seed"], as_json=options["as_json"])
+                else:
+                    _verify(ops, heed, named=bool(names), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
@@ -96,13 +100,44 @@ def _list_contracts(ops: list[str]):
         write("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
 
 
-def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
+@contextmanager
+def _heeded() -> Iterator[Callable[[], None]]:
+    """Hand out a check that ends the command where a signal told it to.
+
+    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
+    a counterexample takes its place. The check calls the handler again.
+    """
+    numbers: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        numbers.append(number)
+        handlers[number](number, frame)
+
+    def heed() -> None:
+        if numbers:
+            handlers[numbers[0]](numbers[0], None)
+
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield heed
+        heed()
+    finally:
+        if not numbers:  # or whoever handled the signal has said what becomes of others
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_json: bool):
     from verify.mutation import row, table, trials
 
     click.echo(f"seed {seed}", err=True)
     found = []
     for op in ops:
         for trial in trials(op, seed=seed):
+            heed()
             found.append(trial)
             if not as_json:
                 by, seconds, examples, op, mutant = row(trial).values()
@@ -117,7 +152,7 @@ def _verify_mutants(ops: list[str], *, seed: int, as_json: bool):
         sys.exit(1)
 
 
-def _verify(ops: list[str], *, named: bool, **options: Any):
+def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options: Any):
     from model.system import usable_cpus
     from verify.campaign import again, run, run_side_by_side
     from verify.catalogue import CONTRACTS
@@ -130,7 +165,7 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
-    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples) as (progress, aside):
+    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             told = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
@@ -140,6 +175,7 @@ def _verify(ops: list[str], *, named: bool, **options: Any):
         walks = () if named or candidate or replay else _walk_random_models(campaign)
         try:
             for report, lines in itertools.chain(told, walks):
+                heed()
                 reports.append(report)
                 if not as_json_text:
                     with aside():
@@ -222,7 +258,7 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
     """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
     prepare_jax()
     from model.candidates.walking import random_checkpoint, tables
-    from model.checkpoints.checkpoint import tensor_shapes
+    from model.tensors import tensor_shapes
     from verify.report import counterexample
     from verify.walk import CONFIGS, KERNELS, weights
 
@@ -251,13 +287,15 @@ def _walk(checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, n
 
 
 @contextmanager
-def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
+def _verify_progress(
+    examples: int, heed: Callable[[], None]
+) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
     """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
 
-    Nothing is shown where nobody looks.
+    Nothing is shown where nobody looks. Every step calls `heed`.
     """
     if not sys.stderr.isatty():
-        yield lambda stage: lambda done: None, nullcontext
+        yield lambda stage: lambda done: heed(), nullcontext
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -268,7 +306,12 @@ def _verify_progress(examples: int) -> Iterator[tuple[Callable[[str], Callable[[
 
         def begin(stage: str) -> Callable[[int], object]:
             bar.reset(task, description=stage, total=examples)
-            return lambda done: bar.update(task, completed=done)
+
+            def step(done: int) -> None:
+                heed()
+                bar.update(task, completed=done)
+
+            return step
 
         @contextmanager
         def aside():

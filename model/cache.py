@@ -1,10 +1,10 @@
 """The KV cache: keys and values of every position so far, in arrays of a fixed capacity.
 
-The shape never changes, so the compiled programs never do either; how much of it is in use is a
-run-time value. Rows past `lengths` hold leftovers that no query sees.
+The shape never changes, so the compiled programs never do either; the length in use is a run-time value. Rows past
+`lengths` hold leftovers that no query sees.
 
-A cache of int8 is that of `reference.quantizers.kv_cache`: each key and each value has a scale of its own. Its row is
-head_dim codes and behind them the four bytes of the scale, so that it is one array, too.
+A cache of int8 is that of `reference.quantizers.kv_cache`: each key and each value has a scale of its own. A row is
+head_dim codes followed by the four bytes of the scale, so that this cache is one array, too.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Float32, Int, Int8
 from reference.config import Config
 
 SCALE = 4  # bytes of a float32
-LARGEST = 127  # code
+LARGEST = 127  # largest code
 
 
 Rows = Float[Array, "batch kv_heads capacity head_dim"] | Int8[Array, "batch kv_heads capacity bytes"]
@@ -36,7 +36,7 @@ class Cache(NamedTuple):
 
 
 def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> Cache:
-    """A cache of no positions, with room for `capacity`; `dtype` is a float's, or int8."""
+    """Make a cache of no positions, with room for `capacity`; `dtype` is a float's, or int8."""
     shape = (batch, config.kv_heads, capacity, _width(config, dtype))
 
     def zeros() -> Array:
@@ -48,12 +48,12 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
 
 
 def cache_bytes(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> int:
-    """Bytes that `empty_cache` takes, and the table of RoPE's angles, which is as long."""
+    """Count the bytes of `empty_cache`, and of the table of RoPE's angles, which is as long."""
     return batch * capacity * position_bytes(config, dtype=dtype) + capacity * config.head_dim * 4
 
 
 def position_bytes(config: Config, *, dtype: np.dtype) -> int:
-    """Bytes of a position's keys and values in all layers."""
+    """Count the bytes of a position's keys and values in all layers."""
     return 2 * config.layers * config.kv_heads * _width(config, dtype) * dtype.itemsize
 
 
@@ -62,14 +62,14 @@ def _width(config: Config, dtype: np.dtype) -> int:
 
 
 def append(rows: Rows, new: Float[Array, "batch seq kv_heads head_dim"], starts: Int[Array, " batch"]) -> Rows:
-    """`rows` with `new` keys or values from each row's start on, rounded to what `rows` hold."""
+    """Write `new` keys or values into `rows` from each sequence's start on, rounded to the dtype of `rows`."""
     new = new.swapaxes(1, 2)  # [batch, kv_heads, seq, head_dim]
     new = to_int8(new) if rows.dtype == jnp.int8 else new.astype(rows.dtype)
     return jax.vmap(lambda old, new, start: lax.dynamic_update_slice(old, new, (0, start, 0)))(rows, new, starts)
 
 
 def to_int8(x: Float[Array, "*batch head_dim"]) -> Int8[Array, "*batch bytes"]:
-    """`reference.quantizers.kv_cache.quantize` in float32: codes, and behind them the bytes of their scale."""
+    """Quantize as `reference.quantizers.kv_cache` does, in float32: codes, followed by the bytes of their scale."""
     x = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / LARGEST
     codes = jnp.rint(x / jnp.where(scales == 0, jnp.inf, scales)).clip(-LARGEST, LARGEST).astype(jnp.int8)
@@ -79,5 +79,5 @@ def to_int8(x: Float[Array, "*batch head_dim"]) -> Int8[Array, "*batch bytes"]:
 def from_int8(
     rows: Int8[Array, "*batch bytes"],
 ) -> tuple[Float32[Array, "*batch head_dim"], Float32[Array, " *batch"]]:
-    """Codes, as float32, and their scales."""
+    """Split rows of int8 into codes, as float32, and their scales."""
     return rows[..., :-SCALE].astype(jnp.float32), lax.bitcast_convert_type(rows[..., -SCALE:], jnp.float32)

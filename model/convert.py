@@ -1,6 +1,6 @@
-"""A checkpoint in another format, with its tokenizer and chat template where the format has room for them."""
+"""Converts a checkpoint to another format, with its tokenizer and chat template where the format has room for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from model.chat.template import template_of
@@ -10,8 +10,10 @@ from model.checkpoints.gguf.write import FLOATS, write_gguf
 from model.checkpoints.gguf.write import SCHEMES as GGUF_SCHEMES
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
+from model.checkpoints.recognize import leads_out
 from model.tokenizers.gguf_writer import vocabulary_keys
 from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
+from model.tokenizers.tokenizer import Tokenizer
 from reference.quantizers.schemes import SCHEMES
 
 TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
@@ -23,7 +25,7 @@ SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "ggu
 def check_request(
     to: str, *, quantize: str | None, dtype: str | None, tokenizer: str | Path | None, calibration: str | Path | None
 ) -> None:
-    """Raise ValueError for what the format `to` does not have.
+    """Raise ValueError for options that the format `to` does not have.
 
     >>> check_request("llama2c", quantize="q4", dtype=None, tokenizer=None, calibration=None)
     Traceback (most recent call last):
@@ -80,24 +82,35 @@ def convert(
             written = _calibrated(checkpoint, calibration, quantize, tokenizer=tokenizer, progress=calibrating)
         else:
             written = quantized(checkpoint, quantize) if quantize else checkpoint
-        files = _files_inside(checkpoint)
+        files, notes = _files_inside(checkpoint)
         int8 = quantize == "smoothquant"
-        write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
-    if to == "llama2c" and checkpoint.format.startswith("gguf"):
+        return notes + write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
+    if checkpoint.format.startswith("gguf"):
         return [f"the tokenizer stays inside {checkpoint.path}: name it with --tokenizer"]
     return []
 
 
-def _files_inside(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Give a GGUF file's own tokenizer and chat template as files, by name."""
+def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
+    """A GGUF file's own tokenizer and chat template, as files; and what a person should know."""
     found = tokenizer_inside(checkpoint)
     if found is None:
-        return {}
+        return {}, []
     from model.tokenizers.huggingface_writer import tokenizer_files
 
-    template = template_of(found, checkpoint.path)
+    source, notes = _template_source(found, [checkpoint.path])
     eos = min(checkpoint.stops, default=None)
-    return tokenizer_files(found, eos=eos, template=template.source if template else None)
+    return tokenizer_files(found, eos=eos, template=source), notes
+
+
+def _template_source(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[str | None, list[str]]:
+    """The text of the chat template to take along, if any; and what a person should know."""
+    template = template_of(tokenizer, *places)
+    if template is None:
+        return None, []
+    if outside := leads_out(Path(template.name)):
+        what = f"it is a link to {outside}, outside the model's folder"
+        return None, [f"the chat template in {template.name} is not taken along: {what}"]
+    return template.source, []
 
 
 def _calibrated(
@@ -108,7 +121,10 @@ def _calibrated(
     tokenizer: str | Path | None,
     progress: Callable[[str, float], object],
 ) -> Checkpoint:
-    from model.quantize.calibration import calibrated, read_windows  # JAX, which other conversions do without
+    from model.quantize.calibration import (
+        calibrated,
+        read_windows,
+    )  # This imports JAX, which other conversions do without.
 
     windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
     return calibrated(checkpoint, windows, method=method, progress=progress)
@@ -127,8 +143,9 @@ def _to_gguf(
     if found is None:
         notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
-    template = template_of(found, *places) if found else None
-    vocabulary = vocabulary_keys(checkpoint, found, template.source if template else None)
+    source, left_out = _template_source(found, places) if found else (None, [])
+    notes += left_out
+    vocabulary = vocabulary_keys(checkpoint, found, source)
     whole = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
     if whole:
         notes.append(f"{len(whole)} matrices stay as they are, since {to} does not divide their rows: {whole[0]} …")

@@ -29,7 +29,7 @@ def hidden_states(
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
-    """What the blocks make of new `tokens` that follow those in `cache`, and the cache that now holds both.
+    """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
 
     The cache must have room for `seq` more positions in every row, padding included.
     """
@@ -42,7 +42,7 @@ def hidden_states(
     return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
 
 
-# Layers of equal shapes are traced and lowered once, which most of a second start would go into. XLA inlines the calls.
+# Layers of equal shapes are traced and lowered once, since that dominates a second start. XLA inlines the calls.
 @partial(jax.jit, static_argnames=("window", "config", "ops"))
 def _block(
     x: Float[Array, "batch seq dim"],
@@ -71,7 +71,7 @@ def forward(
     config: Config,
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq vocab"], Cache]:
-    """Logits, in float32, for what follows each token, and the extended cache. See `hidden_states`."""
+    """Compute float32 logits for the token after each of `tokens`, and the extended cache. See `hidden_states`."""
     x, cache = hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)
     return ops.norm_logits(x, params, config=config), cache
 
@@ -90,16 +90,19 @@ def prefill(
 
 
 class Text(NamedTuple):
-    """What drawing tokens changes beside the cache. From one call of `decode` to the next it need not leave the device,
-    so that the next can be asked for before anybody has read what the one before drew."""
+    """State that drawing tokens changes beside the cache.
 
-    tokens: Int[Array, " batch"]  # the newest of each row, which are not fed yet
-    seen: Bool[Array, "batch vocab"]  # which the repetition penalty applies to
-    done: Bool[Array, " batch"]  # rows that have one of the tokens that end a text
+    It stays on the device from one call of `decode` to the next, so that the next call can start before the host has
+    read the tokens of the one before.
+    """
+
+    tokens: Int[Array, " batch"]  # newest of each row, not fed yet
+    seen: Bool[Array, "batch vocab"]  # tokens that the repetition penalty applies to
+    done: Bool[Array, " batch"]  # rows that have a token that ends a text
 
 
 def text_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> Text:
-    """The text that nothing is drawn of yet, to be drawn after `tokens`, on the default device."""
+    """Make the state of a text that continues `tokens`, on the default device."""
     return Text(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
 
 
@@ -117,12 +120,12 @@ def decode(
     config: Config,
     ops: Ops,
 ) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Text, Cache]:
-    """Feed the newest tokens, draw the next of each row, feed those, at most `steps` times, without leaving the device.
+    """Feed the newest tokens, draw the next of each row, and repeat at most `steps` times, all on the device.
 
-    Where `greedy` the next is the likeliest; else it is drawn, and the temperature must not be 0. Stops early once
-    every row has one of `stops`, and begins with nothing where every row had one already. `keys` are the rows' random
-    keys. Returns what was drawn, how many steps were taken (later rows of the first result are zeros), the text, and
-    the cache, which holds all but the last token drawn.
+    If `greedy`, the next token is the likeliest. Otherwise it is drawn with the rows' random `keys`, and the
+    temperature must not be 0. Stops once every row has one of `stops`, and takes no step if every row had one before.
+    Returns the tokens, the number of steps (later rows of the tokens are zeros), the text, and the cache, which holds
+    all but the last token drawn.
     """
     batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 
@@ -130,11 +133,11 @@ def decode(
         step, _, _, _, _, done = state
         return (step < steps) & ~jnp.all(done)
 
-    # Beside the layers little is computed, but each bit of it is a kernel on a GPU: lengths follow from the step, what
-    # was seen and who is done are one expression each, and no index is checked that cannot be wrong.
+    # Little is computed beside the layers, but each operation is a kernel on a GPU. Lengths therefore follow from the
+    # step, `seen` and `done` are one expression each, and indices that cannot be wrong are not checked.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
-        # Tied to the loop's state, or XLA converts a narrow weight once before the loop, into a copy of float32.
+        # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
         x, now = hidden_states(weights, tokens[:, None], Cache(layers, cache.lengths + step), config=config, ops=ops)
         logits = ops.norm_logits(x[:, 0], weights, config=config)

@@ -1,7 +1,7 @@
 """A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
 from model.ops.choice import ops_for
@@ -26,6 +26,7 @@ from model.running.programs import Layout, compile_programs, longest_burst, prom
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
 from model.system import available_bytes
+from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
@@ -264,7 +265,7 @@ def load_backend(
         weights = load_reference_params(run, found)
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     device = default_device()
-    weights = choose_dtype(dtype, run.tensors, platform=device.platform)
+    weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
         batch=1,
         capacity=capacity,
@@ -273,9 +274,9 @@ def load_backend(
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
-    params = with_roundings(shapes, found)
+    params = with_roundings(shapes, found, config=config)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
-    choice = ops_for(kernels, config, params, capacity=layout.rows, device=device, **sizes)
+    choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
     memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
@@ -290,19 +291,20 @@ def load_backend(
         compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
     )
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        params = with_roundings(load_params(run, dtype=weights, positions=layout.rows, progress=progress), found)
+        params = load_params(run, dtype=weights, positions=layout.rows, progress=progress)
+    params = with_roundings(params, found, config=config)
     return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
 
 
-def choose_dtype(dtype: str | None, tensors: Mapping[str, Tensor], *, platform: str) -> np.dtype:
+def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix in
-    `tensors` is stored in float32: norms, which many files store in float32, do not decide. `tensors` are those that
-    run, and may be empty for a model of random weights.
+    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
+    is stored in float32: norms, which many files store in float32, do not decide. `run` has the tensors that run, and
+    is None for a model of random weights.
     """
     if dtype:
         return np.dtype(dtype)
-    stored = [tensor for name, tensor in tensors.items() if is_matrix(name)]
+    stored = [run.tensors[name] for name in quantizable(run.config)] if run else []
     wide = bool(stored) and all(tensor.codes is None and tensor.dtype.itemsize >= 4 for tensor in stored)
     return np.dtype(np.float32) if platform == "cpu" or wide else np.dtype(ml_dtypes.bfloat16)

@@ -1,8 +1,15 @@
-"""How a Llama runs on a Hopper GPU: one Mosaic GPU kernel a file.
+"""Kernels of a Llama for Hopper GPUs: one Mosaic GPU kernel a file.
 
-A kernel is a function of arrays. Its docstring is its contract (what goes in, what comes out, what is refused, what
-it costs in bytes); `reference/` says what the numbers are. All of them sum in float32 and round once, on the way out.
+A kernel is a function of arrays. Its docstring is its contract: inputs, outputs, what it refuses, and its cost in
+bytes; `reference/` defines the numbers. Every kernel sums in float32 and rounds once, on the way out. A kernel that is
+not made for its arguments raises `unsupported.Unsupported`.
 
-`compat.py` holds what reaches into jax, and the target that a kernel is made for: a GPU, or the interpreter that runs
-it on a CPU and looks for races. Start with `gemv.py` and the loop that decoding spends its time in, `row_product.py`.
+A model runs by five of them: `gemv`, `norm_qkv`, `norm_gate_up`, `attention_decode` and `attention_prefill`. The
+others are the small ops by themselves (`add`, `rmsnorm`, `rope`, `softmax`, `logsumexp`, `swiglu`, `argmax`), a matrix
+product (`gemm`) and attention over pages (`attention_paged`). They are here to be read, to be verified with
+`llamaspec verify` and timed with `llamaspec bench`, and for other models to call.
+
+`parts/` holds what kernels are made of. Start with `gemv.py` and the loop that decoding spends its time in,
+`parts/row_product.py`. `parts/compat.py` holds the target that a kernel is made for: a GPU, or the interpreter that
+runs it on a CPU and looks for races.
 """

@@ -1,4 +1,4 @@
-"""The residual connection alone: x + y. Where a product comes before it, `gemv` adds; before a norm, `add_rmsnorm`."""
+"""The residual connection by itself: x + y. `gemv` adds after a product, and `add_rmsnorm` before a norm."""
 
 from functools import partial
 
@@ -15,9 +15,11 @@ SPAN = 2048  # elements of a thread block
 
 
 def add(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x + y, in float32, rounded once to their dtype: float32 or bfloat16, else a ValueError.
+    """Add x and y in float32, and round once to their dtype.
 
-    Reads both once, writes once; the bytes of an odd number of elements are moved 2 or 4 at a time.
+    Raises Unsupported for another dtype than float32 or bfloat16 and for more than 2^31 - 1 elements, and ValueError
+    for arrays that differ in shape or dtype. Reads both once, writes once; an odd number of elements moves 2 or 4 bytes
+    at a time.
     """
     check_rows("add", x)
     if y.shape != x.shape or y.dtype != x.dtype:

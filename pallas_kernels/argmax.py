@@ -1,8 +1,8 @@
-r"""The place of the largest element: greedy decoding's choice among a vocabulary's logits.
+r"""The position of the largest element: greedy decoding's choice among a vocabulary's logits.
 
-Spans of a row are searched by as many thread blocks, and a second kernel, of one block a row, chooses among what they
-found. There is no index of a maximum to be had from the hardware: it is the least position of an element that equals
-the maximum, a second look at registers.
+Each span of a row is searched by a thread block, and a second kernel, of one block a row, chooses among the results.
+The hardware gives the maximum of registers but not its index, so the kernel looks at them again for the first position
+of an element that equals the maximum.
 """
 
 from functools import partial
@@ -22,10 +22,10 @@ NOWHERE = 2**31 - 1
 
 
 def argmax(x: Float[Array, "*batch n"]) -> Int32[Array, "*batch"]:
-    """The position of the largest element over the last axis, the lowest of equals; NaN counts as the largest, as in
-    NumPy.
+    """Find the position of the largest element over the last axis.
 
-    float32 or bfloat16, at most 2^20 elements a row, else a ValueError. Reads each row once.
+    Of equal elements the first counts, and NaN counts as the largest, as in NumPy. Raises Unsupported for another dtype
+    than float32 or bfloat16, and for rows of more than 2^20 elements. Reads each row once.
     """
     check_rows("argmax", x, most=MAX_ELEMENTS)
     return _argmax(x, target=current_target())
@@ -79,7 +79,7 @@ def _argmax(x, *, target: Target):
 
 
 def first_of_largest(values: Array, places: Array) -> tuple[Any, Any]:
-    """The largest of `values`, or NaN if one is, and the least of the places where it stands."""
+    """Find the largest of `values`, NaN counting as such, and the least of the positions in `places` that have it."""
     largest = jnp.max(values)
     is_largest = (values == largest) | (values != values)  # with a NaN among them, the maximum is NaN and equals none
     return largest, jnp.min(jnp.where(is_largest, places, NOWHERE))

@@ -2,9 +2,9 @@ r"""Attention while decoding: one query a head, over a cache whose length is kno
 
     o_h = sum_j softmax_j(<q_h, k_jg> / sqrt(d)) v_jg        j < length,  g = h kv_heads // heads
 
-`reference.attention` for the last of `length` positions. All that matters is to read keys and values once, at the
-speed of the memory: `key_ring` says which of them a thread block reads, `attention_split` what it does with them
-(in float32 `attention_split_float32`), and `attention_combine` how the blocks' parts become one output.
+This is `reference.attention` for the last of `length` positions. Its speed is that of reading keys and values once.
+`parts/key_ring.py` says which of them a thread block reads, `parts/attention_split.py` what it computes from them (in
+float32 `parts/attention_split_float32.py`), and `parts/attention_combine.py` how the results become one output.
 """
 
 from functools import partial
@@ -27,19 +27,19 @@ def attention_decode(
     window: int | None = None,
     splits: int | None = None,
 ) -> Float[Array, "batch width"]:
-    """Attention of the query at position length - 1 to all keys up to its own, heads side by side.
+    """Attend from the query at position length - 1 to all keys up to its own; heads are side by side in the result.
 
-    With a `window`, to the last `window` of them. A length is clamped to 0 ... capacity; one of 0 gives zeros. What
-    the cache holds elsewhere, NaN included, does not matter. `splits`, the thread blocks that share a head's keys (1
-    or a multiple of 4), are as many as `choose_splits` says unless given.
+    With a `window`, the query sees only the last `window` keys. A length is clamped to 0 ... capacity, and 0 gives
+    zeros. Other rows of the cache may hold anything, NaN included. `splits` is the number of thread blocks that share a
+    head's keys, 1 or a multiple of 4; None takes that of `choose_splits`.
 
-    q, k and v are all float32 or all bfloat16; sums and exponentials are float32, and the result is rounded once. In
-    bfloat16 the weights are rounded before they multiply v, too. Raises ValueError where shapes or dtypes do not fit,
-    for heads that are not 64 or 128 wide, a capacity that is no multiple of 8, and more than 8 heads a key head (in
-    bfloat16, more that are no multiple of 8).
+    q, k and v are all float32 or all bfloat16. Sums and exponentials are float32, and the result is rounded once. In
+    bfloat16 the weights are also rounded before they multiply v. Raises ValueError for shapes that do not fit together.
+    Raises Unsupported for other dtypes, heads that are not 64 or 128 wide, a capacity that is no multiple of 8, and
+    more than 8 query heads a key head (bfloat16 also takes 16, 24, ... 64).
 
-    Reads the visible keys and values once; writes and reads heads x head_dim float32 for each split but a single one,
-    where a key head with less than 8 query heads writes as much as one with 8, in bfloat16.
+    Reads the visible keys and values once. With several splits each writes heads x head_dim float32, which are read
+    again; in bfloat16 a key head with fewer than 8 query heads then writes as much as one with 8.
     """
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     if len(k) != len(q):

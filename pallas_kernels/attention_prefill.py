@@ -2,12 +2,12 @@ r"""Attention of many queries at once: a prompt, or a chunk of one, over a cache
 
     o_ih = sum_j softmax_j(<q_ih, k_jg> / sqrt(d)) v_jg        j <= offset + i,  g = h kv_heads // heads
 
-Flash attention (Dao, 2023, https://arxiv.org/abs/2307.08691): scores never leave the registers; of one tile of keys
-after the other the online softmax keeps the largest score, the sum of the weights and the weighted sum of the values.
+This is flash attention (Dao, 2023, https://arxiv.org/abs/2307.08691): scores never leave the registers. Over tiles of
+keys the online softmax keeps the largest score, the sum of the weights and the weighted sum of the values.
 
-A thread block has 128 queries of one head. Two warpgroups have 64 of them each, a third keeps a ring of keys and
+A thread block has 128 queries of one head. Two warpgroups compute 64 of them each, and a third keeps a ring of keys and
 values filled. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608) the two take turns: while
-one has the tensor cores, the other computes its exponentials.
+one uses the tensor cores, the other computes its exponentials.
 """
 
 import math
@@ -43,19 +43,20 @@ def attention_prefill(
     *,
     window: int | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Causal attention of queries at positions offset, offset + 1, ... to the rows of a cache, heads side by side.
+    """Attend from queries at positions offset, offset + 1, ... to the rows of a cache; heads are side by side.
 
-    The cache holds the keys and values of these positions, too. Each query sees the rows up to its own position, with
-    a `window` the last `window` of them; one that sees none, as before position 0, gives zeros. Rows from offset + seq
-    on, and those before every window, do not matter, whatever they hold. An offset is clamped to -seq ... capacity.
+    The cache already holds the keys and values of these positions. Each query sees the rows up to its own position, or
+    the last `window` of them. A query that sees none, as before position 0, gives zeros. Rows that no query sees may
+    hold anything. An offset is clamped to -seq ... capacity.
 
-    All arrays are bfloat16; sums and exponentials are float32, but the weights are rounded to bfloat16 before they
-    multiply v, and the result is rounded once. Scores must stay below 2^31. Raises ValueError where shapes or dtypes
-    do not fit, for heads that are not 64 or 128 wide and a capacity that is no multiple of 8.
+    All arrays are bfloat16. Sums and exponentials are float32, the weights are rounded to bfloat16 before they multiply
+    v, and the result is rounded once. Scores must stay below 2^31. Raises ValueError for shapes that do not fit
+    together, and Unsupported for other dtypes, heads that are not 64 or 128 wide, and a capacity that is no multiple of
+    8.
 
-    4 seq keys head_dim operations a head, half of them where all keys are new; reads q and writes the result once,
-    reads the keys and values once every 128 queries of a head. A sequence that is no multiple of 8 is copied to one
-    that is.
+    Takes 4 seq keys head_dim operations a head, half of them where all keys are new. Reads q and writes the result
+    once, and reads the keys and values once for every 128 queries of a head. A sequence that is no multiple of 8 is
+    copied to one that is.
     """
     check_prefill(q, k, v, offsets, window=window)
     seq = q.shape[1]
@@ -105,7 +106,7 @@ def _attention_prefill(q, k, v, offsets, *, seq: int, window: int | None, target
 
 
 def scratch(stages: int, head_dim: int, target: Target) -> dict[str, Any]:
-    """Shared memory and barriers of a thread block."""
+    """Name the shared memory and barriers of a thread block."""
     tiles = matrices(stages, TILE, head_dim)
     filled_by_copy = plgpu.Barrier(num_barriers=stages)
     read_by_all = plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages)
@@ -120,7 +121,7 @@ def scratch(stages: int, head_dim: int, target: Target) -> dict[str, Any]:
         "v_read": read_by_all,
         "v_cleared": plgpu.Barrier(num_arrivals=WORKERS),
         "turn": plgpu.Barrier(num_arrivals=WORKERS),
-        # The tensor cores take the weights from registers; the interpreter only from shared memory.
+        # The tensor cores read the weights from registers. The interpreter can only read them from shared memory.
         "p": matrices(WORKERS, ROWS, TILE) if target.interpret else None,
     }
 
@@ -131,17 +132,17 @@ class Queries:
 
     first: Any  # of the block, in the sequence
     offset: Any  # position of the sequence's first
-    end: Any  # of the keys that there are
+    end: Any  # number of keys in the cache
     window: int | None
 
     @property
     def stop(self) -> Any:
-        """Last key + 1 that any of the block sees."""
+        """Last key, + 1, that any query of the block sees."""
         return jnp.clip(self.offset + self.first + BLOCK, 0, self.end)
 
     @property
     def start(self) -> Any:
-        """First key that any of the block sees."""
+        """First key that any query of the block sees."""
         return (
             jnp.int32(0) if self.window is None else jnp.clip(self.offset + self.first - self.window + 1, 0, self.stop)
         )
@@ -155,7 +156,7 @@ class Queries:
         return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
-        """First step, and last + 1, whose keys all 64 queries of a worker see."""
+        """First step, and last + 1, with keys that all 64 queries of a worker see."""
         position = self.offset + self.first + worker * ROWS
         last = jnp.clip(jnp.minimum(position + 1, self.stop) // TILE - self.first_tile, 0, self.steps)
         if self.window is None:
@@ -164,7 +165,7 @@ class Queries:
         return jnp.minimum(first, last), last
 
     def seen(self, worker, step, shape: tuple[int, int]) -> Any:
-        """Which keys of a tile each query of a worker sees."""
+        """Mask of the keys of a tile that each query of a worker sees."""
         query = self.offset + self.first + worker * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=WGMMA)
         key = (self.first_tile + step) * TILE + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=WGMMA)
         seen = (key <= query) & (key < self.end)
@@ -173,13 +174,13 @@ class Queries:
 
 @dataclass(frozen=True)
 class Ring:
-    """Tiles of K and V on their way through shared memory, from the warpgroup that copies to those that compute."""
+    """Tiles of K and V in shared memory, between the warpgroup that copies and those that compute."""
 
     staged: dict[str, Any]
     stages: int
 
     def fill(self, k_ref, v_ref, first_tile, steps) -> None:
-        """The copying warpgroup's part: every tile in turn, as soon as what was in its place has been read."""
+        """Copy every tile in turn, as soon as the tile in its place has been read: the copying warpgroup's part."""
 
         def wait_until_read(name: str, step) -> None:
             plgpu.barrier_wait(self.staged[f"{name}_read"].at[lax.rem(step, self.stages)])
@@ -199,7 +200,7 @@ class Ring:
         lax.fori_loop(jnp.maximum(steps - self.stages, 0), steps, drain, None)
 
     def wait(self, name: str, step) -> Any:
-        """The tile of K or V of this step, in shared memory."""
+        """Wait for the tile of K or V of this step, in shared memory."""
         slot = lax.rem(step, self.stages)
         plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
         return self.staged[name].at[slot]
@@ -209,7 +210,7 @@ class Ring:
 
 
 def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str, Any], target: Target) -> None:
-    """A computing warpgroup's part: its 64 queries [64, head_dim], all tiles."""
+    """Attend from 64 queries [64, head_dim] to all tiles: a computing warpgroup's part."""
     q_smem = staged["q"].at[worker]
     head_dim = q_smem.shape[1]
     scale = math.log2(math.e) / math.sqrt(head_dim)
@@ -273,7 +274,7 @@ def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str,
 
 
 def _clear_invisible(v_smem, queries: Queries, step, worker, cleared) -> None:
-    """Zeros in the rows of V that no query of the block sees, as 0 NaN is NaN: half of the tile each worker."""
+    """Clear the rows of V that no query of the block sees, as 0 NaN is NaN; each worker clears half of the tile."""
     first = (queries.first_tile + step) * TILE
 
     @pl.when((first < queries.start) | (first + TILE > queries.stop))
@@ -289,7 +290,7 @@ def _clear_invisible(v_smem, queries: Queries, step, worker, cleared) -> None:
 
 
 def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int | None) -> None:
-    """Raise ValueError, in the caller's words, for what the kernel cannot do."""
+    """Raise ValueError for shapes that do not fit together, Unsupported for what the kernel is not made for."""
     op = "attention_prefill"
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or k.shape[::3] != q.shape[::3] or 0 in q.shape + k.shape:
         raise ValueError(

@@ -1,11 +1,11 @@
-r"""A matrix times many vectors: y = x W^T, with which a prompt goes through a linear layer.
+r"""A matrix times many vectors: y = x W^T, a linear layer for the tokens of a prompt.
 
     y_ir = sum_k x_ik W_rk
 
-Both operands lie with k along a row, which is what the tensor cores (wgmma) read from shared memory. A thread block
-makes a tile of y: two warpgroups hold 64 rows each in registers, as float32, a third keeps a ring of tiles of x and W
-filled, and the copies of W that come first are under way before the kernel before this one has ended. Blocks of the
-same rows of W are neighbors in the grid, so that W comes from memory once; x comes from the L2 cache.
+Both operands have k along a row, which is how the tensor cores (wgmma) read them from shared memory. A thread block
+makes a tile of y: two warpgroups hold 64 rows each in registers, as float32, and a third keeps a ring of tiles of x and
+W filled. Its first copies of W start before the previous kernel ends. Blocks with the same rows of W are neighbors in
+the grid, so that W is read from memory once; x comes from the L2 cache.
 """
 
 from functools import partial
@@ -30,10 +30,10 @@ WIDTH = 64  # columns of y that are written at once
 
 
 class GemmTile(NamedTuple):
-    """How the work is cut."""
+    """Size of a thread block's part of the work."""
 
-    rows: int  # of W in a thread block: 64, 128 or 256
-    stages: int  # of the ring, 2 or more
+    rows: int  # rows of W in a thread block: 64, 128 or 256
+    stages: int  # stages of the ring, 2 or more
 
 
 def gemm(
@@ -43,12 +43,13 @@ def gemm(
     out: Any = None,
     tile: GemmTile | None = None,
 ) -> Float[Array, "seq rows"]:
-    """x times the transpose of W, summed in float32 and rounded once to `out` (bfloat16, unless given, or float32).
+    """Multiply x by the transpose of W in float32, and round once to `out`: bfloat16 by default, or float32.
 
-    x and W are bfloat16. Raises ValueError for anything else, and where `rows` or `cols` are no multiples of 64.
+    Raises ValueError for shapes that do not fit together, and Unsupported for x or W in another dtype than bfloat16 and
+    for `rows` or `cols` that are no multiples of 64.
 
-    2 seq rows cols operations; reads W once, x and y once where they stay in the cache. A sequence that is no multiple
-    of 8 is copied to one that is.
+    Takes 2 seq rows cols operations; reads W once, and x and y once where they stay in the cache. A sequence that is no
+    multiple of 8 is copied to one that is.
     """
     out = np.dtype(out or x.dtype)
     check_gemm(x, w, out=out)
@@ -97,7 +98,7 @@ def _gemm(x, w, *, out: np.dtype, tile: GemmTile, target: Target):
                 copy_w(step, slot)
                 copy_x(step, slot)
 
-            for slot in range(stages):  # what is left at the end is read, too
+            for slot in range(stages):  # the end waits until the last tiles are read, too
                 plgpu.barrier_wait(read.at[slot])
 
         @pl.when(worker < WORKERS)
@@ -148,7 +149,7 @@ def _gemm(x, w, *, out: np.dtype, tile: GemmTile, target: Target):
 
 
 def tile_of(seq: int, rows: int, out: np.dtype) -> GemmTile:
-    """Wide tiles, which read less, unless narrow ones share the work so evenly among the processors that it pays.
+    """Choose wide tiles, which read less, unless narrow ones share the work more evenly among the processors.
 
     >>> tile_of(4096, 28672, np.dtype(jnp.bfloat16)), tile_of(512, 4096, np.dtype(jnp.bfloat16))
     (GemmTile(rows=256, stages=4), GemmTile(rows=128, stages=5))
@@ -161,7 +162,7 @@ def tile_of(seq: int, rows: int, out: np.dtype) -> GemmTile:
 
 
 def check_gemm(x: Array, w: Array, *, out: np.dtype) -> None:
-    """Raise ValueError, in the caller's words, for what the kernel cannot do."""
+    """Raise ValueError for shapes that do not fit together, Unsupported for what the kernel is not made for."""
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or 0 in x.shape + w.shape:
         raise ValueError(f"gemm takes x [seq, cols] and W [rows, cols], got {x.shape} and {w.shape}")
     bfloat16 = np.dtype(jnp.bfloat16)
@@ -175,7 +176,7 @@ def check_gemm(x: Array, w: Array, *, out: np.dtype) -> None:
 
 
 def check_tile(tile: GemmTile, rows: int, *, out: np.dtype) -> None:
-    """Raise ValueError for a tile that does not divide the matrix, or does not fit."""
+    """Raise Unsupported for a tile that does not divide the matrix, or that shared memory has no room for."""
     if tile.rows not in (64, 128, 256) or rows % tile.rows:
         raise Unsupported(f"gemm takes tiles of 64, 128 or 256 rows that divide those of W, got {tile.rows} for {rows}")
     if tile.stages < 2:  # a tile is given back when the next one is multiplied

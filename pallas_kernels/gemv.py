@@ -1,10 +1,10 @@
-r"""A matrix times one to eight vectors: y = W x, with a norm of x before and a residual after, where asked for.
+r"""A matrix times one to eight vectors: y = W x, optionally with a norm of x before and a residual after.
 
     x_b <- x_b g / rms(x_b)          (with a norm g)
     y_b = W x_b (+ bias) (+ r_b)
 
-A thread block multiplies a few rows of W at once by all vectors; the loop is `row_product.py`'s, or, where W is codes
-with scales, `quantized_product.py`'s, which takes vectors in fixed point.
+A thread block multiplies a few rows of W at once by all vectors. The loop is that of `parts/row_product.py`, or for
+codes with scales that of `parts/quantized_product.py`, which takes the vectors in fixed point.
 """
 
 from functools import partial
@@ -18,14 +18,14 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import Matrix, product_of, shares
+from pallas_kernels.parts.matrix import MatrixOperand, product_of, shares
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
 from pallas_kernels.parts.tile import Tile
 
 
 def gemv(
-    w: Matrix,
+    w: MatrixOperand,
     x: Float[Array, "batch cols"],
     *,
     norm: Float[Array, " cols"] | None = None,
@@ -35,19 +35,19 @@ def gemv(
     out: Any = None,
     tile: Tile | None = None,
 ) -> Float[Array, "batch rows"]:
-    """W x for each of up to 8 vectors, in the dtype `out` (that of x, unless given), summed in float32.
+    """Multiply W by each of up to 8 vectors in float32, and round once to `out`, which is the dtype of x by default.
 
-    x, norm, bias and residual are all float32 or all bfloat16, and so is W [rows, cols], unless it is `Codes`: int8
-    with a scale for each row, or int8 or int4 with one for each 32, 64 or 128 columns. Codes meet x, times the norm, in
-    fixed point: each number is off by 2^-21 of the largest of its group (of 128, where a row has one scale), and is to
-    be smaller than 2^127; one that is not finite gives NaN.
+    x, norm, bias and residual are all float32 or all bfloat16, and so is a W of floats. `ScaledCodes` are int8 with a
+    scale for each row, or int8 or int4 with one for each 32, 64 or 128 columns. They multiply x, times the norm, in
+    fixed point: each number is off by 2^-21 of the largest in its group (of 128 columns where a row has one scale). It
+    must be smaller than 2^127, and one that is not finite gives NaN.
 
-    Raises ValueError for anything else; where `rows` is no multiple of 8; where `cols` is none of 128 (float32) or 256
-    (bfloat16), or, for codes, none of 128 (int8) or 256 (int4) and of four groups, or below 1024; and for more vectors
-    than shared memory holds.
+    Raises ValueError for shapes that do not fit together. Raises Unsupported for other dtypes and groups; unless `rows`
+    is a multiple of 8; unless `cols` is a multiple of 128 (float32) or 256 (bfloat16), or for codes of 128 (int8) or
+    256 (int4) and of four groups, and 1024 at least; and for more vectors than shared memory holds.
 
-    Reads rows x cols weights once, of 4, 2, 1 or half a byte, and 4 bytes a scale, codes twice for more than 4 vectors;
-    writes batch x rows numbers.
+    Reads rows x cols weights of 4, 2, 1 or half a byte once, and 4 bytes a scale; reads codes twice for more than 4
+    vectors. Writes batch x rows numbers.
     """
     several = shares(w, len(x))
     parts = [x[share] for share in several]
@@ -61,7 +61,7 @@ def gemv(
         check_operand("gemv", name, array, shape, x.dtype)
     fixed = {"eps": eps, "out": np.dtype(out or x.dtype), "target": current_target()}
     found = [
-        # The residual comes whole: of a slice XLA makes a view, and a kernel's arrays begin at multiples of 256 bytes.
+        # The residual is passed whole. A slice would be a view, but a kernel's arrays start at multiples of 256 bytes.
         _gemv(w, part, norm, bias, residual, product=product, base=share.start, **fixed)
         for part, share, product in zip(parts, several, products, strict=True)
     ]
@@ -70,7 +70,7 @@ def gemv(
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
 def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
-    """W x for vectors whose residuals are those from `base` on."""
+    """Multiply W by vectors whose residuals start at row `base`."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)
@@ -86,7 +86,7 @@ def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np
             return pl.multiple_of(tile * product.rows, 8)
 
         def added(tile):
-            """For each vector what is added to it."""
+            """List the terms that are added to each vector."""
             mine = pl.ds(rows_of(tile), product.rows)
             biases = [] if bias_ref is None else [product.load_rows(bias_ref.at[mine])]
             if residual_ref is None:

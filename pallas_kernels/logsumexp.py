@@ -13,10 +13,10 @@ from pallas_kernels.softmax import MAX_SCORES, combine, exp_sums, finite, spans_
 
 
 def logsumexp(x: Float[Array, "*batch n"]) -> Float32[Array, "*batch"]:
-    """log sum_j exp(x_j) over the last axis, in float32. A row with nothing but -inf gives -inf.
+    """Compute log sum_j exp(x_j) over the last axis, in float32. A row with nothing but -inf gives -inf.
 
-    float32 or bfloat16, at most 2^20 scores a row, else a ValueError. Reads each row once; a second kernel puts
-    together the numbers that `softmax.exp_sums` left of each span.
+    Raises Unsupported for another dtype than float32 or bfloat16, and for rows of more than 2^20 scores. Reads each row
+    once; a second kernel combines the maximum and sum that `softmax.exp_sums` writes for each span.
     """
     check_rows("logsumexp", x, most=MAX_SCORES)
     return _logsumexp(x, target=current_target())

@@ -1,9 +1,9 @@
-"""RMSNorm, one product with the stacked [gate; up], SwiGLU: the first half of a feed-forward layer, in one kernel.
+"""RMSNorm, one product with the stacked [gate; up], and SwiGLU: half of a feed-forward layer in one kernel.
 
     n_b = x_b g / rms(x_b)        y_b = silu(gate n_b) * (up n_b)
 
-A thread block owns 8 rows of gate and the 8 rows of up that belong to them, so the two meet in registers and only
-their product is written. The loop, and what it costs, is that of `gemv`: 2 x ffn x dim weights, read once.
+A thread block has rows of gate and the rows of up that belong to them, so the two meet in registers and only their
+product is written. The loop is that of `gemv`, and so is the cost: 2 x ffn x dim weights, read once.
 """
 
 from functools import partial
@@ -16,14 +16,14 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import Matrix, product_of, shares
+from pallas_kernels.parts.matrix import MatrixOperand, product_of, shares
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
 from pallas_kernels.parts.tile import Tile
 
 
 def norm_gate_up(
-    w: Matrix,
+    w: MatrixOperand,
     x: Float[Array, "batch cols"],
     norm: Float[Array, " cols"],
     *,
@@ -31,10 +31,11 @@ def norm_gate_up(
     bias: Float[Array, " gate_up"] | None = None,
     tile: Tile | None = None,
 ) -> Float[Array, "batch ffn"]:
-    """silu(gate) * up for each of up to 8 vectors, where w holds the rows of gate and then those of up.
+    """Compute silu(gate) * up for each of up to 8 vectors, where w holds the rows of gate and then those of up.
 
-    x, norm and bias are all float32 or all bfloat16, and so is W, unless it is `Codes`, as `gemv` takes them; summed,
-    and SwiGLU taken, in float32. Raises ValueError where `gemv` would, and where `gate_up` is no multiple of 16.
+    x, norm and bias are all float32 or all bfloat16, and so is a w of floats; it may be `ScaledCodes`, as in `gemv`.
+    Sums and SwiGLU are float32, and the result is rounded once. Raises what `gemv` raises, and Unsupported unless
+    `gate_up` is a multiple of 16.
     """
     if len(several := shares(w, len(x))) > 1:
         fixed: dict[str, Any] = {"eps": eps, "bias": bias, "tile": tile}
@@ -80,7 +81,7 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
         out_type=jax.ShapeDtypeStruct((batch, ffn), x.dtype),
         grid=(product.blocks,),
         grid_names=("block",),
-        # As little as it needs: a kilobyte more may be a block less on a processor.
+        # The block takes no more than it needs: with a kilobyte more, fewer blocks may fit on a processor.
         compiler_params=own_meetings(reduction_scratch_bytes=512),
         scratch_types={"staged": product.scratch(normed=True)},
     )

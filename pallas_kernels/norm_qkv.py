@@ -1,10 +1,10 @@
-"""RMSNorm, one product with the stacked [q; k; v], RoPE, and k and v appended to the cache: one kernel.
+"""RMSNorm, one product with the stacked [q; k; v], RoPE, and the append of k and v to the cache: one kernel.
 
     n_b = x_b g / rms(x_b)        [q; k; v]_b = W n_b (+ bias)        q, k turned by RoPE
 
-RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile is 8 rows of the first half and the 8
-rows of the second that belong to them. The tiles go over all heads: q's results go to the output, those of k
-and v straight into row `position` of the cache, in pieces of 8 numbers. The loop is that of `gemv`.
+RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile is 8 rows of the first half of a head and
+the 8 rows of the second half that belong to them. Results of q go to the output, and those of k and v straight into row
+`position` of the cache, in pieces of 8 numbers. The loop is that of `gemv`.
 """
 
 from functools import partial
@@ -17,18 +17,18 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import Matrix, product_of, shares
+from pallas_kernels.parts.matrix import MatrixOperand, product_of, shares
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
 from pallas_kernels.parts.tile import Tile
 from pallas_kernels.unsupported import Unsupported
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
-AHEAD = 4  # vectors whose position and angles are read before the product; for more, registers are too few
+AHEAD = 4  # vectors whose position and angles are read before the product; there are no registers for more
 
 
 def norm_qkv(
-    w: Matrix,
+    w: MatrixOperand,
     x: Float[Array, "batch cols"],
     norm: Float[Array, " cols"],
     k: Float[Array, "batch kv_heads capacity head_dim"],
@@ -46,13 +46,13 @@ def norm_qkv(
     Float[Array, "batch kv_heads capacity head_dim"],
     Float[Array, "batch kv_heads capacity head_dim"],
 ]:
-    """q of one new token for each of up to 8 sequences, and the cache with its k and v at `positions`.
+    """Compute q of one new token for each of up to 8 sequences, and write its k and v at `positions` of the cache.
 
-    w holds the rows of q, k and v. All in float32 or all in bfloat16, but W where it is `Codes`, as `gemv` takes them,
-    and cos and sin, always float32, of each sequence's position. The caches are written in place where the caller
-    donates them. A position past the capacity is taken for the last one.
+    w holds the rows of q, k and v. Arrays are all float32 or all bfloat16, except that w may be `ScaledCodes`, as in
+    `gemv`, and that cos and sin, of each sequence's position, are always float32. The caches are written in place where
+    the caller donates them. A position past the capacity is taken for the last one.
 
-    Raises ValueError where `gemv` would, and where head_dim is no multiple of 16.
+    Raises what `gemv` raises, and Unsupported unless head_dim is a multiple of 16.
     """
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
@@ -92,9 +92,9 @@ def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, products, heads: i
 def _launched(
     product, base: int, w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
 ):
-    """q of some vectors, of the sequences from `base` on.
+    """Launch the kernel for some vectors, those of the sequences from `base` on.
 
-    What is small comes whole: of a slice XLA makes a view, and a kernel's arrays begin at multiples of 256 bytes.
+    Small arrays are passed whole. A slice would be a view, but a kernel's arrays start at multiples of 256 bytes.
     """
     batch, (_, kv_heads, capacity, head_dim) = len(x), k.shape
     weight = product.operands(w)
@@ -107,7 +107,7 @@ def _launched(
         x_ref, norm_ref, k_ref, v_ref, at_ref, cos_ref, sin_ref, *bias_refs, q_ref = refs
 
         def place(tile):
-            """The head, of all, and where in its first half."""
+            """Find the head of a tile, and its first number in the first half of that head."""
             return lax.div(tile, pieces), lax.rem(tile, pieces) * PIECE
 
         def starts(tile):
@@ -115,20 +115,20 @@ def _launched(
             return [pl.multiple_of(head * head_dim + d + offset, PIECE) for offset in (0, half)]
 
         def turn(tile, b):
-            """The position of vector b, and cosines and sines of a half."""
+            """Load the position of vector b, and the cosines and sines of the tile."""
             _, d = place(tile)
             rows = [ref.at[base + b, pl.ds(d, PIECE)] for ref in (cos_ref, sin_ref)]
             return jnp.clip(at_ref[base + b], 0, capacity - 1), *map(product.load_rows, rows)
 
         def read(tile):
-            """Biases of both halves, and the turns of the first vectors."""
+            """Load the biases of both halves, and the turns of the first vectors."""
             rows = [pl.ds(start, PIECE) for start in starts(tile)]
             biases = [[product.load_rows(bias_ref.at[some]) for some in rows] for bias_ref in bias_refs]
             return biases, [turn(tile, b) for b in range(min(batch, AHEAD))]
 
         def finish(tile, dots, read):
             head, d = place(tile)
-            turned = (head < heads + kv_heads).astype(jnp.float32)  # v is not
+            turned = (head < heads + kv_heads).astype(jnp.float32)  # 0 for v, which RoPE leaves as it is
             biases, turns = read
             for b, (first, second) in enumerate(dots):
                 at, cos, sin = turns[b] if b < len(turns) else turn(tile, b)

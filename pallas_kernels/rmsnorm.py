@@ -3,7 +3,7 @@ r"""RMSNorm, with or without the residual addition before it.
     y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
 
 One thread block owns a row and keeps it in registers between the sum and the scaling, so the row is read once and
-written once. The weight, which no kernel before writes, is under way before that kernel has ended.
+written once. No earlier kernel writes the weight, so we start loading it before the previous kernel ends.
 """
 
 from functools import partial
@@ -17,16 +17,16 @@ from pallas_kernels.parts.compat import Target, current_target
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.spans import Spans, as_rows, check_rows
 
-MAX_BYTES = 32 * 1024  # of a row: 64 registers a thread
-EARLY = 8192  # features up to which there are registers for the weight, too, from the start
+MAX_BYTES = 32 * 1024  # bytes of a row: 64 registers a thread
+EARLY = 8192  # features up to which registers also hold the weight from the start
 
 
 def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "*batch dim"]:
     """Normalize `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
 
-    `x` and `weight` are float32 or both bfloat16, of rows up to 32 KB (8,192 or 16,384 features); a ValueError says so.
-    Reads and writes each row once. A width that is no multiple of 128 vectors of 16 bytes reads a little of it twice,
-    one below 128 is padded, which is a copy.
+    Raises ValueError for a weight of another length, and Unsupported unless both arrays are float32 or both bfloat16,
+    with rows of at most 32 KB (8,192 or 16,384 features). Reads and writes each row once. A row that is no multiple of
+    128 vectors of 16 bytes is read twice in a small part; one below 128 features is padded, which is a copy.
     """
     _check("rmsnorm", x, weight)
     (y,) = _rmsnorm(x, None, weight, eps=eps, target=current_target())
@@ -36,10 +36,10 @@ def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps:
 def add_rmsnorm(
     x: Float[Array, "*batch dim"], residual: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float
 ) -> tuple[Float[Array, "*batch dim"], Float[Array, "*batch dim"]]:
-    """`x + residual`, rounded to the dtype of `x`, and the `rmsnorm` of what it is rounded to.
+    """Compute `x + residual`, rounded to the dtype of `x`, and the `rmsnorm` of the rounded sum.
 
-    So it equals an addition followed by a norm, bit by bit, but reads two rows and writes two, where they would read
-    three and write two.
+    The results equal those of an addition followed by a norm, bit by bit. It reads two rows and writes two, where the
+    two kernels would read three and write two.
     """
     _check("add_rmsnorm", x, weight)
     check_operand("add_rmsnorm", "a residual", residual, x.shape, x.dtype)
@@ -53,7 +53,7 @@ def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
     inputs = [as_rows(a, pad=0) for a in (x, residual) if a is not None]
     rows, width = inputs[0].shape
     spans = Spans.of(width, x.dtype, size=width).whole
-    outputs = len(inputs)  # the sum, where there is one, and its norm
+    outputs = len(inputs)  # the norm, and with a residual also the sum
     early = dim == width <= EARLY  # a padded weight is written just before
 
     def rmsnorm(*refs):

@@ -1,9 +1,9 @@
-r"""Rotary position embedding alone, in halves: features i and i + head_dim/2 of each head turn by one angle.
+r"""Rotary position embedding in halves: features i and i + head_dim/2 of each head turn by one angle.
 
     (a, b)  ->  (a cos - b sin,  b cos + a sin)
 
-A thread block turns some heads of one token. In registers the first half of all its heads is one array and the second
-half another, laid out alike, so the two features of a pair are in the same thread, and cos and sin are loaded once.
+A thread block turns some heads of one token. In registers the first halves of its heads are one array and the second
+halves another with the same layout. Both features of a pair are then in one thread, and cos and sin are loaded once.
 """
 
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ def rope(
 ) -> Float[Array, "*batch heads head_dim"]:
     """Turn every head of `x` by the angles whose cosines and sines are given for each token; rounded once.
 
-    `x` is float32 or bfloat16, of heads 64, 128 or 256 wide; a ValueError says so. Reads and writes `x` once. Fewer
-    than 4 heads are padded, which is a copy; a number of heads that is no multiple of what 128 threads hold (16 heads
-    of 128 in bfloat16) turns a few of them twice.
+    Raises ValueError for cos or sin of another shape, and Unsupported unless `x` is float32 or bfloat16 with heads 64,
+    128 or 256 wide. Reads and writes `x` once. Fewer than 4 heads are padded, which is a copy. If 128 threads hold more
+    heads than divide their number (16 heads of 128 in bfloat16), a few heads are turned twice.
     """
     check_rows("rope", x)
     *batch, heads, head_dim = x.shape if x.ndim > 1 else (0, *x.shape)
@@ -96,7 +96,7 @@ def _rope(x, cos, sin, *, target: Target):
 
 @dataclass(frozen=True)
 class _Tile:
-    """Half of some heads, a vector of pairs for each of 128 threads."""
+    """Halves of some heads: a vector of pairs for each of 128 threads."""
 
     heads: int
     pairs: int
@@ -104,7 +104,7 @@ class _Tile:
 
     @classmethod
     def of(cls, heads: int, pairs: int, dtype: np.dtype) -> "_Tile":
-        """The widest vectors that do not take more heads than there are; those of 4 heads suit any."""
+        """Choose the widest vectors that need no more heads than there are; vectors for 4 heads always fit."""
         widest = 16 // dtype.itemsize
         vectors = [v for v in (1, 2, 4, 8) if pairs <= v * LANES and THREADS * v <= heads * pairs]
         vector = max(v for v in vectors if v <= widest)
@@ -112,7 +112,7 @@ class _Tile:
 
     @property
     def layout(self) -> Any:
-        """[heads, pairs] in registers: some lanes along the pairs of a head, the others and the warps over heads."""
+        """Layout of [heads, pairs] in registers: some lanes go along the pairs of a head, the rest over heads."""
         a_warp = self.heads // WARPS
         tiling = ((self.heads, self.pairs), (a_warp, self.pairs), (1, self.vector))
         return tiled_layout(tiling, warps=-6, lanes=(-4, -3))

@@ -2,13 +2,13 @@ r"""Softmax of rows of any length, in one kernel or two.
 
     p_i = exp(x_i - m) / sum_j exp(x_j - m)        m = max_j x_j
 
-A row of up to 8,192 scores stays in the registers of one thread block: read once, written once. A longer one, a
-vocabulary, is cut into spans that many blocks work on. `exp_sums` leaves the maximum and the sum of each span, at most
-128 of either a row, which is one for each thread of the blocks that finish: each of those combines them anew,
+A row of up to 8,192 scores stays in the registers of one thread block, and is read and written once. A longer row, such
+as a vocabulary's, is cut into spans for many blocks. `exp_sums` writes the maximum and the sum of each span, at most
+128 of either a row. Every block of the second kernel combines them, one in each thread,
 
     m = max_s m_s        sum = sum_s sum_s exp(m_s - m)
 
-and scales its own span, which is still in the second-level cache: the row is read twice, but comes from HBM once.
+and scales its own span. That span is still in the second-level cache, so the row comes from HBM once.
 """
 
 from functools import partial, reduce
@@ -24,14 +24,14 @@ from pallas_kernels.parts.compat import THREADS, Target, current_target
 from pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
 
 WHOLE = 8192  # scores that one thread block keeps in registers, 64 a thread
-MAX_SCORES = 2**20  # in a row: 8,192 a span
+MAX_SCORES = 2**20  # scores in a row: 8,192 a span
 
 
 def softmax(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-    """The distribution over the last axis, float32 inside, rounded once to the dtype of `x` (float32 or bfloat16).
+    """Compute the distribution over the last axis in float32, and round once to the dtype of `x`.
 
-    A score of -inf is a probability of 0, and a row with nothing but -inf is all zeros. Rows have at most 2^20 scores;
-    a ValueError says so. Rows below 128 are padded, which is a copy.
+    A score of -inf is a probability of 0, and a row with nothing but -inf is all zeros. Raises Unsupported for another
+    dtype than float32 or bfloat16, and for rows of more than 2^20 scores. Rows below 128 are padded, which is a copy.
     """
     check_rows("softmax", x, most=MAX_SCORES)
     return _softmax(x, target=current_target())
@@ -82,7 +82,7 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
         target.let_next_start()
 
         def work(_, span):
-            # The scores are under way while the sums are combined (for a tail once more).
+            # The scores are loaded while the sums are combined; those of a tail are loaded again.
             values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
             maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
             p = jnp.exp(values - finite(maximum)) * reciprocal(total)
@@ -102,7 +102,10 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
 def exp_sums(
     scores: Float[Array, "rows n"], target: Target
 ) -> tuple[Float[Array, "rows 128"], Float[Array, "rows 128"]]:
-    """For each span of each row: its maximum and sum_j exp(x_j - maximum), for `combine`. The rest is not written."""
+    """Write the maximum of each span of each row, and sum_j exp(x_j - maximum), for `combine`.
+
+    Elements after the spans of a row are not written.
+    """
     rows, length = scores.shape
     spans = spans_of(rows, length, scores.dtype)
 
@@ -133,7 +136,7 @@ def exp_sums(
 
 
 def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
-    """The maximum and the sum of a row, from those of its `pieces`; what else the references hold does not matter."""
+    """Combine the maxima and sums of the first `pieces` of a row; later elements of the references may be anything."""
     each = Span(0, THREADS)
     maxima, sums = each.load(max_ref), each.load(sum_ref)
     written = each.positions() < pieces
@@ -143,16 +146,16 @@ def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
 
 
 def finite(maximum: Array) -> Array:
-    """What to shift scores by: -inf - -inf would be NaN."""
+    """Give the shift of scores: the maximum, or 0 where it is -inf, because -inf - -inf would be NaN."""
     return jnp.where(maximum == -jnp.inf, 0.0, maximum)
 
 
 def reciprocal(total: Array) -> Array:
-    """1 / total, or 0 for the sum of a row without scores."""
+    """Compute 1 / total, or 0 for the sum of a row without scores."""
     return jnp.where(total == 0, 0.0, 1.0 / total)
 
 
 def spans_of(rows: int, length: int, dtype: np.dtype) -> Spans:
-    """Few elements a span where there are few in all, so that more blocks work; at most 128 spans a row."""
+    """Cut rows into spans, small ones where there are few elements, so that more blocks work; at most 128 a row."""
     size = 4096 if rows * length >= 2**21 else 1024
     return Spans.of(length, dtype, size=max(size, -(-length // (THREADS - 1))))

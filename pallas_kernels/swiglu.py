@@ -1,4 +1,4 @@
-r"""SwiGLU alone, for products that do not end with it: y_i = silu(a_i) b_i, silu(a) = a / (1 + exp(-a))."""
+r"""SwiGLU by itself, for products that do not end with it: y_i = silu(a_i) b_i, silu(a) = a / (1 + exp(-a))."""
 
 from functools import partial
 from math import prod
@@ -15,10 +15,11 @@ SPAN = 2048  # elements of a thread block
 
 
 def swiglu(gate_up: Float[Array, "*batch 2*ffn"]) -> Float[Array, "*batch ffn"]:
-    """silu(gate) * up of rows that hold first the gate, then up, as the stacked product [gate; up] leaves them.
+    """Compute silu(gate) * up of rows that hold first gate, then up, as the stacked product [gate; up] leaves them.
 
-    float32 or bfloat16, float32 inside, rounded once. Raises ValueError for rows of odd length. Reads each row once,
-    writes half as much; an `ffn` below 128 is padded, which is a copy.
+    Computes in float32 and rounds once. Raises ValueError for rows of odd length, and Unsupported for another dtype
+    than float32 or bfloat16. Reads each row once, and writes half as much. An `ffn` below 128 is padded, which is a
+    copy.
     """
     check_rows("swiglu", gate_up)
     if gate_up.shape[-1] % 2:

@@ -116,7 +116,8 @@ def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Confi
     """The feed-forward half of a block: one layer, or some of many experts."""
     n = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
-        return add(x, moe(n, *layer.ffn, experts_per_token=config.experts_per_token))
+        chosen, renormalized = config.experts_per_token, config.experts_renormalized
+        return add(x, moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized))
     gate, up, down = layer.ffn
     return add(x, linear(swiglu(linear(n, *gate), linear(n, *up)), *down))
 

@@ -4,7 +4,8 @@ r"""A mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538
 
 Each f_e is a SwiGLU feed-forward layer of its own. The softmax runs over all experts and the chosen
 weights are then renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
-softmax over the chosen ones. Every expert must be stored, but only n are read for a token.
+softmax over the chosen ones. A Qwen3-MoE (https://arxiv.org/abs/2505.09388) may leave them as they are:
+y = sum p_e f_e(x). Every expert must be stored, but only n are read for a token.
 """
 
 import numpy as np
@@ -20,16 +21,19 @@ def route(
     router: Float[np.ndarray, "experts dim"],
     *,
     experts_per_token: int,
+    renormalized: bool = True,
 ) -> tuple[Int[np.ndarray, "tokens chosen"], Float[np.ndarray, "tokens chosen"]]:
     """The experts of each token, most probable first (the lower index on ties), and their weights.
 
     >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2)
     (array([[1, 2]]), array([[0.66666667, 0.33333333]]))
+    >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2, renormalized=False)
+    (array([[1, 2]]), array([[0.6, 0.3]]))
     """
     p = softmax(linear(x, router))
     chosen = np.argsort(-p, axis=-1, kind="stable")[:, :experts_per_token]
     weights = np.take_along_axis(p, chosen, axis=-1)
-    return chosen, weights / weights.sum(axis=-1, keepdims=True)
+    return chosen, weights / weights.sum(axis=-1, keepdims=True) if renormalized else weights
 
 
 def moe(
@@ -40,6 +44,7 @@ def moe(
     down: Float[np.ndarray, "experts dim ffn"],
     *,
     experts_per_token: int,
+    renormalized: bool = True,
 ) -> Float[np.ndarray, "tokens dim"]:
     """Send each token through its experts and add up what they say, in float64.
 
@@ -48,7 +53,7 @@ def moe(
     array([[3.5232]])
     """
     y = np.zeros(x.shape, np.float64)
-    chosen, weights = route(x, router, experts_per_token=experts_per_token)
+    chosen, weights = route(x, router, experts_per_token=experts_per_token, renormalized=renormalized)
     for expert in range(len(router)):
         token, rank = np.nonzero(chosen == expert)
         hidden = swiglu(linear(x[token], gate[expert]), linear(x[token], up[expert]))

@@ -1,11 +1,11 @@
-"""Calls in a process of their own, which may take two seconds of the processor and 500 MB for each, and no more.
+"""Calls in a process of their own, each limited to two seconds of the processor and 500 MB of memory.
 
-Both limits are the kernel's, so that nothing that a call does escapes them: ITIMER_PROF counts the seconds of all
-threads, on a busy machine as on an idle one, and ends the process; RLIMIT_DATA refuses memory, whoever asks for it,
-be it touched or not; and VmHWM, set back before each call, is the most that was in memory, mapped files and Python
-itself included. One process serves all calls of a session, since it takes half a second to start.
+The kernel enforces both limits, so that no call escapes them. ITIMER_PROF counts the seconds of all threads, on a busy
+machine as on an idle one, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, which is reset
+before each call, is the peak of resident memory, with mapped files and Python itself. One process serves all calls of
+a session, since it takes half a second to start.
 
-What is called takes one text and is named by its module, which the process imports when it is asked for it first.
+A called function takes one text. The process imports its module at the first call.
 """
 
 import atexit
@@ -34,13 +34,13 @@ STATUS = Path("/proc/self/status")
 
 
 class Bounded:
-    """The process. It is started when it is needed, and again after a call that it did not survive."""
+    """The process, started when it is needed, and again after a call that it did not survive."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
 
     def refusal(self, function: Callable[[str], object], argument: str) -> str | None:
-        """What the CheckpointError says that `function(argument)` raises; None where it returns.
+        """The message of the CheckpointError that `function(argument)` raises; None where it returns.
 
         Raises AssertionError for any other exception, and for a call that takes too long or too much.
         """
@@ -80,7 +80,7 @@ class Bounded:
         self.process.stdin.close()
         self.process.stdout.close()
         try:
-            code = self.process.wait(timeout=1)  # which ends with its input, unless it hangs
+            code = self.process.wait(timeout=1)  # The process ends with its input, unless it hangs.
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
@@ -90,19 +90,19 @@ class Bounded:
 
 @functools.cache
 def process() -> Bounded:
-    """The one that a session's tests share."""
+    """The process that all tests of a session share."""
     shared = Bounded()
     atexit.register(shared.close)
     return shared
 
 
 def serve() -> None:
-    """Calls from standard input, a line each, to lines on standard output."""
+    """Serve calls from standard input, a line each, with answers on standard output."""
     _set_limits()
     for line in sys.stdin:
         request = json.loads(line)
         function = getattr(importlib.import_module(request["module"]), request["name"])
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
+        Path("/proc/self/clear_refs").write_text("5")  # This resets VmHWM.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         answer: dict[str, Any] = {"refusal": None}
         try:

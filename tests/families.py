@@ -2,8 +2,8 @@
 
 Each configuration is a whole `config.json`: half in the spelling that most of the hub still carries (`rope_theta`,
 `rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in that of transformers 5 (`rope_parameters`,
-`dtype`). Widths and contexts are shrunk; what makes a family what it is stays. Imports nothing of this repository, so
-that an interpreter which has transformers can write the same files: see `tests.goldens.make_logits`.
+`dtype`). Widths and contexts are shrunk; all switches are kept. This file imports nothing of this repository, so that
+an interpreter with transformers can write the same files: see `tests.goldens.make_logits`.
 """
 
 import json
@@ -340,6 +340,78 @@ FAMILIES: dict[str, dict] = {
         "use_cache": True,
         "vocab_size": 48,
     },
+    "qwen3-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 46,
+        "decoder_sparse_step": 1,
+        "eos_token_id": 47,
+        "head_dim": 12,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "max_window_layers": 2,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 48,
+    },
+    # As transformers 5 writes it: the chosen experts keep the router's probabilities, and every layer has a window.
+    "qwen3-moe-window": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "decoder_sparse_step": 1,
+        "dtype": "bfloat16",
+        "eos_token_id": 47,
+        "head_dim": 10,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 512,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": False,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "num_local_experts": 4,
+        "output_router_logits": False,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 7,
+        "tie_word_embeddings": False,
+        "transformers_version": "5.24.0",
+        "use_cache": True,
+        "use_sliding_window": True,
+        "vocab_size": 48,
+    },
     "llama-bias": {  # every switch that LlamaConfig has; its q and o projections are not square
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": True,
@@ -371,12 +443,12 @@ FAMILIES: dict[str, dict] = {
 
 
 def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor that the hub's files hold for `config`."""
+    """Return the name and shape of every tensor in the hub's files for `config`."""
     dim, ffn = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
     q, kv = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
-    qwen2, qwen3 = config["model_type"] == "qwen2", config["model_type"] == "qwen3"
+    qwen2, qwen3 = config["model_type"] == "qwen2", config["model_type"].startswith("qwen3")
     attention_bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
 
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], dim)}
@@ -403,6 +475,13 @@ def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
                 linear(f"{prefix}.block_sparse_moe.experts.{expert}.w1", ffn, dim)
                 linear(f"{prefix}.block_sparse_moe.experts.{expert}.w2", dim, ffn)
                 linear(f"{prefix}.block_sparse_moe.experts.{expert}.w3", ffn, dim)
+        elif config["model_type"] == "qwen3_moe":
+            experts, width = config.get("num_experts") or config["num_local_experts"], config["moe_intermediate_size"]
+            linear(f"{prefix}.mlp.gate", experts, dim)
+            for expert in range(experts):
+                linear(f"{prefix}.mlp.experts.{expert}.gate_proj", width, dim)
+                linear(f"{prefix}.mlp.experts.{expert}.up_proj", width, dim)
+                linear(f"{prefix}.mlp.experts.{expert}.down_proj", dim, width)
         else:
             linear(f"{prefix}.mlp.gate_proj", ffn, dim, mlp_bias)
             linear(f"{prefix}.mlp.up_proj", ffn, dim, mlp_bias)
@@ -413,8 +492,26 @@ def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_matrix(name: str) -> bool:
+    """Return whether schemes concern this tensor, by its name: no embedding, norm, bias or router."""
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
+
+
+def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rename tensors as in a `Checkpoint`, which names experts and routers as Mixtral does."""
+    ours = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
+    matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+    def name(theirs: str) -> str:
+        for old, new in (ours | matrices if ".experts." in theirs else ours).items():
+            theirs = theirs.replace(old, new)
+        return theirs
+
+    return {name(theirs): array for theirs, array in tensors.items()}
+
+
 def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """Weights that make every part of the model matter: peaked attention, uneven norms, large biases and logits."""
+    """Draw weights with which every part of the model matters: peaked attention, uneven norms, large biases, logits."""
     # RandomState's streams never change again, so the goldens can be made anew; default_rng's may.
     random = np.random.RandomState(seed)
     tensors = {}
@@ -459,7 +556,7 @@ def write_checkpoint(directory: Path, config: dict, *, seed: int = 0, dtype: str
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """Write a .safetensors file: the header's length in 8 bytes, a JSON header, then the tensors' bytes end to end.
 
-    By hand, since the library's own NumPy front end had no bfloat16 before 0.8, which changed how it takes raw bytes.
+    We format it ourselves: the library's NumPy front end had no bfloat16 before 0.8.
     """
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -23,6 +23,7 @@ NAMES = {
     "up_proj": "ffn_up", "down_proj": "ffn_down", "gate": "ffn_gate_inp",
 }  # fmt: skip
 EXPERTS = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
+EXPERTS |= {"gate_proj": "ffn_gate_exps", "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"}
 
 
 def text(value: str | bytes) -> bytes:
@@ -98,7 +99,8 @@ def interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def keys_of(config: dict) -> dict[str | bytes, tuple[int, Any]]:
     """The keys for a config.json of `tests.families`."""
-    name = {"mixtral": "llama", "mistral": "llama"}.get(config["model_type"], config["model_type"])
+    names = {"mixtral": "llama", "mistral": "llama", "qwen3_moe": "qwen3moe"}
+    name = names.get(config["model_type"], config["model_type"])
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -118,7 +120,9 @@ def keys_of(config: dict) -> dict[str | bytes, tuple[int, Any]]:
         f"{name}.rope.freq_base": (F32, rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
         f"{name}.vocab_size": (U32, config["vocab_size"]),
     }
-    if experts := config.get("num_local_experts"):
+    if width := config.get("moe_intermediate_size"):
+        keys[f"{name}.expert_feed_forward_length"] = (U32, width)
+    if experts := config.get("num_local_experts") or config.get("num_experts"):
         keys[f"{name}.expert_count"] = (U32, experts)
         keys[f"{name}.expert_used_count"] = (U32, config["num_experts_per_tok"])
     if (rope.get("rope_type") or rope.get("type")) == "linear":
@@ -135,11 +139,11 @@ def tensors_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32
     for name, array in tensors.items():
         *_, part, kind = name.split(".")
         layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
-        if part in EXPERTS:
+        if ".experts." in name:
             stacked = f"{layer}{EXPERTS[part]}.{kind}"
             arrays[stacked] = np.concatenate([arrays[stacked], array[None]]) if stacked in arrays else array[None]
             continue
-        if part in ("q_proj", "k_proj") and config["model_type"] not in ("qwen2", "qwen3"):
+        if part in ("q_proj", "k_proj") and not config["model_type"].startswith("qwen"):
             array = interleaved(array, head_dim)
         arrays[f"{layer}{NAMES[part]}.{kind}"] = array
     made = {}

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.tensors import tensor_shapes
 from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 

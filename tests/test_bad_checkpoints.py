@@ -1,4 +1,4 @@
-"""Files that are no checkpoint, or a damaged one: each is refused in one line, and nothing else happens."""
+"""Files that are not checkpoints, or damaged: each is refused in one line, without side effects."""
 
 import io
 import json
@@ -208,7 +208,7 @@ def test_safetensors_weights_that_are_not_finite(tmp_path, dtype):
 
 @cache
 def healthy(kind: str) -> dict[str, bytes]:
-    """The files of a small, valid checkpoint."""
+    """Write the files of a small, valid checkpoint."""
     if kind.startswith("llama2c"):
         return {"model.bin": llama2c_files.file_bytes(int(kind[-1]), tied=False)}
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +218,7 @@ def healthy(kind: str) -> dict[str, bytes]:
 
 
 def headers(kind: str, name: str) -> int:
-    """How many bytes of a file are not weights."""
+    """Count the bytes of a file that are not weights."""
     raw = healthy(kind)[name]
     if name.endswith(".safetensors"):
         return 8 + int.from_bytes(raw[:8], "little")

@@ -1,4 +1,4 @@
-"""config.json with a value that is wrong, impossible or not supported: refused in one line that names the key."""
+"""config.json with a wrong, impossible or unsupported value: refused in one line that names the key."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,10 @@ def folder(tmp_path) -> Path:
 
 def rope(**changes) -> dict[str, Any]:
     return {"rope_scaling": {**CONFIG["rope_scaling"], **changes}}
+
+
+def qwen3_moe(**changes):
+    return {"model_type": "qwen3_moe", "moe_intermediate_size": 8, **changes}
 
 
 BIG = 10**18
@@ -79,6 +83,12 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
     ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
     ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1.0"),
+    ({"rope_scaling": {"factor": 4.0}}, "rope_scaling has factor 4.0, but no rope_type that uses it"),
+    ({"rope_scaling": {"rope_type": "default", "factor": 4}}, "rope_scaling has factor 4, but no rope_type"),
+    (
+        {"rope_scaling": None, "rope_parameters": {"rope_theta": 7, "long_factor": [2]}},
+        "rope_parameters has long_factor a list, but no rope_type",
+    ),
     ({"rope_scaling": [1]}, "rope_scaling is a list, not an object"),
     ({"rope_scaling": None, "rope_parameters": "default"}, 'rope_parameters is "default"'),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
@@ -111,6 +121,12 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral", "num_local_experts": 10**9}, "1000000000 experts"),
     ({"model_type": "mixtral", "num_local_experts": 0}, "num_local_experts is 0"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token of 8"),
+    (qwen3_moe(num_experts=0), "num_experts is 0"),
+    (qwen3_moe(decoder_sparse_step=2), "decoder_sparse_step 2 is not supported (only 1)"),
+    (qwen3_moe(mlp_only_layers=[0]), "mlp_only_layers a list is not supported (only [])"),
+    (qwen3_moe(norm_topk_prob="yes"), 'norm_topk_prob is "yes", not true or false'),
+    ({"model_type": "qwen3_moe"}, "lacks moe_intermediate_size"),
+    (qwen3_moe(num_experts=1, num_experts_per_tok=1), "lacks tensor model.layers.0.self_attn.q_norm.weight"),
 ]
 
 

@@ -19,7 +19,7 @@ from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import timed, with_shares
 from cli import llamaspec
 from model import system
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.insight import machine, timing
 from model.insight.cost import decode_bytes, decode_cost, prefill_cost
 from model.insight.describe import EMBEDDING, describe, matrix_weights
@@ -34,6 +34,7 @@ from model.insight.machine import (
 )
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
+from model.tensors import tensor_shapes
 from model.weights.codes import QuantizedMatrix
 from reference.attention import causal_mask
 from reference.config import Config

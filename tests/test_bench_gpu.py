@@ -38,6 +38,7 @@ from model.insight.machine import Ceilings
 from model.insight.timing import Seconds
 from model.ops.xla import XLA
 from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
+from pallas_kernels.unsupported import Unsupported
 from tests.charts import rectangles
 from tests.processes import REPOSITORY
 
@@ -138,7 +139,7 @@ def test_what_a_kernel_refuses_is_told():
     adding = next(one for one in scale.checked if one.op == "add")
 
     def refuse(x, y):
-        raise ValueError("add takes no 256 elements")
+        raise Unsupported("add takes no 256 elements")
 
     row, _ = check(replace(scale, checked=(replace(adding, function=refuse),)), Clock(600))
     assert (row["outcome"], row["words"]) == ("refused", "add takes no 256 elements")

@@ -1,4 +1,4 @@
-"""NF4 in Hugging Face's directories, as bitsandbytes stores it: read as it reads, written as it writes."""
+"""NF4 in Hugging Face's directories, in the layout of bitsandbytes: read and written as by bitsandbytes."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.bitsandbytes import STATE, BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
@@ -20,6 +20,7 @@ from model.weights.params import load_params
 from reference.quantizers import double_quantization
 from reference.quantizers.nf4 import NF4
 from tests import families
+from tests.families import is_matrix
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
@@ -41,7 +42,7 @@ def golden_arrays(case: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", ["once", "twice"])
 def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
-    """Its weights are float32: each the product of a scale and a level, rounded once."""
+    """Weights are float32: products of a scale and a level, rounded once."""
     rule, arrays = BitsAndBytes(double=case == "twice"), golden_arrays(case)
     stored = rule.stored(ROWS, COLS)
     assert {name: array.shape for name, array in arrays.items() if name != STATE} == {
@@ -94,7 +95,7 @@ def test_what_is_written_is_read_again(tied, tmp_path):
 
 
 def write(folder: Path, *, double: bool = False, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
-    """A checkpoint whose matrices are in NF4, with other tensors in `UP`; returns the weights that are meant."""
+    """Write a checkpoint whose matrices are in NF4, with other tensors in `UP`, and return its weights."""
     tensors, exact = {}, {}
     rule = BitsAndBytes()
     for name, w in families.random_tensors(CONFIG).items():

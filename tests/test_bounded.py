@@ -1,4 +1,4 @@
-"""The limits that hostile files are held to are limits: each is reached here on purpose."""
+"""Each limit for hostile files is reached here on purpose."""
 
 import mmap
 import os
@@ -20,14 +20,14 @@ def spin(_: str) -> None:
 
 
 def spin_in_a_thread(_: str) -> None:
-    """As a library that multiplies in threads does: they use what the caller's own clock does not count."""
+    """Use processor time in a thread, which the caller's own clock does not count."""
     thread = threading.Thread(target=lambda: [sum(range(10**6)) for _ in range(10**6)], daemon=True)
     thread.start()
     thread.join()
 
 
 def ask_for(size: str) -> None:
-    """Memory that is never touched."""
+    """Ask for memory that is never touched."""
     np.empty(int(size), np.uint8)
 
 
@@ -75,7 +75,7 @@ def test_a_limit_is_one(process, function, argument, what):
 
 
 def test_what_an_earlier_call_took_hides_nothing(process):
-    """Nor is it held against a later one."""
+    """Memory of one call does not count against the next one."""
     most = str(BYTES // 2)
     for _ in range(3):
         assert process.refusal(ask_for, most) is None
@@ -86,7 +86,7 @@ def test_what_an_earlier_call_took_hides_nothing(process):
 def test_pages_of_mapped_files_count(process, tmp_path):
     with open(tmp_path / "large", "wb") as file:
         file.truncate(BYTES)
-    with open(tmp_path / "large", "rb") as file:  # into the system's cache, which takes a busy machine seconds
+    with open(tmp_path / "large", "rb") as file:  # This fills the system's cache, which takes a busy machine seconds.
         while file.read(1 << 22):
             pass
     with pytest.raises(AssertionError, match=r"\d+ MB of memory were in use"):

@@ -19,7 +19,7 @@ CORPUS = [
     "3.14159 2.71828 1,000,000 1984 2024   she said, she'll say, SHE'LL SAY, we've said, you're 199 19 99",
 ]
 
-# Half of what is drawn is made of what the vocabulary knows, so that there is something to merge.
+# Half of the draws consist of text that the vocabulary knows, so that there is something to merge.
 fragments = [
     "Once",
     "she",
@@ -44,7 +44,7 @@ fragments = [
 ]
 
 
-# Not the unassigned: each library has its own, newer or older, version of Unicode.
+# Unassigned characters are left out: each library has its own version of Unicode.
 characters = st.characters(exclude_categories=["Cs", "Cn"])
 texts = st.text(characters) | st.lists(st.sampled_from(fragments)).map("".join)
 PATTERNS = {"GPT-2": GPT2, "Llama 3": LLAMA3, "Qwen2": QWEN2}
@@ -67,7 +67,7 @@ def train(pattern: str) -> Tokenizer:
 
 
 def ranks_of(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """The bytes of each token: the library prints a byte as a character, and here is which."""
+    """The bytes of each token, which the library prints as one character a byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

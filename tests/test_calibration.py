@@ -1,4 +1,4 @@
-"""AWQ, GPTQ and SmoothQuant of whole models: what they guarantee, what they write, and what they refuse."""
+"""AWQ, GPTQ and SmoothQuant of whole models: guarantees, written files, and refusals."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from model.cache import empty_cache
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.convert import CALIBRATED
@@ -34,6 +34,7 @@ from model.weights.params import Progress, load_params
 from reference import llama as reference
 from reference.quantizers import affine, awq, gptq
 from reference.quantizers.blocks import Quantized
+from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import Noise, U, noises, seeds
 from training.stories.corpus import story
@@ -57,12 +58,12 @@ def random_windows(checkpoint: Checkpoint, seed: int) -> np.ndarray:
 
 
 def nearest(w: np.ndarray) -> np.ndarray:
-    """The weights of plain rounding."""
+    """Round weights to nearest."""
     return Q4.dequantize(Q4.quantize(w))
 
 
 def correlated(seed: int, tokens: int, cols: int) -> np.ndarray:
-    """Inputs that GPTQ can make use of, some far larger than others, one that is never there."""
+    """Draw correlated inputs, some far larger than others, one always 0."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(tokens, cols)) @ rng.normal(size=(cols, cols)) * np.exp(rng.normal(size=cols))
     x[:, cols // 2] = 0
@@ -136,7 +137,7 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
 
 @pytest.mark.parametrize("name", FOUR_BITS)
 def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
-    """On the calibration's own inputs; and nearly every matrix gains."""
+    """This holds on the calibration's own inputs; nearly every matrix gains."""
     ratios, method = [], METHODS[name]
 
     def compare(w: np.ndarray, q: np.ndarray, inputs: Inputs):
@@ -171,7 +172,7 @@ def read_all(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 
 
 def sevens(checkpoint: Checkpoint) -> Checkpoint:
-    """Its matrices with weights k / 128 for whole numbers |k| <= 127."""
+    """Round matrices to weights k / 128 for integers |k| <= 127."""
 
     def rounded(tensor: Tensor) -> Tensor:
         w = (np.rint(tensor.read() * 128).clip(-127, 127) / 128).astype(np.float32)
@@ -182,7 +183,7 @@ def sevens(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def exact_codes(w: np.ndarray, inputs: Inputs) -> Quantized:
-    """Codes of 64 to 127 times a power of 2 for each weight: exact for k times one."""
+    """Quantize each weight to 64 to 127 times a power of 2, exactly if it is such a number."""
     magnitudes = np.where(w == 0, 1, np.abs(w))
     scales = 2.0 ** (np.floor(np.log2(magnitudes)) - 6)
     codes = (w / scales).astype(np.int8)
@@ -197,7 +198,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
-    """By powers of 2 and without rounding the model stays what it is, though hardly a tensor does."""
+    """With factors of powers of 2, and without rounding, the model computes the same with other tensors."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)
     checkpoint = sevens(random_checkpoint(CONFIGS[config], seed=5))
@@ -241,7 +242,7 @@ def divergence(of: np.ndarray, base: np.ndarray) -> float:
 
 
 def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """GPTQ's, by far; AWQ is for features far larger than others, which models so small do not have."""
+    """GPTQ gains by far; AWQ is for features far larger than others, which such small models lack."""
     seen, unseen = (windows_of(text(seed, 30), tokenizer, count=8, length=128) for seed in (1, 2))
     base = log_probabilities(checkpoint, unseen)
     rounded = divergence(log_probabilities(quantized(checkpoint, "q4"), unseen), base)
@@ -310,7 +311,7 @@ LAYERS, WINDOWS, SEQ = 4, 5, 13
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
-    """Whenever a window is about to enter: what enters the layer, what enters its second half, and the last inputs."""
+    """We look before each window: the inputs of the layer, of its second half, and the last ones are in memory."""
     checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
     windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)
     counts: list[int] = []
@@ -339,7 +340,7 @@ def test_progress_is_told_of_each_layer():
 
 
 def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch):
-    """On stderr; what is no terminal gets the last line alone."""
+    """The bar is on stderr; without a terminal only the last line is printed."""
 
     def two_layers(checkpoint: Checkpoint, windows: np.ndarray, *, method: str, progress: Progress) -> Checkpoint:
         for layer in (1, 2):

@@ -3,14 +3,17 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.chat.template import BUILT_IN, LARGEST, ChatTemplate, SpecialTokens, find_template
+from model.chat.chat import Chat
+from model.chat.template import BUILT_IN, BUILT_IN_NAMES, LARGEST, ChatTemplate, SpecialTokens, find_template
 from model.chat.template_worker import LONGEST
 from model.checkpoints.checkpoint import CheckpointError
+from model.llama import Llama
 from model.tokenizers.llama2c import read_llama2c
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken
@@ -109,6 +112,19 @@ def test_the_built_in_formats():
         find_template(LLAMA2).render([DIALOGUE[1], DIALOGUE[3]])
 
 
+def test_the_built_in_formats_that_are_chosen():
+    assert find_template(LLAMA3, template="chatml").render(DIALOGUE) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert find_template(LLAMA2, template="mistral").render(DIALOGUE) == (
+        "<s>[INST]  Hello \n[/INST] Hi.</s>[INST] Be brief.\n\nBye[/INST]"
+    )
+    assert find_template(LLAMA2, template="vicuna").render(DIALOGUE) == (
+        "<s>Be brief. USER: Hello ASSISTANT: Hi.</s>USER: Bye ASSISTANT:"
+    )
+
+
 class TestFinding:
     def test_a_file_of_its_own_comes_first(self, tmp_path):
         config = {"chat_template": "not this", "bos_token": {"content": "<x>"}, "eos_token": None}
@@ -145,6 +161,7 @@ class TestFinding:
         [
             ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is 7, not a text"),
             ("tokenizer_config.json", '{"chat_template": [7, {"name": "rag", "template": "x"}]}', "is the default"),
+            ("tokenizer_config.json", '{"chat_template": [{"name": {}, "template": "x"}]}', "is the default"),
             ("tokenizer_config.json", '{"chat_template": "x", "bos_token": 7}', "bos_token is 7, not a text"),
             ("tokenizer_config.json", "{", "is not JSON"),
             ("tokenizer_config.json", json.dumps({"chat_template": "x" * LARGEST + "x"}), "more than 1048576 bytes"),
@@ -161,9 +178,29 @@ class TestFinding:
         assert message in str(caught.value)
 
     def test_a_model_without_one_says_so(self, tmp_path):
-        (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml())
-        with pytest.raises(CheckpointError, match="has no chat template"):
+        (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
+        with pytest.raises(CheckpointError, match=r"has no chat template.*--template chooses one: llama3, chatml"):
             find_template(load_tokenizer(tmp_path), tmp_path)
+
+    def test_a_template_that_nobody_named_is_said_to_be_taken(self, tmp_path):
+        note = find_template(LLAMA2, tmp_path).note
+        assert note and note.startswith(f"{tmp_path}: no chat template comes with it")
+        assert "suggest llama2's, which is used; --template chooses another: llama3, chatml" in note
+        (tmp_path / "chat_template.jinja").write_text("its own")
+        assert find_template(LLAMA2, tmp_path).note is None
+
+    @pytest.mark.parametrize("name", BUILT_IN_NAMES)
+    def test_one_of_the_built_in_can_be_chosen(self, tmp_path, name):
+        (tmp_path / "chat_template.jinja").write_text("its own")
+        template = find_template(LLAMA2, tmp_path, template=name)
+        assert (template.source, template.note) == ((BUILT_IN / f"{name}.jinja").read_text(), None)
+
+    def test_a_file_can_be_chosen(self, tmp_path):
+        (tmp_path / "other.txt").write_text("{{ bos_token }}{{ messages[0].content }}")
+        (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<x>"}')
+        assert find_template(LLAMA2, tmp_path, template=tmp_path / "other.txt").render(HELLO) == "<x>Hello"
+        with pytest.raises(CheckpointError, match="no such file, and no built-in chat template: llama3, chatml"):
+            find_template(LLAMA2, tmp_path, template="alpaca")
 
 
 # What people type to see whether it breaks.
@@ -200,8 +237,9 @@ def test_a_part_begins_a_text_after_a_special_token_alone():
     first, later = LLAMA2.encode("ab"), LLAMA2.encode("ab", start=False)
     assert first != later
     assert special.encode("ab<s>ab</s>ab") == [*first, 1, *first, 2, *first]
-    assert special.encode("ab<s>ab", start=False) == [*later, 1, *first]
-    assert special.encode("<s></s>", start=False) == [1, 2]
+    assert special.encode("ab<s>ab", after="<s>x") == [*later, 1, *first]
+    assert special.encode("ab<s>ab", after="x<s>") == [*first, 1, *first]
+    assert special.encode("<s></s>", after="x") == [1, 2]
     assert special.tail("<s>ab") == "ab" and special.tail("ab<s>") == ""
 
 
@@ -227,3 +265,24 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     special = SpecialTokens(tokenizer)
     assert special.encode(special.disguise("<s>") + special.disguise_names("<s>")) == tokenizer.encode("<s><s>")
+
+
+class Model(Llama):
+    """The parts of a model that a conversation needs before it computes anything."""
+
+    context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __init__(self):
+        self.tokenizer, self.stops = LLAMA3, frozenset()
+
+    def session(self) -> Any: ...
+
+
+def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
+    """2.8 million characters took 1.8 GB to encode."""
+    chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
+    with pytest.raises(
+        ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"
+    ):
+        chat.reply("a")
+    assert chat.messages == []

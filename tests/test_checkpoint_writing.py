@@ -1,4 +1,4 @@
-"""What is written can be read, by us and by others; a file appears whole or not at all."""
+"""Written checkpoints can be read, by us and by others; a file appears whole or not at all."""
 
 import json
 import resource
@@ -177,7 +177,7 @@ def names(folder: Path) -> set[str]:
 
 @contextmanager
 def refused_in_one_line(folder: Path, *, what: str) -> Iterator[None]:
-    """The body is refused with one line that says `what`, and leaves the folder as it was."""
+    """Assert that the body is refused with one line that says `what`, and leaves the folder unchanged."""
     before = names(folder)
     with pytest.raises(CheckpointError, match=what) as caught:
         yield

@@ -1,4 +1,4 @@
-"""Checkpoints that are as they should be: every tensor of every format comes out bit for bit."""
+"""Valid checkpoints: every tensor of every format is read bit for bit."""
 
 from itertools import product
 from pathlib import Path
@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import CheckpointError, check_finite, open_checkpoint, tensor_shapes
+from model.checkpoints import CheckpointError, check_finite, open_checkpoint
+from model.tensors import tensor_shapes
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes
 
 
 def assert_holds(checkpoint, expected):
-    """`checkpoint` holds the tensors of `expected`, bit for bit, and says so before they are read."""
+    """Assert that `checkpoint` holds `expected`, bit for bit, and has its shapes and dtypes before reading."""
     assert checkpoint.tensors.keys() == expected.keys()
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(checkpoint.config)
     for name, tensor in checkpoint.tensors.items():
@@ -83,7 +84,8 @@ def test_hugging_face(tmp_path, family, dtype):
     families.write_checkpoint(tmp_path, families.FAMILIES[family], dtype=dtype, shards=shards)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.format == "safetensors"
-    assert_holds(checkpoint, families.random_tensors(families.FAMILIES[family], dtype=dtype))
+    tensors = families.random_tensors(families.FAMILIES[family], dtype=dtype)
+    assert_holds(checkpoint, families.by_our_names(tensors))
 
 
 def test_a_safetensors_file_is_opened_with_the_config_beside_it(tmp_path):
@@ -153,7 +155,7 @@ def test_a_hub_cache_links_its_shards(tmp_path):
 
 
 def resident_file_pages() -> int:
-    """Bytes of mapped files that this process keeps in memory."""
+    """Read how many bytes of mapped files this process keeps in memory."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssFile"))
 

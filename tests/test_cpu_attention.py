@@ -22,7 +22,7 @@ HEADS, HEAD_DIM = 2, 64
 
 
 def attending(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, start: int, window: int | None = None):
-    """Of queries [seq, heads, head_dim] from position `start` on, over a cache [rows, heads, head_dim]: compiled."""
+    """Compile attention of queries [seq, heads, head_dim] from position `start` on, over [rows, heads, head_dim]."""
     config = replace(SMALL, heads=q.shape[1], kv_heads=k.shape[1], head_dim=q.shape[2])
     cache = LayerCache(*(jnp.asarray(rows.swapaxes(0, 1)[None]) for rows in (k, v)))
     at = jnp.arange(start, start + len(q), dtype=jnp.int32)[None]
@@ -57,7 +57,7 @@ def test_one_query_is_within_the_bound(noise, capacity, start, window):
 
 @pytest.mark.parametrize("seq", [1, 3])
 def test_no_row_is_read_past_the_span_in_use(seq: int):
-    """What is NaN there would be seen in what 0 times it adds."""
+    """A NaN there would show, because 0 NaN is NaN."""
     rng = np.random.default_rng(0)
     capacity, start = 3 * PROMPT_SPANS.longest, PROMPT_SPANS.longest + 10
     q, k, v = (rng.standard_normal((rows, HEADS, HEAD_DIM), np.float32) for rows in (seq, capacity, capacity))
@@ -77,7 +77,7 @@ def test_one_query_copies_no_keys():
 
 @pytest.mark.parametrize("kv_heads", [2, 12])
 def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
-    """A row of them for each query. A row for each key would be transposed after: longer than the dot itself takes."""
+    """Scores have a row for each query. Rows for keys would be transposed, which takes longer than the dot."""
     heads, seq, rows = 12, 4, 192
     q, k, v = (np.zeros((n, of, HEAD_DIM), np.float32) for n, of in ((seq, heads), (rows, kv_heads), (rows, kv_heads)))
     text = attending(q, k, v, start=0)[0].as_text()
@@ -89,7 +89,7 @@ def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
 
 @pytest.mark.parametrize(("heads", "dtype"), [(12, "float32"), (8, "float32"), (32, "float32"), (12, "bfloat16")])
 def test_both_cores_read_the_cache(heads: int, dtype: str):
-    """In the smallest span, too, where XLA gives a loop over partial sums of 16 numbers to one core alone."""
+    """This holds in the smallest span too, where XLA gives a loop over sums of 16 numbers to one core."""
     q, k, v = (np.zeros((rows, heads, HEAD_DIM), dtype) for rows in (1, 256, 256))
     text = attending(q, k, v, start=0)[0].as_text()
     assert text

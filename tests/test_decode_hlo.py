@@ -1,4 +1,4 @@
-"""Inspect what XLA makes of a decoding step on a CPU, for which `model.ops` shapes its products."""
+"""XLA's program of a decoding step on a CPU, for which `model.ops` shapes its products."""
 
 import re
 from functools import partial
@@ -40,7 +40,7 @@ SCHEMES = (
     "IQ4_NL",
 )  # our own, and GGUF's types
 FORMATS = [("bfloat16", None, True), *(("float32", scheme, True) for scheme in SCHEMES), ("float32", None, False)]
-# What gives a name to numbers that are somewhere already.
+# These give a name to numbers that are in memory already.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
 
 
@@ -55,7 +55,7 @@ def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
 
 
 def written(hlo: str) -> list[tuple[str, str, int]]:
-    """Name, kind and numbers of what each instruction writes to memory: those inside of a fusion write none."""
+    """List name, kind and numbers of what each instruction writes to memory; those inside a fusion write nothing."""
     fused = set(re.findall(r"fusion\(.*?calls=%([\w.\-]+)", hlo))
     found, inside = [], ""
     for line in hlo.splitlines():
@@ -92,7 +92,7 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
 
 @pytest.mark.parametrize(("greedy", "filters"), [(True, []), (False, ["sample", "sample"])])
 def test_no_branch_asks_for_the_temperature(greedy: bool, filters: list[str]):
-    """Attention has one, for what is used of the cache; top-k and top-p have one each, where tokens are drawn."""
+    """Attention has a branch for the part of the cache in use; drawing adds one each for top-k and top-p."""
     hlo = lowered("float32", None, greedy=greedy).compile(compiler_options=OPTIONS).as_text()
     assert hlo
     branches = re.findall(r" conditional\(.*op_name=\"[^\"]*/(\w+)/cond\"", hlo)
@@ -100,7 +100,7 @@ def test_no_branch_asks_for_the_temperature(greedy: bool, filters: list[str]):
 
 
 def test_what_is_left_out_of_the_loop_is_seen():
-    """Without its barrier, XLA widens narrow weights before the loop: the state that the test above is to find."""
+    """Without its barrier XLA widens narrow weights before the loop, and the test above must find that."""
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
 
     def hoisted(w, x):
@@ -112,7 +112,7 @@ def test_what_is_left_out_of_the_loop_is_seen():
 
 
 def test_attention_reads_the_used_part_of_the_cache_alone():
-    """What lies past the span that holds all positions in use may be NaN: it is not even multiplied by 0."""
+    """Rows past the span with all positions in use may be NaN: they are not even multiplied by 0."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
     drawn, span = [], 2 * SPANS.smallest

@@ -181,7 +181,7 @@ def test_no_number_moves_by_more_than_half_a_step(noise):
 
 
 def jax_logits(checkpoint: Checkpoint, found: dict[str, str]) -> np.ndarray:
-    params = with_roundings(load_params(checkpoint, dtype=FLOAT32, positions=16), found)
+    params = with_roundings(load_params(checkpoint, dtype=FLOAT32, positions=16), found, config=checkpoint.config)
     cache = model.cache.empty_cache(checkpoint.config, batch=1, capacity=16, dtype=FLOAT32)
     logits, _ = FORWARD(params, IDS[None].astype(np.int32), cache, config=checkpoint.config, ops=EMULATED[XLA])
     return np.asarray(logits[0], np.float64)

@@ -1,4 +1,4 @@
-"""The JAX model as a whole: what transformers computes, and laws that need no one to compare with."""
+"""The JAX model as a whole: against transformers, and by laws."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 
 
 def run(checkpoint: Checkpoint, tokens: np.ndarray, *, ops=CPU, cache: Cache | None = None, lengths=None):
-    """Logits and cache of `tokens [batch, seq]` after `cache`."""
+    """Compute logits and cache of `tokens [batch, seq]` after `cache`."""
     config = checkpoint.config
     if cache is None:
         cache = empty_cache(config, batch=len(tokens), capacity=CAPACITY, dtype=FLOAT32)

@@ -20,13 +20,17 @@ GREEDY = SamplingOptions(temperature=0.0)
 class Alphabet:
     """Ids are bytes; 256 begins a text and 257 ends it."""
 
-    vocab, bos, special, dummy_prefix = VOCAB, 256, {"<s>": 256, "</s>": 257}, False
+    vocab, bos, special, dummy_prefix, absorbs = VOCAB, 256, {"<s>": 256, "</s>": 257}, False, {}
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return list(text.encode())
 
+    encode_after_special = encode
+
     def bytes_of(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
+
+    first_bytes_of = bytes_of
 
     def piece(self, token: int) -> str:
         return str(token)

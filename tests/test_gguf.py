@@ -1,4 +1,4 @@
-"""GGUF files of Llamas: what is read from them, beside what was put in."""
+"""GGUF files of Llamas: tensors and configurations are read as an independent writer wrote them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,21 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.codes import dequantized, exact_parts, is_matrix
+from model.checkpoints.codes import dequantized, exact_parts
 from model.checkpoints.gguf.rope import from_factors, to_factors
 from model.checkpoints.gguf.write import write_gguf
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, frequencies
 from tests import families, gguf_files
-from tests.gguf_files import CODES, U32, Tensor
+from tests.families import is_matrix
+from tests.gguf_files import CODES, F32, STRING, U32, Tensor
 from tests.random_models import SMALL, random_checkpoint
 from tests.refusals import load
 
-READABLE = [name for name, config in families.FAMILIES.items() if name not in ("qwen2-window", "mistral")]
+READABLE = [
+    name for name, config in families.FAMILIES.items() if name not in ("qwen2-window", "mistral", "qwen3-moe-window")
+]
 
 
-FACTOR_ROUNDINGS = 32 * 32 * 2.0**-24  # see `gguf_rope.ROUNDINGS`; no factor here is above 32
+FACTOR_ROUNDINGS = 32 * 32 * 2.0**-24  # see `gguf.rope.ROUNDINGS`; no factor here is above 32
 
 
 def turns(config: Config) -> np.ndarray:
@@ -31,11 +34,11 @@ def turns(config: Config) -> np.ndarray:
 
 
 def written(path: Path, family: str, *, type: str = "F32", seed: int = 0) -> dict[str, np.ndarray]:
-    """Write a model as GGUF; returns its tensors by our names."""
+    """Write a model as GGUF, and return its tensors by our names."""
     config = families.FAMILIES[family]
     tensors = families.random_tensors(config, seed=seed)
     gguf_files.file_of(config, tensors, type=type).write(path)
-    return tensors
+    return families.by_our_names(tensors)
 
 
 @pytest.mark.parametrize("family", READABLE)
@@ -56,7 +59,7 @@ def test_floats_are_read_as_they_are_stored(tmp_path, family, type):
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
-    """Also where they are permuted."""
+    """Permuted matrices are among them."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     kind, random = ggml.TYPES[type], np.random.default_rng(0)
     file = gguf_files.file_of(config, families.random_tensors(config))
@@ -78,7 +81,7 @@ def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
 @pytest.mark.parametrize("at_once", [1500, 1 << 20])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
-    """Part for part, and in halves as the weights are."""
+    """Parts come in order, with pairs as halves, as in the weights."""
     monkeypatch.setattr("model.checkpoints.gguf.blocks.AT_ONCE", at_once)
     checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
@@ -128,7 +131,7 @@ scalings = st.builds(
 
 @given(scaling=scalings, head_dim=st.sampled_from([4, 6, 64, 128]), theta=st.floats(1e3, 1e6))
 def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
-    """Or are refused: where no pair is scaled in full, nothing says by how much that would be."""
+    """Factors are refused if no pair is fully scaled: then nothing gives the full factor."""
     factors = to_factors(scaling, head_dim=head_dim, theta=theta)
     exact = frequencies(head_dim, theta=theta, scaling=scaling)
     slowest = frequencies(head_dim, theta=theta)[-1] * scaling.original_context / (2 * np.pi)
@@ -143,13 +146,31 @@ def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
 
 @pytest.mark.parametrize(("factor", "head_dim"), [(8.0, 128), (32.0, 64)])
 def test_the_published_llamas_are_recognized(factor, head_dim):
-    """Llama 3.1 8B and 3.2 1B, with factors as llama.cpp's converter computes them."""
+    """Llama 3.1 8B and 3.2 1B are found from factors as llama.cpp's converter computes them."""
     stated = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**stated, "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
     factors = gguf_files.rope_factors({"rope_parameters": rope, "head_dim": head_dim})
     assert factors is not None
     found = from_factors(factors, head_dim=head_dim, theta=500_000.0, path="x.gguf")
     assert found == Llama3Scaling(factor, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("type", "key", "expected"),
+    [
+        (None, "rope.scaling.factor", LinearScaling(4.0)),
+        (None, "rope.scale_linear", LinearScaling(4.0)),
+        ("linear", "rope.scaling.factor", LinearScaling(4.0)),
+        ("none", "rope.scaling.factor", None),
+    ],
+)
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path, type, key, expected):
+    config = families.FAMILIES["llama-2"]
+    file = gguf_files.file_of(config, families.random_tensors(config))
+    file.keys[f"llama.{key}"] = (F32, 4.0)
+    if type:
+        file.keys["llama.rope.scaling.type"] = (STRING, type)
+    assert load(file.write(tmp_path / "x.gguf")).config.scaling == expected
 
 
 def test_equal_factors_are_a_linear_rescaling():

@@ -1,6 +1,7 @@
 """Files that llama.cpp's own quantizer makes, all matrices of one type (goldens/eval_gguf.json).
 
-Their codes are ours, JAX computes what the reference does, and with activations rounded as there logits are its own.
+We read the codes that llama.cpp wrote, JAX agrees with the reference, and with activations rounded as in llama.cpp the
+logits agree with its own.
 """
 
 import base64
@@ -24,8 +25,8 @@ from tests.test_gguf_goldens import distance
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "eval_gguf.json").read_text())
 FILES = [(model, type) for model, types in make_eval_gguf.TYPES.items() for type in types]
 
-# What remains: positions where a number is as near to a tie as the noise of float32 (tests/test_eval_emulation.py takes
-# such apart); float16 has ties every 2^-11, and each position here some. And what it stays below: the steps themselves.
+# Positions that differ, where a number is within float32's noise of a tie (see tests/test_eval_emulation.py), and the
+# limit of their differences, one step. float16 has ties every 2^-11, so every position has some.
 APART = {
     ("random", "F16"): (range(len(IDS)), 2.0**-11), ("random", "BF16"): ([5], 2.0**-8),
     ("random", "Q4_1"): ([4], 2.0**-6), ("random", "Q5_1"): ([7], 2.0**-6),
@@ -36,7 +37,7 @@ Made = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def made(request, tmp_path_factory) -> Made:
-    """The file of a model and a type, with the codes that llama.cpp found: each made once."""
+    """Make the file of a model and a type once, with the codes that llama.cpp found."""
     folder = tmp_path_factory.mktemp("gguf")
 
     def path(model: str, type: str) -> Path:
@@ -67,7 +68,7 @@ def test_every_type_that_is_read_is_there():
 
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_logits_are_those_of_llama_cpp(made, model, type):
-    """At every position. Without the roundings they are a hundredth apart, but for the floats."""
+    """Logits agree at every position. Without rounded activations they are a hundredth apart, except for floats."""
     rows = load_backend(open_checkpoint(made(model, type)), backend="reference", emulate_activations="ggml").logits(IDS)
     each = [distance(a, b) for a, b in zip(shown(rows), theirs(model, type), strict=True)]
     apart, most = APART.get((model, type), ((), 0.0))
@@ -76,7 +77,7 @@ def test_logits_are_those_of_llama_cpp(made, model, type):
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    """Backends, by the arrays that they take."""
+    """Keep backends by the arrays that they take."""
     return {}
 
 
@@ -85,18 +86,18 @@ def unused(*arguments: Any) -> Any:
 
 
 def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Logits of `load_backend`, whose programs are compiled once for all files whose arrays are alike."""
+    """Compute logits by `load_backend`, whose programs are compiled once for all files with the same shapes."""
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
-    if (alike := repr(jax.tree.flatten(arrays))) in compiled:
-        return compiled[alike].with_weights(checkpoint).logits(IDS)
+    if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
+        return compiled[shapes].with_weights(checkpoint).logits(IDS)
     monkeypatch.setattr("model.llama.compile_programs", lambda *given, **options: Programs(unused, unused))
-    compiled[alike] = load_backend(checkpoint, context=16, dtype="float32")
-    return compiled[alike].logits(IDS)
+    compiled[shapes] = load_backend(checkpoint, context=16, dtype="float32")
+    return compiled[shapes].logits(IDS)
 
 
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_jax_computes_what_the_reference_does(made, compiled, monkeypatch, model, type):
-    """In float32 on the weights that the codes stand for, at every position."""
+    """Both agree at every position, in float32 on the decoded weights."""
     checkpoint = open_checkpoint(made(model, type))
     expected = load_backend(checkpoint, backend="reference").logits(IDS)
     actual = in_jax(checkpoint, compiled, monkeypatch).astype(np.float64)
@@ -118,7 +119,7 @@ def test_the_command_line_has_the_logits_of_llama_cpp(run, made, tmp_path, model
 
 @pytest.mark.parametrize("type", MULTIPLIED)
 def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
-    """A text, by llama.cpp's tokens: perplexity, and divergence from the model in float32."""
+    """Perplexity and divergence from the float32 model agree, on a text in llama.cpp's tokens."""
     golden, text = GOLDENS["text"], tmp_path / "text"
     expected = golden["types"][type]
     text.write_text(golden["text"])
@@ -132,9 +133,9 @@ def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
     emulated, plain = json.loads(out), json.loads(run(*arguments)[1])
     assert emulated["tokens"] == len(golden["ids"]) - 1
     assert emulated["base"]["loss"] == plain["base"]["loss"] == pytest.approx(golden["loss"], rel=1e-5)
-    for report, alike in ((emulated, True), (plain, False)):
+    for report, equal in ((emulated, True), (plain, False)):
         mean, most = np.mean(expected["divergences"]), max(expected["divergences"])
-        assert (report["loss"] == pytest.approx(expected["loss"], rel=1e-5)) == alike
-        assert (report["perplexity"] == pytest.approx(np.exp(expected["loss"]), rel=1e-4)) == alike
-        assert (report["divergence"]["mean"] == pytest.approx(mean, rel=1e-5)) == alike
-        assert (report["divergence"]["most"] == pytest.approx(most, rel=1e-5)) == alike
+        assert (report["loss"] == pytest.approx(expected["loss"], rel=1e-5)) == equal
+        assert (report["perplexity"] == pytest.approx(np.exp(expected["loss"]), rel=1e-4)) == equal
+        assert (report["divergence"]["mean"] == pytest.approx(mean, rel=1e-5)) == equal
+        assert (report["divergence"]["most"] == pytest.approx(most, rel=1e-5)) == equal

@@ -1,4 +1,4 @@
-"""GGUF on the command line: a model goes into one file, tokenizer and all, and tells the same story from there."""
+"""GGUF on the command line: a model is converted to one file with its tokenizer, and tells the same story."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_quantized_files(run, tmp_path):
 
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
-    """From codes, which JAX runs as they are, and from floats."""
+    """They agree on codes, which JAX runs without decoding, and on floats."""
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)
     rows = []
@@ -55,7 +55,7 @@ def test_both_backends_compute_the_same(run, tmp_path, type):
 
 
 def test_a_story_of_stories260k(run, data, tmp_path):
-    """Rows of 172 are no whole blocks, and the tokenizer has another name."""
+    """Rows of 172 are not whole blocks, and the tokenizer has another name."""
     folder, path = data / "stories260K", str(tmp_path / "x.gguf")
     arguments = [str(folder / "stories260K.bin"), path, "--to", "gguf", "--tokenizer", str(folder / "tok512.model")]
     code, _, err = run("convert", *arguments, "--quantize", "q8_0")

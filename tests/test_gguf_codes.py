@@ -1,4 +1,4 @@
-"""GGUF's types stay in their codes: on the device, exactly, in every product; none is float32 whole."""
+"""GGUF's types stay in their codes on the device, exactly, in every product; no whole matrix becomes float32."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import reference.llama
 from model.cache import empty_cache
 from model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
-from model.checkpoints.codes import EMBEDDING, alike, exact_parts, is_matrix
-from model.checkpoints.gguf.blocks import KINDS
+from model.checkpoints.codes import exact_parts, in_common_form
+from model.checkpoints.gguf.blocks import FORMS
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.forward import forward
@@ -25,11 +25,13 @@ from model.ops.gpu import PROMPT, pallas_ops
 from model.ops.xla import XLA
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
+from model.tensors import EMBEDDING
 from model.weights.codes import Embedding, Int8Min, QuantizedMatrix
 from model.weights.gpu_codes import arranged
 from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from reference.quantizers import ggml
 from tests import families, gguf_files
+from tests.families import is_matrix
 from tests.gguf_files import CODES, NAMES, Tensor
 from tests.strategies import seeds
 
@@ -51,7 +53,7 @@ Types = Callable[[str], str]  # the type of a matrix, by our name for it
 
 
 def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
-    """Any bytes there are as codes, and any of `SPECIAL` as scales."""
+    """Draw any bytes as codes, and any of `SPECIAL` as scales."""
     kind, rng = ggml.TYPES[type], np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (int(np.prod(shape)) // kind.weights, kind.bytes)).astype(np.uint8)
     for at in FLOATS[type]:
@@ -62,13 +64,13 @@ def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
-    """Weights of a size that keeps activations near 1."""
+    """Encode weights of a size that keeps activations near 1."""
     weights = np.random.default_rng(seed).normal(size=shape) * shape[-1] ** -0.5
     return ggml.encode(weights.astype(np.float32), type).tobytes()
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """A model whose matrices are `blocks`, each of the type that `types` gives."""
+    """Make a model whose matrices are `blocks`, each of the type that `types` gives."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
@@ -85,18 +87,18 @@ def normal_model(path: Path, types: Types, **fields: Any) -> Checkpoint:
 
 
 def mixed(name: str) -> str:
-    """As llama.cpp has Q4_K_M: of the same layer v and down in more bits, and the head."""
+    """Give the types of llama.cpp's Q4_K_M: more bits for v, down and the head."""
     return "Q6_K" if any(part in name for part in ("v_proj", "down_proj", "lm_head")) else "Q4_K"
 
 
 def joined(checkpoint: Checkpoint, *names: str) -> np.ndarray:
-    """The exact weights of some tensors, one above the other."""
+    """Stack the exact weights of some tensors."""
     parts = [part for name in names for part in exact_parts(checkpoint.tensors[name])]
     return np.concatenate(parts).astype(np.float32)
 
 
 def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
-    """Those of the first layer, the head and the embedding: on the device, and what they stand for."""
+    """Pair the matrices of the first layer, the head and the embedding on the device with their exact weights."""
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     layer, prefix = params.layers[0], "model.layers.0"
     assert isinstance(layer.ffn, FeedForward)
@@ -118,7 +120,7 @@ WEIGHTS = jax.jit(QuantizedMatrix.weights)
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
-    """Of any codes, of scales that are subnormal and the largest; also where rows are permuted."""
+    """This holds for all codes, subnormal and largest scales, and permuted rows."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     for name, tensor in checkpoint.tensors.items():
         if tensor.codes:
@@ -147,12 +149,12 @@ def test_what_has_no_form_in_common_is_float32(tmp_path):
     )
     weight, exact = matrices(checkpoint)["qkv"]
     np.testing.assert_array_equal(np.asarray(weight), exact)
-    assert alike([None]) is None
+    assert in_common_form([None]) is None
 
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_no_matrix_is_float32_on_the_device(tmp_path, type):
-    """Nor does a plan say so."""
+    """A plan says the same."""
     checkpoint = open_checkpoint(file_in(lambda name: type).write(tmp_path / "x.gguf"))
     check = matrices(checkpoint).values()
     for weight, exact in check:
@@ -170,7 +172,7 @@ def test_no_matrix_is_float32_on_the_device(tmp_path, type):
 
 
 def test_a_file_of_several_types_stays_in_codes(tmp_path):
-    """What llama.cpp calls Q4_K_M: q, k and v are one matrix here, in bytes."""
+    """In Q4_K_M, q, k and v have several types; here they are one matrix of int8."""
     found = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in found.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
@@ -183,7 +185,7 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, dtype):
-    """A head that is the embedding is the same codes."""
+    """A tied head has the same codes."""
     checkpoint = open_checkpoint(file_in(mixed, tie_word_embeddings=tied).write(tmp_path / "x.gguf"))
     params = load_params(checkpoint, dtype=np.dtype(dtype), positions=1)
     assert isinstance(params.embedding, Embedding)
@@ -200,12 +202,12 @@ def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, 
 ALL: dict[str, Types] = {**{type: lambda name, type=type: type for type in sorted(ggml.TYPES)}, "Q4_K_M": mixed}
 
 
-ONE_OF_EACH = {kind: type for type, kind in sorted(KINDS.items())}.values()
+ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items())}.values()
 
 
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
 def test_logits_are_those_of_the_reference(tmp_path, types, ops):
-    """Within 1e-5 of the largest, as issue 6 asks. The bound of each product: tests/test_quantized_products.py."""
+    """They agree within 1e-5 of the largest. tests/test_quantized_products.py has the bound of each product."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], intermediate_size=256, vocab_size=32)
     config = checkpoint.config
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)
@@ -221,7 +223,7 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
 
 @pytest.mark.parametrize("types", ["Q4_K", "Q3_K", "Q4_K_M", "IQ4_NL"])
 def test_kernels_leave_what_they_do_not_read_to_the_plain_form(tmp_path, types):
-    """Minima, groups of 16 and levels from a table: they say so as they are traced, and none is passed over."""
+    """Kernels refuse minima, groups of 16 and levels from a table as they are traced."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))
     table, reasons = pallas_ops(checkpoint.config, params, capacity=64)
@@ -255,7 +257,7 @@ def greedy(checkpoint: Checkpoint, *, tokens: int) -> list[int]:
 @pytest.mark.parametrize("type", sorted(set(ggml.TYPES) - {"MXFP4"}))
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(tmp_path, type, value):
-    """Whatever they are multiplied by: a minimum of 0 steps is NaN, too."""
+    """They are refused even if their codes are 0."""
     for at in FLOATS[type]:
         file = file_in(lambda name: type)
         blocks = np.frombuffer(file.tensors["output.weight"].data, np.uint8).reshape(-1, ggml.TYPES[type].bytes).copy()
@@ -268,7 +270,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path, type, value):
 
 @pytest.mark.parametrize("types", ["Q4_K_M", "IQ4_NL", "Q5_1", "Q6_K"])
 def test_other_formats_get_the_weights(tmp_path, types):
-    """In float32 where they have no such codes, and in codes where they do."""
+    """Formats without such codes get float32."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     write_huggingface(checkpoint, tmp_path / "theirs")
     write_llama2c(checkpoint, tmp_path / "x.bin")
@@ -280,4 +282,4 @@ def test_other_formats_get_the_weights(tmp_path, types):
 
 
 def test_every_type_has_a_form():
-    assert KINDS.keys() == ggml.TYPES.keys() == BITS.keys() == FLOATS.keys()
+    assert FORMS.keys() == ggml.TYPES.keys() == BITS.keys() == FLOATS.keys()

@@ -1,4 +1,4 @@
-"""What llama.cpp makes of GGUF files that were written here (goldens/gguf.json), beside what is made of them here."""
+"""llama.cpp's logits, ids and stories from our GGUF files (goldens/gguf.json), beside ours."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ IDS = np.array(GOLDENS["ids"])
 
 
 def made(tmp_path: Path, name: str, sha256: str) -> Path:
-    """The very file that llama.cpp read."""
+    """Make the file that llama.cpp read, and check its hash."""
     path = tmp_path / f"{name}.gguf"
     if name.startswith("tokenizer-"):
         make_gguf.write_tokenizer(path, name.removeprefix("tokenizer-"))
@@ -51,9 +51,9 @@ def theirs(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", GOLDENS["logits"])
 def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
-    """A wrong weight, permutation or factor of RoPE changes them by far more than rounded activations do.
+    """A wrong weight, permutation or factor of RoPE changes them far more than llama.cpp's rounded activations do.
 
-    Where these are rounded as there, logits are the same: tests/test_eval_emulation.py.
+    With the same rounding the logits agree: tests/test_eval_emulation.py.
     """
     path = made(tmp_path, name, GOLDENS["logits"][name]["sha256"])
     assert distance(logits_of(path), theirs(name)) < 0.06
@@ -83,7 +83,7 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
 
 @pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
-    """From a file of each type that is written. In JAX one is enough: others compile for seconds each."""
+    """Every type that we write is tried; in JAX one is enough, since each compiles for seconds."""
     golden, path = STORIES[type], tmp_path / "x.gguf"
     assert write_story(path, type) == golden["sha256"]
     llama, greedy = load(path, backend=backend, greedy=True), SamplingOptions(temperature=0.0)

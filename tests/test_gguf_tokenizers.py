@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def both(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
-    """The same tokenizer in a GGUF file, and in a file of its own."""
+    """One tokenizer, in a GGUF file and in a file of its own."""
     folder = tmp_path_factory.mktemp("tokenizer")
     name, make = KINDS[request.param]
     raw, keys = make()
@@ -109,6 +109,21 @@ def test_no_space_in_front_where_the_file_says_so(tmp_path):
     tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
     assert (tokenizer.dummy_prefix, tokenizer.bos) == (False, None)
     assert decode(tokenizer, tokenizer.encode("she")) == "she"
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_unknown_token_may_be_a_control_token(tmp_path, stated):
+    """llama.cpp's converter has written it so since 2024."""
+    _, keys = sentencepiece()
+    before = load_tokenizer(File(keys, {}).write(tmp_path / "before.gguf"))
+    types = list(keys["tokenizer.ggml.token_type"][1][1])
+    assert types[0] == 2
+    keys["tokenizer.ggml.token_type"] = (ARRAY, (I32, [3, *types[1:]]))
+    if stated:
+        keys["tokenizer.ggml.unknown_token_id"] = (U32, 0)
+    tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
+    assert (tokenizer.special, tokenizer.vocab) == (before.special, before.vocab)
+    assert tokenizer.encode("she saw 👋") == before.encode("she saw 👋")
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:
@@ -208,7 +223,7 @@ def test_a_byte_level_tokenizer_that_cannot_be_used(tmp_path, changes, what):
 
 @pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["abc"]), ("gpt-2", ["a", "b", "c"])])
 def test_only_llama_3_takes_a_word_that_is_a_token_whole(tmp_path, pre, pieces):
-    """As llama.cpp has it, though no merges make it."""
+    """llama.cpp does so even if no merges make the word."""
     _, keys = byte_level(LLAMA3, pre)
     keys["tokenizer.ggml.tokens"] = (ARRAY, (STRING, [*sorted(pre_tokenizers.ByteLevel.alphabet()), "abc"]))
     keys["tokenizer.ggml.token_type"] = (ARRAY, (I32, [1] * 257))

@@ -1,4 +1,4 @@
-"""GGUF files that are written: read again they are the same model, and to another writer's eye the same file."""
+"""Written GGUF files: read again they are the same model, and another writer makes the same file."""
 
 import json
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
 
 
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
-    """The types of the tensors of a file that is written as `to`; those that `to` cannot divide are named `left`."""
+    """Write a file as `to`, and return its tensors' types; `left` names those that `to` cannot divide into blocks."""
     left = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
     return types | {"left": " ".join(left)}
@@ -122,19 +122,23 @@ def test_rows_are_encoded_in_parts(tmp_path, monkeypatch):
 
 def test_progress_adds_up(tmp_path):
     checkpoint = random_checkpoint(replace(WIDE, experts=2, experts_per_token=1), seed=0)
-    told: dict[str, int] = {}
-    write_gguf(checkpoint, tmp_path / "x.gguf", to="q8_0", progress=told.__setitem__)
-    assert told == {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}
+    reported: dict[str, int] = {}
+    write_gguf(checkpoint, tmp_path / "x.gguf", to="q8_0", progress=reported.__setitem__)
+    assert reported == {name: tensor.bytes for name, tensor in checkpoint.tensors.items()}
 
 
 @pytest.mark.parametrize(
     ("config", "what"),
     [
         (replace(SMALL, windows=(3, None)), "llama has no sliding windows"),
-        (replace(SMALL, qk_norm=True, qkv_bias=True), "qwen3 has no biases"),
+        (replace(SMALL, qk_norm=True, qkv_bias=True), "qwen2 has no norms of q and k"),
         (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True), "qwen3 has no biases"),
         (replace(SMALL, qkv_bias=True, ffn_bias=True), "qwen2 has no biases"),
-        (replace(SMALL, qk_norm=True, experts=2, experts_per_token=1), "qwen3 has no experts"),
+        (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True, experts=2, experts_per_token=1), "qwen3moe has no"),
+        (
+            replace(SMALL, qk_norm=True, experts=2, experts_per_token=1, experts_renormalized=False),
+            "qwen3moe has no experts whose weights are not divided by their sum",
+        ),
         (replace(SMALL, qkv_bias=True, scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)), "qwen2 has no Llama 3's rescaling"),
     ],
 )
@@ -165,7 +169,7 @@ def test_a_type_that_there_is_not(tmp_path):
 
 
 def with_tokenizer(path: Path, tokenizer: Tokenizer, *, more: int = 0, **changes) -> Path:
-    """A small model whose vocabulary is the tokenizer's, and `more` rows that no token has."""
+    """Make a small model with the tokenizer's vocabulary and `more` rows without a token."""
     config: Config = replace(SMALL, dim=8, layers=1, heads=1, kv_heads=1, ffn=4, vocab=tokenizer.vocab + more)
     checkpoint = replace(random_checkpoint(config, seed=0), **changes)
     write_gguf(checkpoint, path, vocabulary=vocabulary_keys(checkpoint, tokenizer, "{{ messages }}"))
@@ -185,6 +189,8 @@ def both(request, folder, tmp_path_factory) -> tuple[Tokenizer, Tokenizer]:  # n
 @given(text=texts, start=st.booleans())
 def test_a_tokenizer_goes_there_and_back(both, text, start):
     before, after = both
+    if start and before.encode(" a") == before.encode("a"):  # as Metaspace has it, which GGUF cannot say
+        text = text.lstrip(" ")
     assert after.encode(text, start=start) == before.encode(text, start=start)
 
 
@@ -193,6 +199,8 @@ def test_its_tokens_do_too(both):
     assert (after.vocab, after.special, after.bos) == (before.vocab + 3, before.special, before.bos)
     assert after.dummy_prefix == before.dummy_prefix
     for token in range(before.vocab):
+        if before.piece(token) == "<unk>":  # which SentencePiece shows, and the tokenizers library does not
+            continue
         assert after.bytes_of(token) == before.bytes_of(token)  # pieces may be spelled in other characters
 
 

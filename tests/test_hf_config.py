@@ -1,4 +1,4 @@
-"""config.json says the same to us as to transformers, in the spelling of either version, and goes there and back."""
+"""config.json means the same to us as to transformers, in the spelling of either version, and round-trips."""
 
 import pytest
 from hypothesis import given
@@ -11,13 +11,14 @@ from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 from tests.families import FAMILIES
 
-# What no family has a default for.
+# No family has a default for these keys.
 BARE = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 32,
     "vocab_size": 50,
+    "moe_intermediate_size": 24,
 }
 LLAMA3 = {"factor": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 96}
 
@@ -26,7 +27,7 @@ def read(family: str, **changes) -> Config:
     return read_config({"model_type": family, **BARE, **changes}, "config.json")
 
 
-# As the configuration classes of transformers 5.23 have it.
+# These are the defaults of the configuration classes of transformers 5.23 and 5.24.
 @pytest.mark.parametrize(
     ("family", "kv_heads", "head_dim", "context", "eps", "theta", "window"),
     [
@@ -35,6 +36,7 @@ def read(family: str, **changes) -> Config:
         ("mixtral", 8, 2, 131_072, 1e-5, 1e6, None),
         ("qwen2", 32, 2, 32_768, 1e-6, 1e4, None),
         ("qwen3", 32, 128, 32_768, 1e-6, 1e4, None),
+        ("qwen3_moe", 4, 2, 32_768, 1e-6, 1e4, None),
     ],
 )
 def test_absent_keys_mean_what_transformers_makes_them(family, kv_heads, head_dim, context, eps, theta, window):
@@ -42,9 +44,11 @@ def test_absent_keys_mean_what_transformers_makes_them(family, kv_heads, head_di
     assert (config.kv_heads, config.head_dim, config.context) == (kv_heads, head_dim, context)
     assert (config.eps, config.theta, config.scaling, config.tied) == (eps, theta, None, False)
     assert config.windows == (window and (window,) * 3)
-    assert (config.experts, config.experts_per_token) == ((8, 2) if family == "mixtral" else (0, 0))
+    experts = {"mixtral": (8, 2), "qwen3_moe": (128, 8)}
+    assert (config.experts, config.experts_per_token) == experts.get(family, (0, 0))
+    assert config.experts_renormalized == (family != "qwen3_moe")
     assert config.qkv_bias == (family == "qwen2")
-    assert config.qk_norm == (family == "qwen3")
+    assert config.qk_norm == family.startswith("qwen3")
     assert not config.o_bias
     assert not config.ffn_bias
 
@@ -79,6 +83,12 @@ def test_absent_keys_mean_what_transformers_makes_them(family, kv_heads, head_di
             },
             {"windows": (4, None, 4)},
         ),
+        ("qwen3_moe", {"intermediate_size": 5}, {"ffn": 24}),
+        ("qwen3_moe", {"num_experts": 9}, {"experts": 9}),
+        ("qwen3_moe", {"num_local_experts": 9, "norm_topk_prob": True}, {"experts": 9, "experts_renormalized": True}),
+        ("qwen3_moe", {"sliding_window": 4}, {"windows": None}),
+        ("qwen3_moe", {"sliding_window": 4, "use_sliding_window": True}, {"windows": (4, 4, 4)}),
+        ("qwen3_moe", {"mlp_only_layers": None, "decoder_sparse_step": 1}, {"experts": 128}),
         ("llama", {"rope_theta": 7}, {"theta": 7.0, "scaling": None}),
         ("llama", {"rope_parameters": {"rope_theta": 7}}, {"theta": 7.0}),
         ("llama", {"rope_parameters": {"rope_type": "default"}, "rope_theta": 7}, {"theta": 7.0}),
@@ -123,19 +133,19 @@ def checkpoint_of(config: Config, bos: int | None = 1, stops: frozenset[int] = f
 
 @st.composite
 def configs(draw) -> dict:
-    """The arguments of a `Config`, with every combination of switches that some family has."""
-    family = draw(st.sampled_from(["llama", "mistral", "mixtral", "qwen2", "qwen3"]))
+    """Draw the arguments of a `Config` with any combination of switches that some family has."""
+    family = draw(st.sampled_from(["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]))
     number = st.floats(1e-30, 1e30)
     layers, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     window = st.none() | st.integers(1, 5000)
     windows = None
-    if family in ("mistral", "mixtral") and (size := draw(window)):
+    if family in ("mistral", "mixtral", "qwen3_moe") and (size := draw(window)):
         windows = (size,) * layers
-    if family.startswith("qwen") and (size := draw(window)):
+    if family in ("qwen2", "qwen3") and (size := draw(window)):
         windows = tuple(draw(st.lists(st.sampled_from([size, None]), min_size=layers, max_size=layers)))
-    bias = draw(st.booleans()) if family in ("llama", "qwen3") else False
+    bias = draw(st.booleans()) if family in ("llama", "qwen3", "qwen3_moe") else False
     scalings = st.none() | st.builds(LinearScaling, number)
-    experts = draw(st.integers(1, 8)) if family == "mixtral" else 0
+    experts = draw(st.integers(1, 8)) if family in ("mixtral", "qwen3_moe") else 0
     return dict(
         dim=draw(st.integers(1, 99)),
         layers=layers,
@@ -151,11 +161,12 @@ def configs(draw) -> dict:
         windows=windows if windows and any(windows) else None,
         experts=experts,
         experts_per_token=draw(st.integers(1, experts)) if experts else 0,
+        experts_renormalized=family != "qwen3_moe" or draw(st.booleans()),
         tied=draw(st.booleans()),
         qkv_bias=bias or family == "qwen2",
         o_bias=bias,
         ffn_bias=family == "llama" and draw(st.booleans()),
-        qk_norm=family == "qwen3",
+        qk_norm=family.startswith("qwen3"),
     )
 
 
@@ -165,7 +176,7 @@ def test_a_config_goes_there_and_back(config, bos, stops):
     values = format_config(checkpoint_of(config, bos, stops), dtype="float32")
     assert read_config(values, "config.json") == config
     assert read_tokens(values, "config.json", {}, "generation_config.json", vocab=3) == (bos, stops)
-    # What transformers 4 reads and what 5 reads say the same.
+    # The keys of transformers 4 and those of 5 say the same.
     four = {key: value for key, value in values.items() if key not in ("rope_parameters", "layer_types")}
     five = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
     assert read_config(five, "config.json") == config
@@ -181,7 +192,8 @@ def test_a_config_goes_there_and_back(config, bos, stops):
         ({"qk_norm": True, "ffn_bias": True}, "ffn_bias"),
         ({"windows": (4, None)}, "windows"),
         ({"windows": (4, 5), "qkv_bias": True}, "windows"),
-        ({"experts": 2, "experts_per_token": 1, "qk_norm": True}, "qk_norm"),
+        ({"experts": 2, "experts_per_token": 1, "ffn_bias": True}, "ffn_bias"),
+        ({"experts": 2, "experts_per_token": 1, "qk_norm": True, "windows": (4, None)}, "windows"),
     ],
 )
 def test_what_no_family_is_like_is_not_written(changes, name):

@@ -1,4 +1,4 @@
-"""GGUF files that lie, made by changing one thing of a good one: each is refused in one line, soon, in little memory.
+"""False GGUF files, each with one change to a good one: all are refused in one line, soon, in little memory.
 
 The classes are those of the reports about other readers: lengths and counts without end, arithmetic that overflows,
 offsets that leave the file, types that do not exist, keys of another type, tensors that are not the model's.
@@ -25,7 +25,7 @@ def good(family: str = "llama-2") -> File:
 
 
 def keyed(key: str, kind: int, value: object) -> Callable[[File], None]:
-    """Sets a key; "" for the architecture's part of its name."""
+    """Set a key."""
     return lambda file: file.keys.__setitem__(key, (kind, value))
 
 
@@ -58,7 +58,7 @@ def filled(name: str, value: float) -> Callable[[File], None]:
 
 
 def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[File], None]:
-    """Blocks of zeros, whose last has a scale that is not finite."""
+    """Make blocks of zeros, the last with a scale that is not finite."""
 
     def change(file: File):
         shape = file.tensors[name].shape
@@ -282,7 +282,7 @@ def test_headers_that_lie(tmp_path, kind):
 
 
 def test_a_sparse_file_that_is_all_header(tmp_path):
-    """A list that the file is long enough for."""
+    """The file is long enough for the list in its header."""
     with open(tmp_path / "x.gguf", "wb") as file:
         file.write(head(0, 1, array(U8, 2**40)))
         file.truncate(2**40 + 100)

@@ -1,6 +1,6 @@
-"""2,000 files with something changed somewhere: each loads, or is refused in one line, soon and in little memory.
+"""2,000 files, each changed somewhere: each loads, or is refused in one line, soon and in little memory.
 
-Good files of every format are cut, lengthened, shuffled, and overwritten with the numbers at which readers stumble.
+Good files of every format are cut, lengthened, shuffled, and overwritten with numbers that readers often get wrong.
 The draws are the same every time.
 """
 
@@ -76,7 +76,7 @@ DIRECTORIES = [*CONFIGS, *LAYOUTS]
 
 
 def write_directory(kind: str, folder: Path) -> Path:
-    """A good directory of Hugging Face's."""
+    """Write a good Hugging Face directory."""
     if kind in LAYOUTS:
         test_quantized_checkpoints.write_layout(folder, LAYOUTS[kind])
         return folder
@@ -89,7 +89,7 @@ def write_directory(kind: str, folder: Path) -> Path:
 
 @cache
 def healthy(kind: str) -> tuple[bytes, int]:
-    """A good file, and how much of it is no weights."""
+    """A good file, and the number of its bytes before the weights."""
     wide = small("llama-2", hidden_size=64, intermediate_size=64)
     files: dict[str, Callable[[], File]] = {
         "gguf": lambda: gguf(small("llama-3.2")),
@@ -117,7 +117,7 @@ KINDS += [f"llama2c {version}" for version in range(4)]
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to a file. Places count modulo its header, or for some its length."""
+    """A change to a file. Places count modulo the length of its header, or for some modulo its own length."""
 
     how: str
     place: int
@@ -200,7 +200,7 @@ def test_good_files_load(folder, kind):
 
 
 def places(values: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Where something stands in an object, and in those inside."""
+    """The paths of all values in an object, and in the objects inside."""
     found = []
     for key, value in values.items():
         found += [(*path, key), *(places(value, (*path, key)) if isinstance(value, dict) else [])]

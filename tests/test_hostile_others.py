@@ -1,6 +1,6 @@
-"""safetensors and llama2c files that lie in other ways than those of `test_bad_checkpoints` and `test_bad_huggingface`.
+"""safetensors and llama2c files with other false statements than in `test_bad_checkpoints` and `test_bad_huggingface`.
 
-Also what they may do though it looks odd, since other readers take it: tensors in any order, vectors of no numbers.
+Odd files that other readers accept are read, too: tensors in any order, vectors of no numbers.
 """
 
 import json
@@ -62,7 +62,7 @@ def test_safetensors_headers(folder, kind):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, np.uint8, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
 def test_safetensors_weights_that_are_no_plain_floats(folder, dtype, monkeypatch):
-    """Without a quantization_config nothing says what they mean."""
+    """No quantization_config says what such weights mean."""
     codes = {"float64": "F64", "int8": "I8", "uint8": "U8", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3"}
     monkeypatch.setattr(families, "CODES", {**families.CODES, **codes})
     rewrite(folder, **{UP: np.zeros((112, 48), dtype)})
@@ -148,7 +148,7 @@ def test_llama2c(tmp_path, kind):
 
 
 def test_scales_of_zero_are_weights_of_zero(tmp_path):
-    """What export.py makes of a group of zeros; its codes are what a NaN became."""
+    """export.py writes a group of zeros with this scale; its codes come from NaN."""
     raw = bytearray(llama2c_files.file_bytes(2))
     raw[-4:] = bytes(4)
     (tmp_path / "model.bin").write_bytes(raw)
@@ -157,11 +157,11 @@ def test_scales_of_zero_are_weights_of_zero(tmp_path):
 
 
 def test_the_corpora_are_large_enough():
-    """30 files of each format at the least, without those that Hypothesis makes (`test_hostile_mutations`)."""
+    """There are at least 30 files of each format, without those that Hypothesis makes (`test_hostile_mutations`)."""
     safetensors = (HEADERS, SHAPES, test_bad_huggingface.ENTRIES, test_bad_huggingface.JSONS)
     assert sum(map(len, safetensors)) >= 60
     assert len(LLAMA2C) + sum(map(len, test_bad_checkpoints.LLAMA2C_CUTS.values())) >= 45
-    assert Sizes().dim == 16  # of which the offsets above make use
+    assert Sizes().dim == 16  # The offsets above rely on this.
 
 
 def test_a_config_of_another_model(folder):
@@ -170,7 +170,7 @@ def test_a_config_of_another_model(folder):
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder):
-    """transformers runs what auto_map names, where it is told to trust it."""
+    """transformers runs the code that auto_map names, if its user trusts it."""
     config = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": names, "trust_remote_code": True}))

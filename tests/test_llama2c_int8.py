@@ -1,12 +1,13 @@
-"""The int8 files of llama2.c and KuiperLLama: both are read, the first is written, and codes are handed over."""
+"""The int8 files of llama2.c and KuiperLLama: both are read, as codes, and the first is written."""
 
 import numpy as np
 import pytest
 
 from model.checkpoints import open_checkpoint
-from model.checkpoints.codes import dequantized, exact_parts, is_matrix
+from model.checkpoints.codes import dequantized, exact_parts
 from model.checkpoints.llama2c.write import write_llama2c
 from tests import llama2c_files
+from tests.families import is_matrix
 from tests.llama2c_files import Sizes
 from tests.refusals import load, refusal
 from tests.test_checkpoints import assert_holds
@@ -17,7 +18,7 @@ KUIPER = 3
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(ffn=16, layers=1)])
 def test_kuiperllamas_files_are_read(tmp_path, tied, sizes):
-    """Also where the head is the embedding, which KuiperLLama itself reads wrongly."""
+    """Tied heads are among them, which KuiperLLama itself reads wrongly."""
     path = llama2c_files.write(tmp_path / "model.bin", KUIPER, sizes=sizes, tied=tied)
     checkpoint = open_checkpoint(path)
     assert (checkpoint.format, checkpoint.config.tied) == ("kuiper-int8", tied)
@@ -63,7 +64,7 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
 
 
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):
-    """stories260K's hidden dimension is no multiple of 64: export.py writes it so nevertheless."""
+    """stories260K's hidden dimension is not a multiple of 64: export.py writes it anyway."""
     sizes = Sizes(ffn=24)
     path = llama2c_files.write(tmp_path / "model.bin", 2, sizes=sizes, group=16)
     checkpoint = open_checkpoint(path)

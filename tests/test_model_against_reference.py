@@ -1,4 +1,4 @@
-"""The JAX model against the reference: every op within a bound that is proven, and so the whole."""
+"""The JAX model against the reference: every op is within a proven bound, and so is the whole model."""
 
 import inspect
 from dataclasses import replace
@@ -57,7 +57,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 
 
 def row_lengths(rows: int):
-    """How many tokens of the first chunk count, row by row."""
+    """Draw how many tokens of the first chunk count, row by row."""
     return st.lists(st.integers(1, CHUNK), min_size=rows, max_size=rows)
 
 
@@ -67,7 +67,7 @@ def check(actual, expected: Approx):
 
 @given(name=configs, form=forms, seed=seeds, data=st.data())
 def test_every_op_is_within_its_bound(name, form, seed, data):
-    """Walk through the model; each op is given what the one before it made, and so is the reference."""
+    """Walk through the model: each op and its reference get the result of the op before."""
     table, dtype, rows, blocks = form
     lengths = data.draw(row_lengths(rows), "tokens of each row")
     config, ops, unit = CONFIGS[name], JITTED[table], UNITS[dtype]
@@ -158,9 +158,9 @@ def walk(
 def composed_bound(
     exact: reference.Params, tokens: np.ndarray, config: Config, *, unit: float = 0.0, blocks: int = 1
 ) -> Approx:
-    """The whole model with the errors of all its ops passed on, for one sequence.
+    """Compute the whole model for one sequence, with the errors of all its ops passed on.
 
-    In a dtype that rounds by `unit`, attention's weights too, and with an online softmax over so many `blocks`.
+    The dtype rounds by `unit`, also the weights of attention, whose online softmax goes over `blocks` blocks.
     """
     x, at = exactly(exact.embedding[tokens]), np.arange(len(tokens))
     for i, layer in enumerate(exact.layers):

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import model_suite
 from benchmarks.model_suite import choose_subject
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.codes import quantized
 from model.insight import machine
 from model.insight.cost import decode_cost, prefill_cost
 from model.insight.machine import Sizes
@@ -24,6 +24,7 @@ from model.llama import choose_dtype
 from model.running.memory import PROCESS, Memory, check_fits, memory_of
 from model.running.programs import prompt_chunk
 from model.running.reference_backend import reference_memory
+from model.tensors import quantizable
 from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
 from tests.processes import run_python
@@ -227,7 +228,7 @@ def test_a_plan_fits_where_loading_would_go_on():
 def stored(checkpoint: Checkpoint, *, matrices: type, others: type) -> Checkpoint:
     """`checkpoint` with its matrices stored in one dtype, and norms and the embedding in another."""
     tensors = {
-        name: tensor._replace(dtype=np.dtype(matrices if is_matrix(name) else others))
+        name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else others))
         for name, tensor in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
@@ -249,11 +250,11 @@ def stored(checkpoint: Checkpoint, *, matrices: type, others: type) -> Checkpoin
 def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, others, scheme, on_a_gpu):
     """A GGUF file stores its norms in float32 whatever its matrices are stored as."""
     checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, others=others)
-    tensors = (quantized(checkpoint, scheme) if scheme else checkpoint).tensors
-    assert choose_dtype(None, tensors, platform="gpu") == on_a_gpu
-    assert choose_dtype(None, tensors, platform="cpu") == "float32"
+    run = quantized(checkpoint, scheme) if scheme else checkpoint
+    assert choose_dtype(None, run, platform="gpu") == on_a_gpu
+    assert choose_dtype(None, run, platform="cpu") == "float32"
     for asked in ("float32", "bfloat16"):
-        assert choose_dtype(asked, tensors, platform="gpu") == choose_dtype(asked, tensors, platform="cpu") == asked
+        assert choose_dtype(asked, run, platform="gpu") == choose_dtype(asked, run, platform="cpu") == asked
 
 
 @pytest.mark.parametrize(("scheme", "on_a_gpu"), [("q8", "bfloat16"), (None, "float32")])

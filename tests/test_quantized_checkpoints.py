@@ -1,4 +1,4 @@
-"""Quantized matrices in Hugging Face's directories: read as their writers mean them, written as they are read."""
+"""Quantized matrices in Hugging Face's directories: read with their writers' meaning, and written so."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, is_matrix, quantized
+from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.awq_gptq import AWQ, GPTQ
 from model.checkpoints.huggingface.compressed import PackedIntegers
 from model.checkpoints.huggingface.rule import pack_words, unpack_words
@@ -26,6 +26,7 @@ from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.minifloat import E2M1, E4M3
 from tests import families
+from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
 from tests.strategies import seeds
@@ -203,7 +204,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
-    """A checkpoint whose matrices, but for the head, are stored in a layout; returns the weights that they mean."""
+    """Write a checkpoint whose matrices, except the head, are in a layout, and return their weights."""
     settings, store = LAYOUTS[layout]
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
@@ -239,7 +240,7 @@ def test_a_layout_means_the_weights_of_its_owner(layout, tmp_path):
 
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
 def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_path, monkeypatch):
-    """As AutoGPTQ reads it: scales[g_idx] (q - zeros[g_idx]) for each input."""
+    """AutoGPTQ reads scales[g_idx] (q - zeros[g_idx]) for each input."""
     changes = {"bits": bits, "desc_act": True, "checkpoint_format": "gptq_v2" if version == 2 else "gptq"}
 
     def store(w: np.ndarray) -> Layout:
@@ -279,7 +280,7 @@ def test_what_others_quantized_is_written_as_it_is(layout, tmp_path):
 
 
 def fails(folder: Path, layout: str, **changes: Any) -> str:
-    """What is said of a layout's checkpoint with keys of its quantization_config changed."""
+    """Return the refusal of a layout's checkpoint with changed keys in its quantization_config."""
     write_layout(folder, layout)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= changes

@@ -1,4 +1,4 @@
-"""Models whose matrices are quantized, against the reference on the weights that their codes stand for."""
+"""Quantized models, against the reference on their decoded weights."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from commands.options import SCHEMES as OFFERED
 from model import SamplingOptions, load
 from model.cache import empty_cache
-from model.checkpoints.codes import is_matrix, quantized
+from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
 from model.forward import forward
 from model.ops.cpu import CPU
@@ -21,6 +21,7 @@ from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.quantizers.schemes import SCHEMES
+from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import assert_within, seeds
 from tests.test_model_against_reference import composed_bound, one_layer
@@ -35,7 +36,7 @@ NARROW = sorted(name for name, config in CONFIGS.items() if config.dim < 64)
 @settings(max_examples=8)  # each compiles two programs
 @given(name=st.sampled_from(NARROW), scheme=st.sampled_from(sorted(SCHEMES)), table=st.booleans(), seed=seeds)
 def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
-    """That of the model which is not quantized, with one rounding more in each product: the scale's."""
+    """The bound is that of the plain model, with one more rounding in each product: the scale's."""
     config = one_layer(CONFIGS[name])
     checkpoint = quantized(random_checkpoint(config, seed=seed), scheme)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)
@@ -65,7 +66,7 @@ def test_both_backends_tell_the_same_story(scheme):
 
 
 def test_what_is_quantized():
-    """Every matrix that is not looked up, tied to one that is, or chooses experts."""
+    """Embeddings, tied heads and routers are not; all other matrices are."""
     for config in CONFIGS.values():
         tensors = quantized(random_checkpoint(config, seed=0), "q8").tensors
         plain = {name for name, tensor in tensors.items() if tensor.codes is None}
@@ -116,7 +117,7 @@ def test_options_that_mean_nothing_are_refused(run, tmp_path):
 
 
 def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequence[str]]) -> list[np.ndarray]:
-    """What `llamaspec logits` writes for the built-in model with the options of each form."""
+    """Write logits of the built-in model with `llamaspec logits`, with the options of each form."""
     found = []
     for options in forms:
         file = folder / f"{len(found)}.npy"
@@ -127,7 +128,7 @@ def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequen
 
 
 def test_logits_of_a_quantized_model(run, tmp_path):
-    """Both backends' are of the same weights, which are not those of the model as it is."""
+    """Both backends use the same weights, which differ from the plain model's."""
     forms = ("--quantize", "q4"), ("--quantize", "q4", "--backend", "reference"), ("--backend", "reference")
     logits = written_logits(run, tmp_path, "1,5,9,200", forms)
     quantized, exact, plain = logits

@@ -1,4 +1,4 @@
-"""Products of quantized matrices: every code, scale and zero point counts for what it stands for."""
+"""Products of quantized matrices: every code, scale and zero point counts."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +15,8 @@ from model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
 from model.ops import products
 from model.ops.products import cpu_product, dot, partial_sums
 from model.running.compile import compiler_options
-from model.weights.codes import QuantizedMatrix, runs
-from model.weights.params import KINDS, FeedForward, Linear, abstract_params, load_params, weight_bytes
+from model.weights.codes import QuantizedMatrix, can_multiply
+from model.weights.params import CLASS_OF_FORM, FeedForward, Linear, abstract_params, load_params, weight_bytes
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 from tests.random_models import SMALL, random_checkpoint
@@ -76,7 +76,7 @@ FORMS = {"dot": (dot, 1), "dot of many": (dot, 3), "cpu": (cpu_product, 1), "cpu
 
 
 def placed(tensor: Tensor) -> QuantizedMatrix:
-    """The matrix of a tensor on the device, as a model has it."""
+    """Place the matrix of a tensor on the device, as a model has it."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=tensor.shape[0], dim=tensor.shape[1]), seed=0)
     tensors = {**checkpoint.tensors, "lm_head.weight": tensor}
     head = load_params(replace(checkpoint, tensors=tensors), dtype=FLOAT32, positions=1).head
@@ -118,7 +118,7 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
 
 @given(matrix=matrices, shape=shapes)
 def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
-    """Each rounded once; what is appended to a row may be anything finite, since it meets zeros."""
+    """Each weight is rounded once; padding may be anything finite, since it meets zeros."""
     tensor, part = matrix(*shape)
     assert tensor.codes
     exact = exact_weights(tensor.codes, part)
@@ -129,12 +129,12 @@ def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
 
 
 def test_every_form_has_a_kind():
-    assert {form: kind.form for form, kind in KINDS.items()} == {form: form for form in KINDS}
+    assert {form: kind.form for form, kind in CLASS_OF_FORM.items()} == {form: form for form in CLASS_OF_FORM}
 
 
 def test_groups_that_cannot_run_are_dequantized():
     tensor, _ = Matrix("int8", False, 24, seed=1)(4, 96)
-    assert tensor.codes and not runs(tensor.codes, 96)
+    assert tensor.codes and not can_multiply(tensor.codes, 96)
     checkpoint = random_checkpoint(replace(SMALL, vocab=4, dim=96), seed=0)
     tensors = {**checkpoint.tensors, "lm_head.weight": tensor}
     head = load_params(replace(checkpoint, tensors=tensors), dtype=FLOAT32, positions=1).head
@@ -178,21 +178,21 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
 
 
 GROUPED: list[tuple[Form | None, int]] = [
-    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32)) for form in KINDS
+    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32)) for form in CLASS_OF_FORM
 ]
 
 
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
-    """As many as plans count: neither the weights in float32 nor their codes.
+    """As many sums as plans count are written, and neither the weights in float32 nor their codes.
 
-    Where there are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
+    Where they are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
     """
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)
     if form:
-        weight = KINDS[form].shapes(
+        weight = CLASS_OF_FORM[form].shapes(
             rows, cols, Codes(form, group or cols, zeros=False, bytes=0, parts=lambda: iter(()))
         )
     x = jax.ShapeDtypeStruct((1, 1, cols), FLOAT32)

@@ -1,4 +1,4 @@
-"""Whatever kernel a table of `pallas_ops` calls is among the cases that are lowered and compiled without a GPU."""
+"""Every kernel that a table of `pallas_ops` calls is among the cases that are lowered and compiled without a GPU."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from model.checkpoints.checkpoint import Codes
 from model.insight.shapes import SHAPES
 from model.ops.gpu import PROMPT, QUANTIZED
 from model.ops.gpu import calls as model_calls
-from model.weights.codes import KINDS, QuantizedMatrix
+from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
 from model.weights.gpu_codes import arranged
 from model.weights.params import Params
 from pallas_kernels.parts.matrix import MAX_BATCH
@@ -26,7 +26,7 @@ from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
-# What each module launches once it has found nothing to refuse, with all that decides what is compiled.
+# The function that each module launches once nothing is refused, with all that decides what is compiled.
 LAUNCHES = {
     f"pallas_kernels.{name}": f"_{name}"
     for name in ("gemv", "norm_gate_up", "norm_qkv", "attention_decode", "attention_prefill")
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def pairs(self) -> set[tuple[Any, ...]]:
-        """Each two features that meet here."""
+        """Pairs of features that meet in this launch."""
         return {(self.kernel, *pair) for pair in combinations(self.features.items(), 2)}
 
 
@@ -76,7 +76,7 @@ Record = Callable[[Callable[[], Any]], list[Call]]
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Record]:
-    """What a function launches; nothing is."""
+    """Record what a function would launch, and launch nothing."""
     made: list[Call] = []
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):
@@ -96,7 +96,7 @@ def calls() -> Iterator[Record]:
 
 @pytest.fixture(scope="module")
 def known(calls: Record) -> set[tuple[Any, ...]]:
-    """What the table's cases launch."""
+    """Record what the table's cases launch."""
     return {call.exactly for call in calls(lambda: launch(kernel_cases()))}
 
 
@@ -122,7 +122,7 @@ def shapes(config: Config, dtype: str, scheme: str | None) -> Params:
 
 @pytest.mark.parametrize("model", SHAPES)
 def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, known: set[tuple[Any, ...]]):
-    """Those of its shapes, in either dtype, and in bfloat16 with weights in every scheme."""
+    """Take its shapes in either dtype, and in bfloat16 with weights in every scheme."""
     config = SHAPES[model]
     for dtype, scheme in (("float32", None), *product(["bfloat16"], (None, *SCHEMES))):
         params = shapes(config, dtype, scheme)
@@ -134,7 +134,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
     """Weights as floats, and in codes with groups of every size."""
     yield shapes(config, dtype, None)
     coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
-    kinds = [kind for kind in KINDS.values() if kind.form in QUANTIZED]
+    kinds = [kind for kind in CLASS_OF_FORM.values() if kind.form in QUANTIZED]
     for kind, group in product(kinds, (*GROUPS, None)):
 
         def regrouped(leaf: Any, kind=kind, group=group):
@@ -148,7 +148,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
 
 def route() -> None:
-    """Run whatever a model may be that has kernels, in the shapes of two."""
+    """Ask for every feature that kernels have, in the shapes of two models."""
     for model, biased, dtype in product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), DTYPES):
         config = replace(SHAPES[model], layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
         config = replace(config, windows=(1024,) if biased else None)

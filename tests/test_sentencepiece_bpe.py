@@ -18,7 +18,7 @@ Il était une fois une petite fille qui aimait le café. Ein Mädchen hörte die
 3.14159 2.71828 1,000,000 1984 2024   she said, she said, she saw, she sat
 """
 
-# Half of what is drawn is made of what the models know, so that there is something to merge.
+# Half of the draws consist of text that the models know, so that there is something to merge.
 fragments = [
     "Once",
     "she",
@@ -44,7 +44,7 @@ texts = st.text() | st.lists(st.sampled_from(fragments)).map("".join)
 
 
 def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
-    """A tiny model of Llama 2's kind: text is kept as it is."""
+    """Train a tiny model like Llama 2's, which keeps text as it is."""
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS.splitlines()),
@@ -64,7 +64,7 @@ def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
 
 
 def both(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
-    """The same model as the reference's vocabulary and as a processor of the library."""
+    """One model, as the reference's vocabulary and as a processor of the library."""
     proto = ModelProto()
     proto.ParseFromString(data)
     kinds = type(proto.pieces[0])

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from model.checkpoints.checkpoint import tensor_shapes
 from model.insight.shapes import SHAPES
+from model.tensors import tensor_shapes
 
 # As Hugging Face shows them for the safetensors files; those of llama2.c summed by hand, layer by layer.
 PARAMETERS = {

@@ -1,4 +1,4 @@
-"""A tokenizer that was inside a GGUF file, written for a directory, is still the same."""
+"""A tokenizer inside a GGUF file stays the same when it is written to a directory."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", 
 
 
 def keys_of(kind: str, *, begins: bool) -> dict:
-    """Of a tokenizer whose texts begin with BOS, or not."""
+    """GGUF keys of a tokenizer whose texts begin with BOS, or not."""
     _, keys = KINDS[kind][1]()
     name = "<s>" if kind == "sentencepiece" else "<|begin_of_text|>"
     bos = keys["tokenizer.ggml.tokens"][1][1].index(name)
@@ -28,7 +28,7 @@ def keys_of(kind: str, *, begins: bool) -> dict:
 
 
 def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
-    """The same tokenizer inside a file, and in a folder."""
+    """One tokenizer, inside a file and in a folder."""
     inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
     files = tokenizer_files(load_tokenizer(inside), eos=None, template=None)
     (folder / "there").mkdir()
@@ -59,7 +59,7 @@ def test_the_library_begins_texts_with_bos(tmp_path):
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_directory_gets_what_is_inside(beside, tmp_path):
-    """And nothing of what lies beside the file."""
+    """Files that lie beside the GGUF file are not taken."""
     keys = keys_of("llama-bpe", begins=True)
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}

@@ -28,10 +28,11 @@ from jax.experimental.compilation_cache import compilation_cache
 import cli
 from commands.loading import prepare_jax
 from model.cache import LayerCache
-from model.checkpoints.checkpoint import Checkpoint, Tensor, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.open import open_checkpoint
 from model.ops.table import Ops, Positions
 from model.running.reference_backend import load_reference_params
+from model.tensors import tensor_shapes
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tokenizer import decode
 from reference import llama as reference

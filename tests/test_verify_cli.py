@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import click
@@ -27,12 +28,20 @@ def right(x):
 
 def raises(x):
     raise NotImplementedError("rows of 128 only")
+
+def prints(x):
+    print("\\x1b[1mhere")
+    return right(x)
+
+def lacks(x):
+    import no_such_library_here
 """
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(CANDIDATES)
+    (tmp_path / "mine_too.py").write_text("from mine import right as softmax\n")
     monkeypatch.chdir(tmp_path)
 
 
@@ -56,9 +65,9 @@ def test_a_wrong_softmax(verify, tmp_path):
     assert done.stderr == "seed 1\n"
     lines = done.stdout.splitlines()
     assert lines[0].startswith("violated      softmax float32  mine:wrong")
-    assert len(lines) <= 6
+    assert len(lines) <= 7
     *_, replay = lines[-1].split()
-    assert (tmp_path / replay).exists()
+    assert replay.startswith("verify-replays/verify-softmax-") and (tmp_path / replay).exists()
     [line] = verify("--replay", "none.json", status=2).stderr.splitlines()
     assert line.startswith("error: none.json: No such file or directory")
 
@@ -74,8 +83,81 @@ def test_a_wrong_softmax(verify, tmp_path):
 
 def test_a_right_softmax(verify, tmp_path):
     [line] = verify("softmax", "--candidate", "mine:right", *NUMPY, "--strict").stdout.splitlines()
-    assert line.startswith("within bounds softmax float32  mine:right  (40 examples, seed 1")
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == []
+    assert re.match(r"within bounds softmax float32  mine:right  \(40 examples, [\d,]+ numbers compared, seed 1", line)
+    assert sorted(path.name for path in tmp_path.rglob("*.json")) == []
+
+
+def test_a_verdict_outlives_a_folder_that_cannot_be_written(verify, tmp_path):
+    (tmp_path / "file").write_text("")
+    out = verify("softmax", "--candidate", "mine:wrong", *NUMPY, "--replays", "file/there", status=1).stdout
+    assert out.startswith("violated      softmax float32  mine:wrong")
+    assert out.splitlines()[-1] == "  no replay file was written: file/there: Not a directory"
+    out = verify("softmax", "--candidate", "mine:wrong", *NUMPY, "--replays", "else where", status=1).stdout
+    *_, named = out.partition("--replay ")
+    assert named.startswith("'else where/verify-softmax-")
+
+
+def test_an_environment_that_lacks_something_is_no_verdict(verify, tmp_path):
+    done = verify("softmax", "--candidate", "mine:right", "--device", "tpu", "--seed", "1", status=2)
+    assert done.stdout == ""
+    [_, line] = done.stderr.splitlines()
+    assert line.startswith("error: no arrays of jax on tpu: RuntimeError: ")
+    verify("softmax", "--candidate", "mine:lacks", *NUMPY, status=2)
+    assert not (tmp_path / "verify-replays").exists()
+
+
+def test_verdicts_outlive_a_candidate_that_is_missing(verify):
+    done = verify("softmax", "add", "--candidate", "mine_too", *NUMPY, "--json", status=2)
+    assert [report["op"] for report in json.loads(done.stdout)["reports"]] == ["softmax"]
+    assert "mine_too:add cannot be imported" in done.stderr
+
+
+def test_a_candidate_in_a_file_that_prints(verify):
+    out = verify("softmax", "--candidate", "mine.py:prints", *NUMPY, "--examples", "20").stdout
+    assert out.splitlines()[1:] == ["  it printed, at last:", *["    \\x1b[1mhere"] * 10]
+
+
+@pytest.mark.parametrize("text", ["nan", "0", "-1", "soon"])
+@pytest.mark.parametrize("option", ["--timeout", "--time-budget"])
+def test_a_time_that_is_none(folder, option, text):
+    with pytest.raises(click.UsageError):
+        llamaspec.main(["verify", "add", "--candidate", "mine:right", option, text], standalone_mode=False)
+
+
+def test_times_without_end(verify):
+    verify("softmax", "--candidate", "mine:right", *NUMPY, "--timeout", "inf", "--time-budget", "inf")
+
+
+@pytest.mark.parametrize(
+    ("draw", "error"),
+    [
+        (
+            {"rows": 10**9, "n": 10**9},
+            "rows is one of 1, 2, 3, 5, or any whole number from 1 to 1048576; got 1000000000",
+        ),
+        ({"rows": 2**20, "n": 2**20}, "x would be 1048576 x 1048576"),
+        ({"hidden": "nonesuch"}, "got nonesuch"),
+        ({"law": "nonesuch"}, "its draw is none of softmax"),
+        ({"other": 1}, "its draw is none of softmax"),
+    ],
+)
+def test_a_replay_that_asks_for_too_much(folder, tmp_path, draw, error):
+    drawn = {"rows": 1, "n": 1, "x": {"values": "normal(1)"}, "around": 0.0, "hidden": "none", **draw}
+    names = {"op": "softmax", "candidate": "mine:right", "arrays": "numpy", "dtype": "float32"}
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"format": 1, **names, "inputs": "0" * 64, "finding": "", "draw": drawn}))
+    with pytest.raises(click.UsageError, match=re.escape(error)):
+        llamaspec.main(["verify", "--replay", str(path)], standalone_mode=False)
+
+
+def test_a_replay_file_that_is_too_long(folder, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text("[" * 2_000_000)
+    with pytest.raises(click.UsageError, match="is no replay file: it has more than 1048576 characters"):
+        llamaspec.main(["verify", "--replay", str(path)], standalone_mode=False)
+    path.write_text("[" * 100_000)
+    with pytest.raises(click.UsageError, match="is no replay file"):
+        llamaspec.main(["verify", "--replay", str(path)], standalone_mode=False)
 
 
 def test_results_for_programs(verify, tmp_path):
@@ -152,7 +234,8 @@ def test_the_list_of_contracts(verify):
     text = verify("--list", "rmsnorm", "add").stdout
     assert "rmsnorm(x: Float[*batch dim], weight: Float[dim], *, eps: float) -> Float[*batch dim]" in text
     assert "add(x: Float[*batch dim], y: Float[*batch dim])" in text
-    assert "rows, dim, x, weight, eps" in text
+    assert "  draws   rows    1, 2, 3, 5, or any whole number from 1 to 1048576\n" in text
+    assert "          eps     1e-05, 1e-06, 0.5, or any number from 1e-06 to 0.5\n" in text
 
 
 @pytest.mark.parametrize(
@@ -169,6 +252,10 @@ def test_the_list_of_contracts(verify):
         (["--candidate", "mine"], "--candidate is a module: name the ops that it has"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
+        (["pack"], "no function of this package is called as pack is: name yours with --candidate"),
+        (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
+        (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),
+        (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add draws rows, dim, x, y; got n"),
     ],
 )
 def test_wrong_usage(folder, arguments, error):
@@ -178,13 +265,13 @@ def test_wrong_usage(folder, arguments, error):
 
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
-    """Side by side; of one that only the reference has, the float32 that its mutants are made from."""
-    text = verify("add", "draw", "pack", "--examples", "3", "--seed", "1").stdout
-    assert [line.split("  ")[1] for line in text.splitlines()] == [
+    """Side by side; an op that no function of this package is called as has no line."""
+    done = verify("add", "draw", "pack", "--examples", "3", "--seed", "1")
+    assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "model.candidates.kernels:add",
         "model.candidates.plain:draw",
-        "verify.mutants.quantized:pack",
     ]
+    assert done.stderr == "no function of this package is called as pack is\nseed 1\n"
 
 
 def test_mutants_of_an_op(verify):
@@ -207,4 +294,32 @@ def test_a_model_is_walked_through(verify, data):
         "down_add",
         "norm_logits",
     ]
-    assert last.startswith("within bounds block bfloat16  auto kernels  (108 examples, seed 1")
+    assert re.match(
+        r"within bounds block bfloat16  auto kernels  \(108 examples, [\d,]+ numbers compared, seed 1", last
+    )
+
+
+GUIDE = (Path(__file__).parents[1] / "docs" / "verify-your-kernel.md").read_text(encoding="utf-8")
+TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE)
+
+
+def test_the_guide_shows_what_is_printed(verify, tmp_path):
+    """Its kernels are run as it says; only seconds may differ, and shares of a bound in the last digits."""
+    for name in ("mine", "repaired"):
+        (source,) = re.findall(rf"```python\n(# {name}.py\nimport jax[^`]*)```", GUIDE)
+        (tmp_path / f"{name}.py").write_text(source)
+    assert len(TRANSCRIPTS) == 3
+    for arguments, shown in TRANSCRIPTS:
+        done = verify(*arguments.split(), status=int(shown.startswith("violated")))
+        assert without_times(done.stdout) == without_times(shown)
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"[\d.]+ s(?=[,)])|at most [\d.]+|times the bound of .*", "", text)
+
+
+def test_the_guide_walks_from_python():
+    *_, block = re.findall(r"```python\n([^`]*walk_through[^`]*)```", GUIDE)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    assert scope["report"].outcome == "within bounds" and len(scope["steps"]) > 100

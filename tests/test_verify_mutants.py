@@ -1,4 +1,4 @@
-"""What the contracts are worth: every mutant is found out, every right implementation passes.
+"""The worth of contracts: every mutant is found out, every right implementation passes.
 
 In a process of its own, without the checks of shapes that these tests run under: it is a thousand short runs.
 """

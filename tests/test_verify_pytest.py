@@ -1,10 +1,13 @@
 """Contracts as tests, and kernels with signatures of their own."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from reference.softmax import softmax
 from verify.adapt import adapt
 from verify.candidate import Direct
 from verify.catalogue import contract_for
@@ -27,6 +30,80 @@ def test_narrowed(x, weight, *, eps):
     return (x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight).astype(weight.dtype)
 
 
+BLOCKS = []
+
+
+@pytest.fixture
+def scale():
+    return np.float32(2)
+
+
+@pytest.mark.parametrize("block", [4, 16])
+@contract("add", arrays="numpy", examples=5)
+def test_a_parameter_of_pytest(x, y, block):
+    BLOCKS.append(block)
+    return x + y
+
+
+@contract("rmsnorm", arrays="numpy", examples=5)
+@pytest.mark.parametrize("block", [4, 16])
+def test_parameters_and_fixtures(x, weight, scale, block, unused=None, *, eps):
+    assert block in (4, 16) and unused is None
+    return norm(x, weight, eps) * scale / scale
+
+
+class TestMethods:
+    factor = np.float32(1)
+
+    @contract("add", arrays="numpy", examples=5)
+    def test_a_method(self, x, y):
+        return (x + y) * self.factor
+
+    @pytest.mark.parametrize("block", [4, 16])
+    @contract("add", arrays="numpy", examples=5)
+    def test_a_method_with_a_parameter(self, x, y, *, block, scale):
+        return (x + y) * self.factor * scale / scale
+
+
+def test_all_parameters_were_used():
+    assert set(BLOCKS) == {4, 16}
+
+
+def test_a_misspelt_draw_is_refused_where_it_is_written():
+    for only, message in [({"hidden": ["nnoe"]}, "got nnoe: did you mean none?"), ({"n": [0]}, "got 0")]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            contract("softmax", **only)
+
+
+def test_a_candidate_cannot_change_what_it_is_judged_by(monkeypatch):
+    def patches(x):
+        monkeypatch.setattr("reference.softmax.softmax", lambda x: np.zeros(x.shape))
+        monkeypatch.setattr("verify.contracts.softmax.softmaxed", lambda *a, **n: (np.zeros(x.shape), np.ones(x.shape)))
+        return np.zeros_like(x)
+
+    with pytest.raises(AssertionError, match=r"definition: reference.softmax.softmax, verify.contracts.softmax.soft"):
+        contract("softmax", arrays="numpy", seed=0, examples=20)(patches)()
+    assert softmax(np.zeros((1, 2))).tolist() == [[0.5, 0.5]]
+
+
+def test_a_definition_that_was_changed_before_the_test_is_seen(monkeypatch):
+    test = contract("add", arrays="numpy", seed=0, examples=20)(lambda x, y: x + y)
+    monkeypatch.setattr("verify.contracts.add.add", lambda x, y: x - y)
+    with pytest.raises(AssertionError, match=r"definition: verify.contracts.add.add was changed, which the candidate"):
+        test()
+    test()
+
+
+def test_a_convention_is_named_with_what_leaves_it_out():
+    def nan_for_a_row_of_minus_infinity(x):
+        with np.errstate(invalid="ignore"):
+            e = np.exp(x - x.max(axis=-1, keepdims=True))
+            return e / e.sum(axis=-1, keepdims=True)
+
+    with pytest.raises(AssertionError, match="are this contract's convention: --set hidden=none leaves it out"):
+        contract("softmax", arrays="numpy", seed=0, examples=50)(nan_for_a_row_of_minus_infinity)()
+
+
 def test_a_violation_fails_with_its_counterexample():
     @contract("add", arrays="numpy", seed=1)
     def subtracts(x, y):
@@ -41,7 +118,7 @@ def test_a_violation_fails_with_its_counterexample():
 
 
 def test_what_is_only_suspicious_fails_where_strict():
-    """Off by 200 u |W| |x|: within gamma_513, but more than sums of 513 numbers come to."""
+    """An error of 200 u |W| |x| is within gamma_513, but larger than that of sums of 513 numbers."""
 
     def sums_badly(x, weight):
         off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)

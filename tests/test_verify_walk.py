@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from model.candidates.walking import random_checkpoint, tables, walkable
-from model.checkpoints.checkpoint import tensor_shapes
 from model.ops.table import Ops
 from model.ops.xla import XLA
+from model.tensors import tensor_shapes
 from verify.walk import CONFIGS, first_wrong, report, table, walk, walk_through, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)
@@ -28,7 +28,7 @@ OPS = Ops(*map(compiled, XLA))
 
 def steps(ops):
     checkpoint = random_checkpoint(CONFIG, weights(tensor_shapes(CONFIG), seed=0))
-    model = walkable(checkpoint, XLA, dtype=FLOAT32, rows=8)._replace(ops=ops)
+    model = replace(walkable(checkpoint, XLA, dtype=FLOAT32, rows=8), ops=ops)
     return list(walk(model, TOKENS, config=CONFIG, unit=0.0))
 
 

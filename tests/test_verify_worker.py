@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from verify.candidate import Direct, Failure, Outputs, Worker, check_library
+from verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
 
-CANDIDATES = """
+CANDIDATES = r"""
 import ctypes, os, sys, time
 import numpy as np
 
@@ -19,7 +19,7 @@ def right(x, *, factor):
     return x * factor
 
 def raises(x, *, factor):
-    raise RuntimeError("no such\\nkernel")
+    raise RuntimeError("no such\nkernel")
 
 def hangs(x, *, factor):
     time.sleep(1000)
@@ -45,6 +45,82 @@ def two(x, *, factor):
 
 def nothing(x, *, factor):
     return None
+
+def swapped(x, *, factor):
+    return (x * factor).astype(x.dtype.newbyteorder(">"))
+
+def daemon(x, *, factor):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    os._exit(5)
+
+def leaves_a_daemon(x, *, factor):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    return x * factor
+
+def into_the_pipe(data):
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            pass
+
+def garbage(x, *, factor):
+    into_the_pipe(b"garbage, garbage, garbage")
+    return x
+
+def forged(x, *, factor):
+    import json
+    header = json.dumps([[{"dtype": "float32", "shape": [1], "bytes": 1 << 50}], [], None, None]).encode()
+    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(100))
+    return x
+
+def forged_header(x, *, factor):
+    into_the_pipe((1 << 60).to_bytes(8, "little") + bytes(100))
+    return x
+
+def forged_nest(x, *, factor):
+    header = b"[" * 100000
+    into_the_pipe(len(header).to_bytes(8, "little") + header)
+    return x
+
+def forged_dtype(x, *, factor):
+    import json
+    header = json.dumps([[{"dtype": "\x1b[2Jfoo", "shape": [1], "bytes": 4}], [], None, None]).encode()
+    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(4))
+    return x
+
+def answers_first_and_hangs(x, *, factor):
+    import json
+    header = json.dumps([[{"dtype": "float32", "shape": [1], "bytes": 4}], [], None, None]).encode()
+    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(4))
+    time.sleep(1000)
+
+def forges_and_answers(x, *, factor):
+    import json
+    header = json.dumps([[{"dtype": "float32", "shape": [1], "bytes": 4}], [], None, None]).encode()
+    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(4))
+    return x
+
+def escapes(x, *, factor):
+    raise RuntimeError("\x1b[31mred\x1b]0;title\x07")
+
+def escapes_and_dies(x, *, factor):
+    print("\x1b[2Jgone", file=sys.stderr, flush=True)
+    os._exit(4)
+
+def prints_escapes(x, *, factor):
+    print("\x1b[31mfirst\nsecond\ttab")
+    return x
+
+def imports(x, *, factor):
+    import no_such_library_here
+    return x
 
 class Namespace:
     right = staticmethod(right)
@@ -95,6 +171,14 @@ def test_bfloat16_and_jax(worker):
         ("raises", Failure("raised", "RuntimeError: no such kernel (candidates.py:9)")),
         ("crashes", Failure("crashed", "killed by SIGABRT: out of registers")),
         ("leaves", Failure("crashed", "exit status 3")),
+        ("daemon", Failure("crashed", "exit status 5")),
+        ("garbage", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged_header", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged_nest", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged_dtype", Failure("dtype", "returned an array of \\x1b[2Jfoo, which is no number here")),
+        ("escapes", Failure("raised", "RuntimeError: \\x1b[31mred\\x1b]0;title\\x07 (candidates.py:98)")),
+        ("escapes_and_dies", Failure("crashed", "exit status 4: \\x1b[2Jgone")),
         ("nothing", Failure("raised", "TypeError: returned NoneType, which is no array")),
     ],
 )
@@ -110,6 +194,77 @@ def test_what_hangs_is_killed(worker):
     assert call(one) == Failure("hung", "no answer within 0.5 s")
     assert time.monotonic() - start < 30  # and not 1000
     assert one._process is None  # and the next call starts another
+
+
+def test_a_daemon_that_is_left_behind_delays_nothing(worker):
+    start = time.monotonic()
+    one = worker("leaves_a_daemon")
+    assert isinstance(call(one), Outputs)
+    one.stop()
+    assert call(worker("daemon")).kind == "crashed"
+    assert time.monotonic() - start < 15  # the daemon sleeps for 60 s and holds the pipes open
+
+
+def test_a_candidate_that_answers_and_reads_no_more(worker):
+    one = worker("answers_first_and_hangs", timeout=1.0)
+    large = np.zeros((1000, 1000), np.float32)
+    assert isinstance(call(one, large), Outputs)
+    assert call(one, large) == Failure("hung", "no answer within 1 s")
+
+
+def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
+    one = worker("forges_and_answers")
+    assert isinstance(call(one), Outputs)
+    time.sleep(0.5)
+    assert call(one) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
+
+
+def test_numbers_of_the_other_byte_order_are_read(worker):
+    for one in (worker("swapped"), Direct(lambda x, *, factor: (x * factor).astype(">f4"))):
+        np.testing.assert_array_equal(call(one).arrays[0], 2 * X, strict=True)
+
+
+def test_prints_are_kept_and_cannot_command_a_terminal(worker):
+    one = worker("prints_escapes")
+    call(one)
+    call(one)
+    assert one.said == ["\\x1b[31mfirst", "second\\ttab"] * 2
+    one.stop()
+    assert len(one.said) == 4
+
+
+def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):
+    for one in (worker("imports"), Direct(lambda x, *, factor: __import__("no_such_library_here"))):
+        with pytest.raises(NoVerdict, match="ModuleNotFoundError: No module named 'no_such_library_here'"):
+            call(one)
+
+
+def test_a_device_that_is_not_here_is_no_verdict(worker):
+    with pytest.raises(NoVerdict, match=r"no arrays of jax on tpu: RuntimeError: "):
+        worker("right", arrays="jax", device="tpu").start()
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_is_no_time(timeout):
+    with pytest.raises(ValueError, match="a time is a number of seconds above 0; got"):
+        Worker("m:f", timeout=timeout)
+
+
+def test_a_timeout_without_end(worker):
+    assert isinstance(call(worker("right", timeout=float("inf"))), Outputs)
+
+
+def test_a_candidate_in_a_file(tmp_path, monkeypatch):
+    folder = tmp_path / "some kernels"
+    folder.mkdir()
+    (folder / "neighbor.py").write_text("factor = 3\n")
+    (folder / "mine.py").write_text("import neighbor\ndef f(x, *, factor):\n    return x * neighbor.factor\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("some kernels/mine.py:f", f"{folder}/mine.py:f"):
+        with Worker(name, arrays="numpy") as one:
+            np.testing.assert_array_equal(call(one).arrays[0], 3 * X)
+    with pytest.raises(ImportError, match=r"none.py:f cannot be imported: FileNotFoundError: there is no file none.py"):
+        Worker("none.py:f", arrays="numpy").start()
 
 
 def test_a_candidate_that_writes_to_its_inputs(worker):

@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.checkpoints.checkpoint import os_errors, refused, tensor_shapes
+from model.checkpoints.checkpoint import os_errors, refused
 from model.checkpoints.staging import new_file
 from model.running.device import default_device
+from model.tensors import tensor_shapes
 from reference.config import Config
 from training.data import Batch, Source, batches, stops
 from training.evaluation import Evaluation, evaluate, rows_at_once

@@ -20,11 +20,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from model.cache import LayerCache, empty_cache
-from model.checkpoints.checkpoint import tensor_shapes
 from model.forward import forward
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
 from model.running.compile import compiler_options
+from model.tensors import Role, weights
 from model.weights.params import params_of, rope_table
 from reference.config import Config
 
@@ -41,17 +41,17 @@ def initial_tensors(config: Config, *, seed: int) -> Tensors:
     """
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, shape in tensor_shapes(config).items():
-        if name.endswith(".bias"):
-            values = np.zeros(shape)
-        elif len(shape) == 1:
-            values = np.ones(shape)
+    for weight in weights(config):
+        if weight.role is Role.BIAS:
+            values = np.zeros(weight.shape)
+        elif weight.role is Role.NORM:
+            values = np.ones(weight.shape)
         else:
-            std = EMBEDDING_STD if "embed" in name else shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight", "w2.weight")):
+            std = EMBEDDING_STD if weight.role is Role.EMBEDDING else weight.shape[1] ** -0.5
+            if weight.part in ("o", "down", "expert_down"):
                 std /= math.sqrt(2 * config.layers)
-            values = rng.normal(0.0, std, shape)
-        tensors[name] = jnp.asarray(values, jnp.float32)
+            values = rng.normal(0.0, std, weight.shape)
+        tensors[weight.name] = jnp.asarray(values, jnp.float32)
     return tensors
 
 

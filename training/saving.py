@@ -16,9 +16,10 @@ import optax
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.staging import new_file
+from model.tensors import tensor_shapes
 from training.data import Source, stops
 from training.objective import Tensors
 from training.recipe import Recipe

@@ -1,11 +1,11 @@
-"""Turns a kernel with a signature of its own into a candidate, which is called as the reference is.
+"""Adapters: make a candidate, which is called as the definition is, of a kernel with another signature.
 
     @adapt("attention_prefill", "out: q", "q: b t h d -> b h t d", "k: b s g d -> b g s d", "v: b s g d -> b g s d",
            "start=offsets", "window=window", returns="b h t d -> b t h d")
     def candidate(out, q, k, v, start, window): ...
 
-A function that calls the kernel does the same; this one also hands out outputs that are full of NaN, so that what a
-kernel forgets to write is seen.
+A function that calls the kernel does the same. An adapter also hands out outputs that are full of NaN, so that an
+element that the kernel forgets to write is seen.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from verify.catalogue import contract_for
 
 
 def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for a kernel of `op` that is given what `takes` says, each an entry of
+    """Decorate a kernel of `op` that is given the arguments `takes`, each an entry of
 
         x                       the argument of the reference that is called x
         x: a b c -> c a b       the same with its axes in another order
@@ -25,8 +25,8 @@ def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., An
         out: x                  an array like x, full of NaN, that the kernel writes its result to
         over: x                 a copy of x that the kernel overwrites with its result
 
-    `returns` is the order of the result's axes, of the kernel's and of the reference's. Raises ValueError for an
-    argument that the reference does not have.
+    `returns` is the order of the axes of the kernel's result, and of the definition's. Raises ValueError for an
+    argument that the definition does not have.
     """
     names = list(inspect.signature(contract_for(op).definition).parameters)
 
@@ -75,7 +75,7 @@ def _copy(array: Any) -> Any:
 
 
 def _reordered(array: Any, layout: str) -> Any:
-    """`array` with axes in the order that the right side of `layout` has, contiguous where its library knows that."""
+    """Put the axes of `array` in the order of the right side of `layout`, contiguous where its library knows that."""
     if not layout:
         return array
     before, _, after = (side.split() for side in layout.partition("->"))

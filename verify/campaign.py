@@ -1,6 +1,7 @@
 """Campaigns: several contracts, each with a candidate in a process of its own, as the command line asks for."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -13,7 +14,7 @@ from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
-from verify.candidate import NoVerdict, Worker
+from verify.candidate import ENDING, NoVerdict, Worker, check_seconds
 from verify.catalogue import contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
@@ -23,7 +24,7 @@ from verify.report import counterexample
 from verify.runner import Progress, Report, examine, verify
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
-LINES = 10  # of those that a candidate printed, at most, are shown
+LINES = 10  # shown at most of those that a candidate printed
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class Job:
     op: str
     candidate: str
     arrays: str | None = None  # None: the campaign's
-    dtypes: tuple[str, ...] = ()  # the only ones that it takes, if it does not take all
+    dtypes: tuple[str, ...] = ()  # the ones that it takes; empty: all
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    shapes: int | None = None  # and this many different ones at most
-    share: float = 1.0  # of the campaign's seconds
+    shapes: int | None = None  # different shapes at most
+    share: float = 1.0  # share of the campaign's seconds
     timeout: float = 0.0  # for a call, where that is more than the campaign's
 
     def within(self, campaign: Campaign) -> Campaign:
@@ -149,10 +150,14 @@ def run_side_by_side(
         for count, task in enumerate(tasks, 1):
             yield from task.result()
             done(count)
-    except BaseException:  # nobody waits for what is under way: it ends, and the candidates with it
+    except BaseException:  # nobody waits for jobs under way: they end, and their candidates with them
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - others:
+        ours = set(active_children()) - others
+        for process in ours:
             process.terminate()
+        for process in ours:
+            process.join(ENDING)
+            process.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -164,7 +169,8 @@ def _end_when_told() -> None:
 
 
 def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
-    """Raise ValueError for a dtype or a narrowed draw that means nothing, before anything runs."""
+    """Raise ValueError for a time, a dtype or a narrowed draw that means nothing, before anything runs."""
+    check_seconds(campaign.seconds)
     for name in campaign.dtypes:
         precision(name)
     for job in jobs:
@@ -172,7 +178,10 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
-    return list(_run(job, campaign, lambda stage: lambda examples: None))
+    try:
+        return list(_run(job, campaign, lambda stage: lambda examples: None))
+    except SystemExit:  # or the pool would hand this process the next job
+        os._exit(1)
 
 
 def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:

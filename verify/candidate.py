@@ -140,8 +140,13 @@ class Worker:
         process = self._process
         assert process is not None
         try:
+            if process.said_too_much():
+                raise ValueError("a second reply")
             process.request([list(_as_bytes(positional).values()), _as_bytes(keyword)], self.timeout)
-            return _outcome(worker.Reply(*process.reply(self.timeout)), positional)
+            outcome = _outcome(worker.Reply(*process.reply(self.timeout)), positional)
+            if isinstance(outcome, Outputs) or outcome.kind == "raised":
+                return outcome
+            failure = outcome
         except TimeoutError:
             failure = Failure("hung", f"no answer within {self.timeout:g} s")
         except (EOFError, BrokenPipeError):
@@ -195,6 +200,11 @@ class _Process:
         Raises TimeoutError, EOFError where the process has ended, and ValueError for what is no frame.
         """
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
+
+    def said_too_much(self) -> bool:
+        """Check for something to read though nothing was asked, such as the reply after a forged one."""
+        assert self._popen.stdout is not None
+        return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 
     def said(self) -> bytes:
         """The end of what was printed."""
@@ -265,7 +275,7 @@ class _Impatient:
         """Do nothing: nothing is held back."""
 
     def _wait(self, pipe: int, *, to_write: bool) -> bool:
-        """Whether the pipe is ready: False where the process has ended, though a child of it may hold the pipe open."""
+        """Wait for the pipe: False where the process has ended, though a child of it may hold the pipe open."""
         pipes = ([], [pipe]) if to_write else ([pipe], [])
         while True:
             ended = self.process.poll() is not None

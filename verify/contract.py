@@ -1,4 +1,4 @@
-"""A contract: what an op is given, what it must give back and how nearly, and which laws hold whatever it is given."""
+"""Contracts: the inputs of an op, its exact outputs, how far a result may be from them, and laws for any input."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +17,19 @@ Arguments = dict[str, Any]  # by name, in the order of the definition's signatur
 class Expected(NamedTuple):
     """One output: the exact value, and how far a computation in float32 may be from it before it is rounded to a dtype.
 
-    `hard` is a proof: beyond it is a bug, in the candidate or in the proof. `alarm` is what good implementations stay
-    within on all data that was tried: beyond it a result is suspicious. An infinite bound says that any value will do.
+    `hard` is proved: a result beyond it means a bug, in the candidate or in the proof. Good implementations stayed
+    within `alarm` on all data that was tried: a result beyond it is suspicious. An infinite bound allows any value.
     """
 
     value: Shaped[np.ndarray, "..."]  # float64, or whole numbers
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
-    size: Float[np.ndarray, "..."]  # sum of the magnitudes of what is added up; beside |value| it shows cancellation
+    size: Float[np.ndarray, "..."]  # sum of the magnitudes of all terms; far above |value| where they cancel
     rounded: bool = True  # once, to the dtype that is returned; False for numbers that are only moved
 
 
 class Claim(NamedTuple):
-    """What a law says of one draw: `actual` is within `tolerance` of `due`."""
+    """A law's claim for one draw: `actual` is within `tolerance` of `due`."""
 
     actual: Shaped[np.ndarray, "..."]
     due: Shaped[np.ndarray, "..."]
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One draw as a law sees it: the candidate may be called again, with some arguments changed."""
+    """One draw for a law, which may call the candidate again with some arguments changed."""
 
     arguments: Arguments
     outputs: tuple[np.ndarray, ...]
@@ -46,10 +46,10 @@ class Trial(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Something that holds without knowing any value. Its name completes the sentence "it does not hold that ..."."""
+    """A property that holds for any values. Its name completes the sentence "it does not hold that ..."."""
 
     name: str
-    check: Callable[[Trial], Claim | None]  # None where it says nothing
+    check: Callable[[Trial], Claim | None]  # None where the law does not apply
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Large:
     """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
 
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that becomes large
-    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the other draws are narrowed to meanwhile
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # narrowings of the other draws meanwhile
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings of draws, the smallest sizes first, without the draws that `only` narrows.
@@ -82,12 +82,12 @@ class Large:
 
 @dataclass(frozen=True)
 class Contract:
-    """What an implementation of `definition` is held to."""
+    """The inputs, exact outputs, error bounds and laws that an implementation of `definition` is held to."""
 
-    definition: Callable[..., Any]  # of float64; a candidate is called as it is
-    shapes: Mapping[str, st.SearchStrategy]  # draws that decide the shapes, and
-    values: Mapping[str, st.SearchStrategy]  # draws that decide the numbers; both are handed to
-    arguments: Callable[..., Arguments]  # with precision=
+    definition: Callable[..., Any]  # in float64; candidates are called in the same way
+    shapes: Mapping[str, st.SearchStrategy]  # draws that decide the shapes
+    values: Mapping[str, st.SearchStrategy]  # draws that decide the numbers
+    arguments: Callable[..., Arguments]  # makes the arguments from both kinds of draws and a `precision`
     expect: Callable[..., Expected | tuple[Expected, ...]]  # called as the definition is
     domain: str
     bound: str  # the formulas of `expect`, for a reader
@@ -103,7 +103,7 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
-        """The arguments that are passed by position, and those that are passed by name."""
+        """Split `arguments` into those that are passed by position and those that are passed by name."""
         parameters = inspect.signature(self.definition).parameters
         named = {name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
         return (
@@ -112,7 +112,7 @@ class Contract:
         )
 
     def expected(self, arguments: Arguments) -> tuple[Expected, ...]:
-        """What is due for `arguments`, one entry an output."""
+        """Compute the exact outputs for `arguments` and their bounds."""
         positional, keyword = self.split(arguments)
         expected = self.expect(*positional.values(), **keyword)
         expected = (expected,) if isinstance(expected, Expected) else expected
@@ -130,21 +130,22 @@ def beyond(*borders: int) -> tuple[int, ...]:
 
 
 def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The same numbers."""
+    """Widen to float64, which changes no number."""
     return np.asarray(array).astype(np.float64)
 
 
 def of_one_size(terms: Float[np.ndarray, "... n"]) -> Bool[np.ndarray, "..."]:
-    """Where all terms of a sum, but for zeros, are equally large: a running sum then errs the same way again and again.
+    """Find the sums whose terms, apart from zeros, are all equally large.
 
-    What holds for errors that are as often up as down, and an alarm is that, says nothing there.
+    A running sum of such terms errs in one direction again and again. Alarms assume errors as often up as down, so they
+    do not apply there.
     """
     largest = np.max(terms, axis=-1, initial=0)
     return np.min(np.where(terms > 0, terms, np.inf), axis=-1, initial=np.inf) >= largest * 0.999
 
 
 def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
-    """The hard bound and the alarm for a result that is rounded once, to `precision`, on the way out."""
+    """Compute the hard bound and the alarm for a result that is rounded once, to `precision`, on the way out."""
     if not expected.rounded:
         return expected.hard, expected.hard
     size = np.abs(as_float64(expected.value))

@@ -76,7 +76,7 @@ class Domain:
             found = read(choice.strip() if isinstance(choice, str) else choice)
             if found is not _NOTHING:
                 return found
-        raise ValueError(f"one of {self}; got {written(choice)}{self._guess(choice)}")
+        raise ValueError(f"one of {self}; got {written(choice) or 'an empty text'}{self._guess(choice)}")
 
     def _listed(self, choice: Any) -> Any:
         for value in self.drawn:

@@ -1,8 +1,9 @@
-r"""What a contract draws: few small things that a person can read, from which all arrays are made.
+r"""Draws: few small things that a person can read, from which all arrays of a contract are made.
 
-Hypothesis chooses, prints and shrinks those; never an array, element by element. An array is `Values`: a kind, a seed
-and a power of two. Its numbers come from SplitMix64 (Steele, Lea & Flood, 2014, https://doi.org/10.1145/2714064.2660195)
-by integer arithmetic alone, so that a replay file means the same inputs on every machine and in every version.
+Hypothesis chooses, prints and shrinks these things, never the elements of an array. An array is `Values`: a kind, a
+seed and a power of two. Its numbers come from SplitMix64 (Steele, Lea & Flood, 2014,
+https://doi.org/10.1145/2714064.2660195) by integer arithmetic alone, so that a replay file means the same inputs on
+every machine and in every version.
 """
 
 import re
@@ -58,7 +59,7 @@ def _halves(words: np.ndarray, width: int) -> np.ndarray:
     return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), whole + 0.5)
 
 
-# What each kind is for. The first one is what counterexamples shrink to.
+# Each comment says why a kind is drawn. Counterexamples shrink to the first.
 KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "integers": lambda words, width: (words % np.uint64(9)).astype(np.float64) - 4,  # exact, with ties
     "normal": _normal,  # sums that cancel
@@ -67,7 +68,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "outlier": _outlier,  # one feature a thousand times the others, as activations have (arXiv:2208.07339)
     "last": _last,  # the largest number of a row is its last: a running maximum rises there
     "wide": _wide,  # magnitudes from 2^-12 to 2^13 in one row
-    "halves": _halves,  # ties, for what rounds to whole numbers
+    "halves": _halves,  # ties, for ops that round to whole numbers
     "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # of both signs
     "denormal": lambda words, width: (words / WORD - 0.5) * 2,  # of the dtype's smallest normal number
 }
@@ -75,7 +76,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Values:
-    """How an array is filled.
+    """A filling for an array.
 
     >>> str(Values("normal", seed=3, exponent=-2))
     'normal(3) * 2**-2'
@@ -155,14 +156,14 @@ def values(
     return st.builds(Values, kind=st.sampled_from(chosen), seed=seeds, exponent=st.integers(low, high))
 
 
-# Which scores of a row are -inf, by name: none, all of the first row, all from the middle on, every other one, all but
-# the last, all.
+# Names for the scores that are -inf: none, all of the first row, all from the middle on, every other one, all but the
+# last, all.
 HIDDEN = ("none", "first row", "second half", "every other", "all but the last", "all")
 hidden = st.sampled_from(HIDDEN)
 
 
 def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
-    """True where a score is hidden.
+    """A mask that is True where a score is hidden.
 
     >>> hide("second half", 1, 3).tolist()
     [[False, True, True]]

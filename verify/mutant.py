@@ -1,7 +1,7 @@
-"""Mutants: implementations with one thing wrong, which a contract must tell from the right one.
+"""Mutants: implementations with one bug each, which a contract must tell from the right implementation.
 
-Each file of `verify/mutants` holds one plain implementation in float32, in the manner of a kernel, with blocks, tails
-and running sums, which its contract must accept; and a list of changes to its text, each a bug that is easily made:
+Each file of `verify/mutants` holds plain implementations in float32, written as kernels are, with blocks, tails and
+running sums. Their contracts must accept them. Beside each is a list of changes to its text, each a likely bug:
 
     eps outside the root
         - np.sqrt(mean + eps)
@@ -39,11 +39,11 @@ class Implementation:
 
     @property
     def name(self) -> str:
-        """As `--candidate` takes it."""
+        """The name that `--candidate` takes."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
-        """The wrong function. Raises ValueError where `old` is not in the text of the right one exactly once."""
+        """Apply a mutant's change. Raises ValueError unless `old` is in the text of the right function exactly once."""
         source = textwrap.dedent(inspect.getsource(self.function))
         if source.count(mutant.old) != 1:
             raise ValueError(f"{self.function.__name__}, {mutant.name}: {mutant.old!r} must occur once in it")
@@ -80,22 +80,22 @@ def implementation(
 
 
 def f32(array: Any) -> np.ndarray:
-    """In float32, as every kernel computes."""
+    """Convert to float32, in which every kernel computes."""
     return np.asarray(array).astype(np.float32)
 
 
 def bf16(array: Any) -> np.ndarray:
-    """Rounded to bfloat16, and back in float32: what a mutant does that computes too narrowly."""
+    """Round to bfloat16 and return to float32, as a mutant that computes too narrowly does."""
     return np.asarray(array).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def f16(array: Any) -> np.ndarray:
-    """Rounded to float16, and back in float32."""
+    """Round to float16 and return to float32."""
     return np.asarray(array).astype(np.float16).astype(np.float32)
 
 
 def spans(length: int, block: int) -> list[slice]:
-    """The blocks of a loop over `length`, the last one shorter.
+    """Cut a loop over `length` into blocks, the last one shorter.
 
     >>> spans(5, 3)
     [slice(0, 3, None), slice(3, 5, None)]
@@ -104,7 +104,7 @@ def spans(length: int, block: int) -> list[slice]:
 
 
 def whole(length: int, block: int) -> list[slice]:
-    """The same without a last one that is shorter, unless it is the only one: what a mutant does that forgets tails.
+    """Cut as `spans` does and forget the shorter last block, unless it is the only one.
 
     >>> whole(5, 3), whole(2, 3)
     ([slice(0, 3, None)], [slice(0, 2, None)])

@@ -1,12 +1,12 @@
-"""What a dtype can hold: the roundings that a kernel is allowed, and the numbers that it must cope with."""
+"""Precisions: the roundings that a dtype allows a kernel, and the numbers that the kernel must cope with."""
 
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
-U = 2.0**-24  # a correct rounding to float32, in which every kernel adds up, is off by at most U of itself
-TINY = 2.0**-126  # the smallest normal float32; what is below it may be flushed to zero
+U = 2.0**-24  # largest relative error of a correct rounding to float32, in which every kernel adds up
+TINY = 2.0**-126  # the smallest normal float32; smaller numbers may be flushed to zero
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,8 @@ class Precision:
 
     name: str
     dtype: np.dtype
-    unit: (
-        float  # a correct rounding is off by at most this share of the number; 0 for float32, which numbers are already
-    )
-    smallest: float  # and by at most this where numbers are too small for that
+    unit: float  # largest relative error of a correct rounding; 0 for float32, which numbers are already
+    smallest: float  # largest absolute error of a correct rounding of a tiny number
     normal: float  # the smallest normal number
     largest: float
 
@@ -38,7 +36,7 @@ PRECISIONS = {
 
 
 def precision(name: str) -> Precision:
-    """Raises ValueError for a dtype that contracts do not speak of."""
+    """Look up a dtype. Raises ValueError for one that contracts do not speak of."""
     if name not in PRECISIONS:
         raise ValueError(f"arrays are {', '.join(PRECISIONS)}; got {name}")
     return PRECISIONS[name]

@@ -6,11 +6,14 @@
     def test_softmax(x):
         return my_kernels.softmax(x)
 
-The function is the candidate: it takes what the reference takes (`llamaspec verify --list`), and returns the result.
+The function is the candidate: it takes the arguments of the definition (`llamaspec verify --list`), and returns the
+result. Further parameters are pytest's, fixtures and those of `parametrize`; a method takes `self` first.
 """
 
+import inspect
 import secrets
 from collections.abc import Callable, Sequence
+from functools import update_wrapper
 from typing import Any
 
 import hypothesis
@@ -18,6 +21,9 @@ import numpy as np
 
 from verify.candidate import Direct
 from verify.catalogue import contract_for
+from verify.contract import Contract
+from verify.domain import narrowed
+from verify.guard import Guarded, snapshot
 from verify.precision import precision
 from verify.report import counterexample
 from verify.runner import verify
@@ -34,35 +40,61 @@ def contract(
     shapes: int | None = None,
     strict: bool = False,
     **only: Sequence[Any],
-) -> Callable[[Callable[..., Any]], Callable[[], None]]:
-    """A decorator that makes a test of a candidate for `op`, called in this process with the arrays of a library.
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
     `examples` is that of Hypothesis's profile unless given, and so is whether draws are the same in every run; `seed`
     fixes them. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. `strict` fails on what is only suspicious.
-    The test fails with the counterexample. Raises ValueError for an op without a contract.
+    The test fails with the counterexample, and with NoVerdict where nothing was compared. Raises ValueError for an op
+    without a contract, and for a draw that it does not have or cannot have that value.
     """
     held = contract_for(op)
+    chosen = narrowed(held, only)
 
-    def decorate(function: Callable[..., Any]) -> Callable[[], None]:
-        def test() -> None:
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        before = snapshot()
+
+        def test(*method: Any, **of_pytest: Any) -> None:
             __tracebackhide__ = True
             profile = hypothesis.settings()
             drawn = 0 if profile.derandomize else secrets.randbelow(2**32)
+
+            def candidate(*positional: Any, **keyword: Any) -> Any:
+                return function(*method, *positional, **keyword, **of_pytest)
+
+            name = f"{function.__module__}:{function.__qualname__}"
             report = verify(
                 held,
-                Direct(function, arrays=arrays),
+                Guarded(Direct(candidate, arrays=arrays, name=name), before),
                 precision=precision(dtype),
                 examples=examples or profile.max_examples,
                 seed=drawn if seed is None else seed,
                 seconds=float(seconds),
                 shapes=shapes,
-                only=only,
+                only=chosen,
             )
             if report.outcome == "violated" or (strict and report.outcome == "suspicious"):
                 raise AssertionError("\n" + "\n".join(counterexample(report, held)))
 
-        test.__name__, test.__qualname__, test.__doc__ = function.__name__, function.__qualname__, function.__doc__
-        test.__module__ = function.__module__
+        update_wrapper(test, function)  # its name, and the marks that pytest put on it
+        del test.__dict__["__wrapped__"]  # or pytest would look for fixtures called as the op's arguments
+        test.__signature__ = _of_pytest(function, held)  # type: ignore
         return test
 
     return decorate
+
+
+def _of_pytest(function: Callable[..., Any], held: Contract) -> inspect.Signature:
+    """The parameters of `function` that are pytest's: `self`, and all that the definition does not give."""
+    arguments = inspect.signature(held.definition).parameters.values()
+    by_name = {one.name for one in arguments if one.kind is one.KEYWORD_ONLY}
+    own = list(inspect.signature(function).parameters.values())
+    method = own[:1] if own and own[0].name == "self" else []
+    positional = [one for one in own[len(method) :] if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    taken = {one.name for one in positional[: len(arguments) - len(by_name)]} | by_name
+    rest = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in own[len(method) :]
+        if one.name not in taken and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    return inspect.Signature([*method, *rest])

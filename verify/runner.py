@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, errors
 from hypothesis import strategies as st
 
-from verify.candidate import Candidate, Failure, NoVerdict, check_seconds
+from verify.candidate import Candidate, Failure, NoVerdict
 from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
 from verify.domain import narrowed, shares
 from verify.judge import Finding, broken, judge, returned_precision
@@ -65,11 +65,11 @@ class Report:
 
 
 class _Wrong(Exception):
-    """Tells Hypothesis that a draw is a counterexample."""
+    """A signal to Hypothesis that a draw is a counterexample."""
 
 
 class _Enough(BaseException):
-    """Leaves Hypothesis. It is no Exception, which Hypothesis would take for a counterexample."""
+    """A way out of Hypothesis, which would take an Exception for a counterexample."""
 
 
 class Unjudged(RuntimeError):
@@ -98,14 +98,14 @@ def verify(
     """
     start = monotonic()
     only = narrowed(contract, only or {})
-    search = _Search(contract, candidate, precision, check_seconds(seconds), shrink, progress)
+    search = _Search(contract, candidate, precision, seconds, shrink, progress)
     large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
     search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
         if not search.smallest and not search.cut_short:
             strategy = _strategy(contract, seed=seed, shapes=None, only=narrowed(contract, sizes))
             search.run(strategy, examples=2, seed=seed + number)
-    if search.may_shrink and shapes is not None:  # of all shapes there may be a smaller one
+    if search.may_shrink and shapes is not None:  # a smaller one may exist among all shapes
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
         try:
             any_shape.run(_strategy(contract, seed=seed, shapes=None, only=only), examples=examples, seed=seed)
@@ -158,7 +158,7 @@ def examine(contract: Contract, candidate: Candidate, precision: Precision, draw
 
 
 def _due(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
-    """Inputs and results that are due. They are made before the candidate is called, which cannot change them then."""
+    """Make the inputs and the results that are due, before the candidate is called and could change them."""
     drawn = {name: value for name, value in draw.items() if name != LAW}
     try:
         arguments = contract.arguments(precision=precision, **drawn)
@@ -206,7 +206,7 @@ def _judged(
 
 
 class _Failed(Exception):
-    """Nothing came back from a candidate while a law was looked at."""
+    """The failure of a candidate while a law was looked at."""
 
     def __init__(self, finding: Finding):
         super().__init__(finding.message)
@@ -223,7 +223,7 @@ def _call(contract: Contract, candidate: Candidate, arguments: Arguments) -> tup
 
 
 def _at_most_float32(array: np.ndarray) -> np.ndarray:
-    """float64 as the float32 that contracts speak of: one more rounding, which every bound has room for."""
+    """Round float64 to the float32 that contracts speak of: every bound has room for this rounding."""
     if array.dtype != np.float64:
         return array
     with np.errstate(over="ignore"):
@@ -270,7 +270,7 @@ class _Search:
 
     @property
     def may_shrink(self) -> bool:
-        """There is a counterexample, and calling the candidate again does not take as long as it may."""
+        """Whether there is a counterexample of a candidate that answers when it is called again."""
         smallest = self.smallest
         return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
 
@@ -280,7 +280,7 @@ class _Search:
             self.smallest = other
 
     def examine(self, draw: Draw) -> None:
-        """Judge a draw. Whatever ends the program, or the search, passes Hypothesis by, which would look into it."""
+        """Judge a draw. An exception that ends the program or the search passes Hypothesis by."""
         try:
             self._examine(draw)
         except (_Wrong, _Enough):
@@ -291,7 +291,7 @@ class _Search:
 
     def _examine(self, draw: Draw) -> None:
         found = self.smallest is not None
-        if self.examples and monotonic() > self.end:  # of no draw at all there would be nothing to say
+        if self.examples and monotonic() > self.end:  # a run without a draw would have nothing to say
             self.cut_short = not found
             raise _Enough
         examination = examine(self.contract, self.candidate, self.precision, draw)
@@ -330,14 +330,16 @@ class _Search:
 
 
 def _run(test: Callable[[], object]) -> None:
-    """Run a test of Hypothesis.
+    """Run a test of Hypothesis, and end as a signal's handler says, where it raises SystemExit or KeyboardInterrupt.
 
-    A signal whose handler raises SystemExit may arrive while Hypothesis itself is at work. It takes that for a failing
-    example that does not fail again; here it ends the program all the same.
+    A signal may arrive while Hypothesis itself is at work, which then sees a failing example that does not fail again,
+    or draws that differ from those before, and raises an error of its own.
     """
     try:
         test()
-    except errors.Flaky as error:
+    except (_Wrong, _Enough):
+        raise
+    except BaseException as error:
         if ending := _ending(error, set()):
             raise ending from None
         raise
@@ -356,7 +358,7 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
-    """How much there is to read in a counterexample."""
+    """A measure of how much there is to read in a counterexample."""
     numbers = [_leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))
 
@@ -388,7 +390,7 @@ def _strategy(
 
 
 def _pool(strategy: st.SearchStrategy[Draw], count: int, *, seed: int) -> list[Draw]:
-    """Up to `count` different draws, the smallest first."""
+    """Draw up to `count` different values, the smallest first."""
     pool: dict[str, Draw] = {}
 
     @hypothesis.seed(seed)

@@ -1,8 +1,8 @@
-r"""How far a Llama computed in float32 may be from the exact one: a proof, carried along with the numbers.
+r"""Error bounds for a Llama computed in float32: a proof that is carried along with the numbers.
 
 Every quantity is a pair of the exact value x, from `reference`, and a bound e on |x^ - x|, where x^
-is what an implementation holds instead. Each function below takes such pairs through one layer: what
-the layer makes of the errors that come in, plus the roundings it adds, whatever the order of its sums
+is the number that an implementation holds instead. Each function below takes such pairs through one
+layer: it carries the incoming errors along and adds the layer's own roundings, for sums in any order
 (running error analysis: Wilkinson, 1963; Higham, Accuracy and Stability of Numerical Algorithms, ch. 3).
 
     u = 2^-24                      a correct rounding to float32 is off by at most u |x|
@@ -31,9 +31,9 @@ from reference.swiglu import swiglu
 from verify.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
-FIXED = 2.0**-21  # of the largest of its group: how far a number in fixed point may be from itself
-DIGITS_SIZE = 3.02  # the sum of the parts that a number's digits stand for, each without its sign, over the number
-NO_BOUND = 1e30  # an error that says nothing; infinity would turn into NaN where a weight is 0
+FIXED = 2.0**-21  # the error of a number in fixed point, over the largest number of its group
+DIGITS_SIZE = 3.02  # the sum of a number's digits, each without its sign and scaled, over the number
+NO_BOUND = 1e30  # allows any value; infinity times a weight of 0 would be NaN
 
 
 class Approx(NamedTuple):
@@ -53,7 +53,7 @@ class Approx(NamedTuple):
 
 
 def exactly(values: Any) -> Approx:
-    """Values that the computation starts from, any array: what it holds is what is meant."""
+    """Take an input of the computation, any array, as exact."""
     exact = np.asarray(values).astype(np.float64)
     return Approx(exact, np.zeros_like(exact))
 
@@ -83,7 +83,7 @@ def added(x: Approx, y: Approx) -> Approx:
 
 
 def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> Approx:
-    """W x + b, with W and b exact. b is one more term of a sum in any order: XLA's products on a CPU begin with it."""
+    """Compute W x + b for exact W and b. b is one more term of a sum in any order: XLA's CPU products begin with it."""
     magnitudes = np.abs(weight)
     terms = weight.shape[1] if bias is None else weight.shape[1] + 1
     sums = linear(x.size, magnitudes, None if bias is None else np.abs(bias))
@@ -94,7 +94,7 @@ def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> 
 
 
 def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
-    """RMSNorm. The mean square is squeezed between two numbers, and so is everything after it."""
+    """RMSNorm. Two numbers enclose the computed mean square, and so everything after it."""
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
     change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True) + TINY
@@ -190,11 +190,21 @@ def fixed_point_product(
     return Approx(x.value @ weights.T, error + tiny * max(1.0, rms))
 
 
-def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int = 1, unit: float = 0.0) -> Approx:
+def attended(
+    q: Approx,
+    k: Approx,
+    v: Approx,
+    mask: np.ndarray,
+    *,
+    blocks: int = 1,
+    unit: float = 0.0,
+    smallest: float = 0.0,
+) -> Approx:
     """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
 
-    With more than one of `blocks`, by an online softmax, which rescales what it has as often. `unit` is what rounding
-    the weights to the dtype of the values, as matrix units take them, is off by; 0 for weights that stay float32.
+    With several `blocks` the softmax is an online one, which rescales its sums once a block. Rounding the weights to
+    the dtype of the values, as matrix units take them, is off by `unit` of a weight, or by `smallest` where a weight
+    is too small for that; both are 0 for weights that stay float32.
     """
     value = attention(q.value, k.value, v.value, mask)
     group = q.value.shape[1] // k.value.shape[1]
@@ -208,6 +218,7 @@ def attended(q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, blocks: int =
     moved = size - np.abs(q.value) @ np.abs(k.value) / np.sqrt(head_dim) + gamma(head_dim + 3) * size
     p, p_error = softmaxed(scores, np.where(np.isneginf(scores), 0, moved), blocks=blocks)
     error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) * (1 + unit) - p @ np.abs(v.value)
+    error = error + smallest * (np.isfinite(scores) @ v.size)
     error = error + 2 * keys * TINY * (1 + np.max(v.size, axis=1, keepdims=True, initial=0))
     return Approx(value, error.swapaxes(0, 1))
 
@@ -226,7 +237,7 @@ def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tupl
     a = moved + 3 * U * (below + moved + np.max(moved, axis=-1, keepdims=True))
     if blocks > 1:
         a = a + 3 * U * np.max(below + moved, axis=-1, keepdims=True)
-    a = np.minimum(a, 100)  # where a score is as uncertain as that, the last line's 1 takes over
+    a = np.minimum(a, 100)  # for scores that are less certain, the last line's 1 is the smaller bound
     most, least = (np.sum(p * np.exp(sign * a), axis=-1, keepdims=True) for sign in (1, -1))
     most, least = (np.where(total == 0, 1, total) for total in (most, least))  # where every score is -inf
     slack = 2 * blocks * ELEMENTARY + gamma(scores.shape[-1] + 2 * blocks)
@@ -293,15 +304,22 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts)
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
-    return rounded(mixed(n, layer.ffn, x, experts_per_token=config.experts_per_token, unit=unit), unit)
+    chosen, renormalized = config.experts_per_token, config.experts_renormalized
+    return rounded(mixed(n, layer.ffn, x, experts_per_token=chosen, renormalized=renormalized, unit=unit), unit)
 
 
-def mixed(n: Approx, experts: Experts, start: Approx, *, experts_per_token: int, unit: float) -> Approx:
+def mixed(
+    n: Approx, experts: Experts, start: Approx, *, experts_per_token: int, unit: float, renormalized: bool = True
+) -> Approx:
     """`start` and what the experts say of each of n [tokens dim]; `NO_BOUND` as in `moe_add`."""
     router, gate, up, down = experts
     logits = projected(n, router)
     p, p_error = softmaxed(logits.value, logits.error)
-    chosen, weights = routed(n.value, router, p, p_error, experts_per_token=experts_per_token)
+    if renormalized:
+        chosen, weights = routed(n.value, router, p, p_error, experts_per_token=experts_per_token)
+    else:
+        chosen, _ = route(n.value, router, experts_per_token=experts_per_token)
+        weights = Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
 
     y = start
     for rank in range(experts_per_token):
@@ -317,7 +335,7 @@ def mixed(n: Approx, experts: Experts, start: Approx, *, experts_per_token: int,
         weight = weights.map(lambda part, rank=rank: part[:, rank, None])
         product = weight.size * out.size * (1 + U) - np.abs(weight.value * out.value)
         y = added(y, Approx(weight.value * out.value, product + flushed(weight.size, out.size)))
-    # The other experts are added too, times zero: their sums round what is there once more each.
+    # Implementations may add the other experts too, times zero. Each such sum rounds once more.
     error = y.error + gamma(len(router)) * y.size
     return Approx(y.value, np.where(clear_choice(p, p_error, chosen)[:, None], error, NO_BOUND))
 

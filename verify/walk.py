@@ -33,7 +33,7 @@ class Step(NamedTuple):
     error: float  # the largest
     size: float  # of the largest exact value
     ratio: float  # the largest of error by bound: above 1 is a bug
-    count: int  # of numbers that have a bound
+    compared: int  # numbers that have a bound
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Model(Protocol):
 
     @property
     def exact(self) -> Params:
-        """The same weights, as the reference takes them."""
+        """These weights, as the reference takes them."""
         ...
 
     @property
@@ -210,7 +210,7 @@ def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds:
         finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
     worst = max(step.ratio for step in steps)
     examination = Examination({}, worst, worst, finding)
-    compared = sum(step.count for step in steps)
+    compared = sum(step.compared for step in steps)
     return Report("block", candidate, dtype, seed, len(steps), seconds, examination, compared=compared)
 
 

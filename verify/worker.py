@@ -144,7 +144,7 @@ def _no_arrays(library: str, device: str | None, error: Exception) -> str:
 def _changed(before: Array, after: Any) -> bool:
     try:
         return read_back(after).bytes != before.bytes
-    except Exception:  # a donated buffer, say: it was given away, and nothing can be read from it any more
+    except Exception:  # a donated buffer, for example, cannot be read any more
         return True
 
 

@@ -21,6 +21,7 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.kernel_cases.attention import WINDOW
 from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, in_a_line, skipped
+from pallas_kernels.unsupported import Unsupported
 from verify.running_error import NO_BOUND, Approx
 
 POISON = 1 << 24  # numbers
@@ -55,7 +56,7 @@ def checked(case: Case, repeats: int) -> Row:
     on_device = jax.tree.map(jnp.asarray, unseen(case, arguments))
     try:
         program = jax.jit(lambda *arrays: _repeated(case, arrays, repeats)).lower(*on_device).compile()
-    except ValueError as refusal:
+    except Unsupported as refusal:
         return {"case": case.name, "outcome": "refused", "words": str(refusal)}
     jax.block_until_ready([jnp.full(POISON, jnp.nan)])  # freed at once: the next allocation holds NaN
     results, differing = program(*on_device)

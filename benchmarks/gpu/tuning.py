@@ -16,6 +16,7 @@ from benchmarks.kernel_cases.case import Case
 from benchmarks.report import Row, skipped
 from pallas_kernels.parts.matrix import key_of
 from pallas_kernels.parts.tile import Tile, tile_for
+from pallas_kernels.unsupported import Unsupported
 
 STAGES = (2, 3, 4, 6)
 
@@ -35,7 +36,7 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
             try:
                 with scale.running():
                     timed[tile] = timing.seconds(partial(case.function, tile=tile))
-            except ValueError:  # the tile does not divide the matrix, or does not fit
+            except Unsupported:  # the tile does not divide the matrix, or does not fit
                 if tile == now:
                     raise
         best = min(timed, key=lambda tile: timed[tile].median)

@@ -4,62 +4,42 @@ It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 
 and held against the exact numbers and timed on one (benchmarks/gpu).
 
     case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
-    limits.py     what the compiler may make of a product
+    limits.py     limits on a compiled product
     plain.py      XLA's form of every op
     exact.py      the exact numbers and their error bounds
     ...           cases, by family
 
-A kernel joins it with a function of a model's config and a dtype, named in `OPS`.
+A kernel joins the table with a function of a model's config, a dtype and an amount of work, declared as a `Family` in
+any module of this package: nothing else names it.
 """
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 
-import numpy as np
-
-from benchmarks.kernel_cases.attention import (
-    attention_decode_cases,
-    attention_paged_cases,
-    attention_prefill_cases,
-    window_cases,
-)
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
-from benchmarks.kernel_cases.products import (
-    bias_cases,
-    form_cases,
-    gemm_cases,
-    gemv_cases,
-    norm_gate_up_cases,
-    norm_qkv_cases,
-    quantized_cases,
-    several_cases,
-)
-from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
+from benchmarks.kernel_cases.attention import window_cases
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Family, Work
+from benchmarks.kernel_cases.products import bias_cases, form_cases, several_cases
 from model.insight.shapes import SHAPES
 from reference.config import Config
 
-# One line a kernel, or a family of them.
-OPS: tuple[Callable[[Config, np.dtype, Work], Iterator[Case]], ...] = (
-    norm_qkv_cases,
-    attention_decode_cases,
-    norm_gate_up_cases,
-    gemv_cases,
-    quantized_cases,
-    gemm_cases,
-    attention_paged_cases,
-    attention_prefill_cases,
-    layer_row_cases,
-    logit_cases,
-)
 
-# Models that have most of what there is: what is compiled and lowered where all of the table would take too long. Heads
-# of 64 and of 128.
+def _families() -> Iterator[Family]:
+    """Yield the families that the modules of this package declare."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        yield from (value for value in vars(import_module(f"{__name__}.{name}")).values() if isinstance(value, Family))
+
+
+OPS = tuple(_families())
+
+# Two models, with heads of 64 and of 128, have most kinds of cases. Checks that cannot take the whole table take these.
 SAMPLE = {"tinyllama-1.1b", "llama-3.1-8b"}
-ONE_IN = 11  # of the variants are in the sample: so that each kind of codes is, and a window
+ONE_IN = 11  # one variant in so many is in the sample, which then has each kind of codes, and a window
 
-# What kernels refuse of the table, by name, and in which words: the plain form runs there.
+# Kernels refuse some cases, in these words. The plain form runs instead.
 REFUSED = (
     (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
     (r" (q8|q4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
@@ -72,7 +52,7 @@ REFUSED = (
 
 
 def refusal(name: str) -> str | None:
-    """A pattern of the words in which a kernel refuses this case; None for what it can do.
+    """Give a pattern of the words in which a kernel refuses the case `name`; None for a case that it can do.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
     ('heads of 64 or 128', None)
@@ -82,7 +62,7 @@ def refusal(name: str) -> str | None:
 
 @cache
 def kernel_cases() -> dict[str, Case]:
-    """The table, by name; a shape that several models share is in it once."""
+    """Build the table, by name. A shape that several models share is in it once."""
     cases: dict[str, Case] = {}
     for model, config in SHAPES.items():
         work = Work(several=model == "llama-3.1-8b")
@@ -94,10 +74,10 @@ def kernel_cases() -> dict[str, Case]:
 
 @cache
 def variants() -> dict[str, Case]:
-    """What else a table of `pallas_ops` has kernels for, by name: of two models, so that each pair of features meets.
+    """Build the cases that other families and files bring, by name, for two models, so that features meet in pairs.
 
-    Codes in every group that kernels take, activations in float32, biases, sliding windows, several vectors. Published
-    Llamas have none of them; models of other families, and other files, have.
+    They are codes in every group that kernels take, activations in float32, biases, sliding windows and several
+    vectors. Published Llamas have none of them.
     """
     both = [partial(op, dtype=dtype, work=Work()) for op in (form_cases, window_cases) for dtype in (FLOAT32, BFLOAT16)]
     asked: dict[str, list[Callable[[Config], Iterator[Case]]]] = {
@@ -118,11 +98,11 @@ def variants() -> dict[str, Case]:
 
 
 def gated_cases() -> dict[str, Case]:
-    """All that is lowered and compiled without a GPU: the table and the variants."""
+    """Join the table and the variants: the cases that are lowered and compiled without a GPU."""
     return kernel_cases() | variants()
 
 
 def sampled() -> dict[str, Case]:
-    """Those of a check that has to be short: what two models have of the table, and some variants."""
+    """Choose cases for a short check: two models' share of the table, and some variants."""
     some = [case for case in kernel_cases().values() if SAMPLE & set(case.models)]
     return {case.name: case for case in (*some, *list(variants().values())[::ONE_IN])}

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, LATE, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.case import BFLOAT16, LATE, Case, Family, Limits, Work, array, times
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
@@ -15,16 +15,17 @@ from reference.config import Config
 
 INT32 = np.dtype(np.int32)
 
-WINDOW = 1000  # positions; its ends are within tiles, of 64 keys or 128
-TURN = 518  # instructions, of 64 keys and values of heads of 128; 128 of heads of 64 take fewer
+WINDOW = 1000  # positions; both ends fall inside tiles of 64 or 128 keys
+TURN = 518  # instructions for 64 keys and values of heads of 128; 128 keys of heads of 64 take fewer
 PREFILL = Limits(168, eager=False, wgmma=True)  # 384 threads share the registers of a processor
 
 
 def decode_limits(config: Config, dtype: np.dtype) -> Limits:
-    """In bfloat16 the tensor cores count any group of query heads as 8, and o lies in registers, by head_dim; in
-    float32 each query head of a group has its o, q and online softmax there.
+    """Limit a decode kernel's registers.
 
-    Keys and values were just written by the kernel before, and are not read before its end.
+    In bfloat16 the tensor cores count any group of query heads as 8, and o lies in registers, by head_dim. In float32
+    each query head of a group has its o, q and online softmax in registers. The previous kernel writes keys and values,
+    so they are read after its end.
     """
     if config.head_dim not in (64, 128):
         return Limits()  # refused
@@ -34,8 +35,9 @@ def decode_limits(config: Config, dtype: np.dtype) -> Limits:
     return Limits(79 if group == 1 else 180 if group <= 4 else 255, eager=False)
 
 
+@Family
 def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """One query a sequence."""
+    """Yield cases of one query for each sequence."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     for batch in work.batches(1, 64):
         cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
@@ -55,8 +57,9 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Itera
         )
 
 
+@Family
 def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """One query a sequence, of several that share the memory of a cache."""
+    """Yield cases of one query for each of several sequences that share the memory of a cache."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     pages = work.capacity // work.page
     cache = array(work.sequences * pages, kv_heads, work.page, head_dim, dtype=dtype)
@@ -85,8 +88,9 @@ def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterat
     )
 
 
+@Family
 def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """The last chunk of a prompt, in bfloat16."""
+    """Yield cases of the last chunk of a prompt, in bfloat16."""
     if dtype == BFLOAT16:
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
         cache = array(1, kv_heads, work.capacity, head_dim, dtype=dtype)
@@ -106,7 +110,7 @@ def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iter
 
 
 def window_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """The same of one sequence, or of those that share pages, with a sliding window."""
+    """Yield cases with a sliding window, for one sequence or for several that share pages."""
     for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
         for case in cases(config, dtype, work._replace(several=False)):
             forms = {name: partial(getattr(case, name), window=WINDOW) for name in ("function", "plain", "exact")}

@@ -1,6 +1,6 @@
-"""An op at one shape and dtype: what to call, with arrays of which shapes, and what the compiler may make of it."""
+"""Cases: an op at one shape and dtype, the functions and arrays to call, and limits on the compiled kernel."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -9,35 +9,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from reference.config import Config
 from verify.running_error import Approx
 
 FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 
 
 class Limits(NamedTuple):
-    """What the compiler may make of a kernel: no worse than what was seen when it was designed."""
+    """Limits on a compiled kernel: no worse than its design was when it was measured."""
 
-    registers: int = 255  # a thread
-    instructions: float | None = None  # of a thread, per weight, in the main loop
-    eager: bool = True  # loads weights while the kernel before it still runs; else nothing that a first cache keeps
-    wgmma: bool = False  # leaves its products to the tensor cores
-    loop: int | None = None  # instructions of the main loop, where it does not go over weights
+    registers: int = 255  # for each thread
+    instructions: float | None = None  # for each thread and weight, in the main loop
+    eager: bool = True  # loads weights while the previous kernel still runs
+    wgmma: bool = False  # multiplies on the tensor cores
+    loop: int | None = None  # instructions of a main loop that does not read weights
 
 
-LATE = Limits(eager=False)  # of a kernel without weights
+LATE = Limits(eager=False)  # a kernel without weights
 
 
 class Work(NamedTuple):
-    """How much is asked of a model at once."""
+    """The amount of work that a model does at once."""
 
-    several: bool = False  # vectors, tokens and sequences: not one alone, but more, too
+    several: bool = False  # several vectors, tokens and sequences, too
     capacity: int = 4096  # positions of the cache
     chunk: int = 256  # tokens of a prompt
     page: int = 64  # positions of a page
-    sequences: int = 8  # that share pages
+    sequences: int = 8  # sequences that share pages
 
     def batches(self, *sizes: int) -> tuple[int, ...]:
-        """Of the sizes of a batch, those that are asked for.
+        """Choose from the sizes of a batch.
 
         >>> Work().batches(1, 8), Work(several=True).batches(1, 8)
         ((1,), (1, 8))
@@ -52,17 +53,19 @@ class Case:
     op: str
     shape: str
     dtype: str
-    function: Callable[..., Any]  # our kernels; where they are products, with a `tile` if wanted
-    arrays: tuple[Any, ...]  # shapes and dtypes; of a quantized matrix, `Codes` of them
-    kernels: Mapping[str, Limits]  # that it consists of
+    function: Callable[..., Any]  # our kernels; products take a `tile`, too
+    arrays: tuple[Any, ...]  # shapes and dtypes; `ScaledCodes` of them for a quantized matrix
+    kernels: Mapping[str, Limits]  # the kernels that it launches
     plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
-    exact: Callable[..., Approx | tuple[Approx, ...]] = field(kw_only=True)  # of NumPy arrays, with error bounds
-    bits: float = 0  # of a weight in memory; 0: it has none
-    streams: bool = True  # its copies come from memory, once, and memory bounds it
-    flops: int = 0  # 0: so few that memory bounds it
-    given: Mapping[int, Any] = field(default_factory=dict)  # arguments for which not any number will do
-    donated: tuple[int, ...] = ()  # arrays that are updated in place
-    models: tuple[str, ...] = ()  # that have it
+    exact: Callable[..., Approx | tuple[Approx, ...]] = field(
+        kw_only=True
+    )  # takes NumPy arrays, gives values and error bounds
+    bits: float = 0  # bits of a weight in memory; 0 without weights
+    streams: bool = True  # it reads its arrays from memory once, and memory bounds its speed
+    flops: int = 0  # 0 where memory bounds its speed
+    given: Mapping[int, Any] = field(default_factory=dict)  # arguments that cannot be random numbers
+    donated: tuple[int, ...] = ()  # indices of the arrays that are updated in place
+    models: tuple[str, ...] = ()  # models that have this case
 
     @property
     def name(self) -> str:
@@ -70,7 +73,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """What has to be read and written, each once; what is updated in place changes by next to nothing."""
+        """Bytes to read and write, each once. Arrays that are updated in place barely change, and do not count."""
         results = jax.tree.leaves(jax.eval_shape(self.plain, *self.arrays))
         held = sum(_bytes(self.arrays[i]) for i in self.donated)
         return sum(map(_bytes, jax.tree.leaves(self.arrays))) + sum(map(_bytes, results)) - 2 * held
@@ -80,12 +83,22 @@ def _bytes(a: jax.ShapeDtypeStruct) -> int:
     return prod(a.shape) * a.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class Family:
+    """Cases of the kernel table: a function of a model's config, a dtype and an amount of work."""
+
+    cases: Callable[[Config, np.dtype, Work], Iterator[Case]]
+
+    def __call__(self, config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+        return self.cases(config, dtype, work)
+
+
 def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def times(batch: int) -> str:
-    """How a shape names more than one vector, token or sequence.
+    """Name more than one vector, token or sequence in a shape.
 
     >>> times(1), times(8)
     ('', ' x8')

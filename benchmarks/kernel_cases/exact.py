@@ -1,7 +1,7 @@
-"""The ops of the table in float64, and how far a kernel may be from that: running error analysis (verify/).
+"""The ops of the table in float64, with bounds on a kernel's error, composed from `verify.running_error`.
 
-Each takes, as NumPy arrays, what the kernel of its name takes, and gives what that gives, with a bound on the error of
-each element that holds for any order of sums.
+Each function takes the arguments of the kernel of its name, as NumPy arrays, and gives its results, with a bound on the
+error of each element that holds for sums in any order.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import WARPS
 from pallas_kernels.parts.integer_mma import CHUNK as STEP
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.quantized_product import GROUPS
 from reference.attention import causal_mask
 from reference.softmax import softmax as exact_softmax
@@ -32,11 +32,11 @@ from verify.running_error import (
 from verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
-KEYS = 64  # that attention takes at once, at least
+KEYS = 64  # keys in a tile of attention, at least
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
-    """Rounded once on the way out, where that is to bfloat16."""
+    """Round once on the way out, where the result is bfloat16."""
     return rounded_by(x, 0.0 if np.dtype(dtype) == np.float32 else ROUNDING)
 
 
@@ -56,7 +56,7 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
     over digits follow, three over warps, and a scale for the row. Where x has a norm, with an `eps`, its 1/rms
     multiplies the sums: 1 / sqrt(eps) at most.
     """
-    if not isinstance(w, Codes):
+    if not isinstance(w, ScaledCodes):
         return projected(x, exactly(w).value)
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     codes = int4.unpack(np.asarray(w.codes)) if w.four_bits else np.asarray(w.codes)
@@ -113,7 +113,7 @@ def attention_decode(q, k, v, lengths, *, window: int | None = None) -> Approx:
 
 
 def attention_paged(q, k, v, table, lengths, *, window: int | None = None) -> Approx:
-    """A page's number is clamped to those that there are, a length to the table's positions."""
+    """Clamp page numbers to the pages that exist, and lengths to the table's positions, then attend."""
     table = np.clip(table, 0, len(k) - 1)
     k, v = (pages[table].swapaxes(1, 2).reshape(len(q), pages.shape[1], -1, pages.shape[-1]) for pages in (k, v))
     return attention_decode(q, k, v, np.minimum(lengths, k.shape[2]), window=window)
@@ -127,14 +127,14 @@ def attention_prefill(q, k, v, offsets, *, window: int | None = None) -> Approx:
 def attended_to(q, k, v, offset: int, *, window: int | None = None) -> Approx:
     """Attention of q [seq, heads, head_dim] at `offset` and on to k and v [kv_heads, capacity, head_dim]."""
     seq, heads, head_dim = q.shape
-    stop = offset + seq  # what the cache holds from there on does not matter
+    stop = offset + seq  # later rows of the cache are not read
     if stop <= 0:
         return exactly(np.zeros((seq, heads * head_dim)))
     mask = causal_mask(seq, stop, offset=offset, window=window)
     keys, values = (exactly(a[:, :stop].swapaxes(0, 1)) for a in (k, v))
-    # A rescaling for each tile of keys, one more where parts are joined.
+    # Each tile of keys rescales once, and so does joining the parts.
     o = attended(exactly(q), keys, values, mask, blocks=-(-stop // KEYS) + 3)
-    if q.dtype != np.float32:  # weights are rounded before they multiply v, but not in the sum that they share
+    if q.dtype != np.float32:  # weights that multiply v are rounded, those in their sum are not
         weighted = attended(exactly(q), keys, values.map(np.abs), mask).value
         o = Approx(o.value, o.error + ROUNDING * (weighted + o.error))
     return rounded(o.map(lambda part: part.reshape(seq, -1)), q.dtype)
@@ -149,7 +149,7 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
 
 
 def add_rmsnorm(x, residual, weight, *, eps: float) -> tuple[Approx, Approx]:
-    """The sum is rounded correctly, and the norm is of what it is rounded to."""
+    """Round the sum correctly, and normalize the rounded sum."""
     total = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
     return exactly(total), rmsnorm(total, weight, eps=eps)
 
@@ -168,7 +168,7 @@ def rope(x, cos, sin) -> Approx:
 
 
 def softmax(scores) -> Approx:
-    """The numerator's exponent and exponential, and 1 / sum."""
+    """Bound the errors of the numerator's exponent, of its exponential and of 1 / sum."""
     scores = exactly(scores).value
     spread, off = _off(scores)
     exact = exact_softmax(scores)
@@ -185,10 +185,10 @@ def logsumexp(scores) -> Approx:
 
 
 def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How far the scores of a row are apart, and what share of its sum of exponentials may be missing.
+    """Give the spread of a row's scores, and the relative error of its sum of exponentials.
 
-    Each exponent is rounded by U times its size at most, and so are those by which sums of parts are rescaled; two
-    exponentials, their product, and n terms.
+    Each exponent is off by U times its size at most, and so are the exponents that rescale sums of parts. A term takes
+    two exponentials and their product, and a sum has n terms.
     """
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))
     spread = scores.max(axis=-1, keepdims=True) - lowest
@@ -196,5 +196,5 @@ def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def argmax(scores) -> Approx:
-    """The first of the largest."""
+    """Find the first of the largest scores."""
     return exactly(exactly(scores).value.argmax(axis=-1))

@@ -1,20 +1,20 @@
-"""What the compiler may make of a product: the figures of its design, and for several vectors what follows from them.
+"""Limits on a compiled product: the figures of its design, extended to several vectors.
 
-The design was measured for one vector, before any kernel ran (registers a thread, instructions a weight): bfloat16 in
-tiles of 8, 16 and 32 rows 54 and 6.0, 94 and 4.3, 151 and 3.5; float32 50 and 3.9; with a norm 96 and 5.0, in pairs of
-rows too. Since two bfloat16 of a word are widened by two instructions, not three, and nothing else, it is less. Where
-a limit here is another, it says why. That for codes is counted, below: the tensor cores multiply them, where the
-design did so one by one, and needed 4.3 or, of four bits, 3.4.
+The design was measured for one vector before any kernel ran, in registers of a thread and instructions per weight:
+bfloat16 in tiles of 8, 16 and 32 rows 54 and 6.0, 94 and 4.3, 151 and 3.5; float32 50 and 3.9; with a norm, and in
+pairs of rows too, 96 and 5.0. Since then two instructions, not three, widen the two bfloat16 of a word, which lowers
+the counts. A comment gives the reason for any other difference. Limits for codes are counted, below: tensor cores
+multiply them, where the design multiplied one by one, with 4.3 instructions, or 3.4 for codes of four bits.
 
-A turn takes an instruction more, which is added to each limit of floats: the design did not wait for its reads before
-it asked for a slot of the ring again, and has to. A step of several chunks is one turn: `TURN` instructions fewer for
-each chunk but one (with a norm it is 39), and some registers more, as numbers of a chunk are loaded while those before
-are multiplied.
+A turn of the loop takes one instruction more than in the design, because it waits for its reads before it asks for a
+slot of the ring again. Each limit of floats includes it. A step of several chunks is one turn: it saves `TURN`
+instructions for each chunk but one (39 with a norm), and takes a few more registers, because it loads the numbers of
+one chunk while it multiplies those of the previous one.
 
-Of n vectors each takes of a weight that is a float 1 + c / (R V) instructions, beside what a turn of the loop takes
-once: its multiplication and addition, and its part of what a thread's R rows share, c to load V columns of a vector and
-widen them. A thread has R V sums, V numbers, R that are added in the end and some addresses more in registers for each
-vector.
+With n vectors, each takes 1 + c / (R V) instructions per weight that is a float, beside the instructions that a turn
+takes once: its multiplication and addition, and its share of the c instructions that load V columns of a vector and
+widen them for a thread's R rows. Each vector adds R V sums, V numbers, R numbers that are added in the end, and some
+addresses to a thread's registers.
 """
 
 from math import ceil
@@ -26,14 +26,15 @@ from pallas_kernels.parts.quantized_product import QuantizedProduct
 from pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
-FENCE = 1  # instruction: reads have come
-TURN = 25  # instructions of a turn of the loop that it does not repeat for another chunk
+FENCE = 1  # instructions that wait for reads
+TURN = 25  # instructions of a turn that another chunk does not repeat
 
-# By dtype and rows of a tile. What a turn takes beside its products is the same for half the rows: of float32, 43
-# instructions of 8 or 16 weights. Of float32 eight registers more than the design had: before the loop a residual and a
-# bias are read, two numbers of each, with where they are; of bfloat16 in 8 rows two more, as both halves of a word are
-# widened together, and two in 40, since threads meet only where they must. Two to four blocks share a processor, which
-# has room for 128 registers each or more; of 40 rows two could.
+# Limits by dtype and rows of a tile. A turn takes as many instructions beside its products for half the rows: in
+# float32 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because a residual
+# and a bias are read before the loop, two numbers of each, with their addresses. bfloat16 in 8 rows takes two more,
+# because both halves of a word are widened together, and two more in 40 rows, because threads meet only where they
+# must. Two to four blocks share a processor, which leaves each thread 128 registers or more; with 40 rows two blocks
+# could.
 PLAIN = {
     ("float32", 8): Limits(58, 8.4),
     ("float32", 16): Limits(58, 3.9),
@@ -41,21 +42,21 @@ PLAIN = {
     ("bfloat16", 16): Limits(94, 3.7),
     ("bfloat16", 40): Limits(194, 2.8),
 }
-# The design multiplied by the norm in the loop; now x is staged so, in float32, and need not be widened. It had a block
-# for each tile: where a block has several, it looks where the next one is, and a pair of rows is a copy more for each
-# turn of the loop, which in float32 is half as many weights, 16; and where the ring begins again, three more, where its
-# length was a power of two. Four registers more: a position, cosines and sines are read before the loop; and one in
-# bfloat16, whose threads stage 32 numbers at once: the sum of their squares. A tile of 32 rows has that register, too,
-# and a block of its own; it takes no more than 40 rows do, whose vector is widened.
+# The design multiplied by the norm in the loop; now x is staged with its norm, in float32, and is not widened. The
+# design had a block for each tile; a block of several tiles looks up the next one. A pair of rows copies once more
+# each turn, which in float32 covers half as many weights, 16. A ring whose length is no power of two takes three more
+# instructions to begin again. Four more registers hold a position, cosines and sines, which are read before the loop.
+# One more in bfloat16 holds a sum of squares, since its threads stage 32 numbers at once. A tile of 32 rows has that
+# register, too, and a block of its own; it takes no more than 40 rows do, whose vector is widened.
 NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
 NORMED_WIDE = Limits(152, 2.8)
 PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
-STAGING = 12  # registers of a thread while a vector is staged, beside what it has read
-LOADED = 6  # registers for what is loaded of another chunk
+STAGING = 12  # registers of a thread that stages a vector, beside the numbers it has read
+LOADED = 6  # registers for the numbers of another chunk
 
 
 def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
-    """For a thread block that multiplies so."""
+    """Limit a thread block that multiplies as `product` does."""
     if isinstance(product, QuantizedProduct):
         return _of_codes(product)
     return _of_floats(product, normed=normed)
@@ -76,40 +77,40 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
         one = one._replace(instructions=_up(one.instructions + (FENCE - shared) / (share * widest)))
     if product.chunks > 1:
         one = one._replace(registers=min(one.registers + LOADED, MOST_REGISTERS))
-    if not normed:  # words of a vector that are read before any of it is stored
+    if not normed:  # a thread reads these words of a vector before it stores any
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         one = one._replace(registers=max(one.registers, read + STAGING))
     more = product.batch - 1
     if not more or one.instructions is None:
         return one
     width = product.vector
-    # A load and an address for 16 bytes, of float32 where there is a norm; of bfloat16 one more to widen each.
+    # 16 bytes take a load and an address; a vector with a norm is float32. Each bfloat16 takes one more, to widen it.
     wide = normed or dtype == FLOAT32
     loading = 2 * ceil(width * (4 if wide else 2) / 16) + (0 if wide else width)
     each = 1 + loading / (share * width)
-    # Where loads are half as wide, so is a turn, which else takes as long. Multiplying and widening do not.
+    # Half as wide loads make a turn cover half the weights in as many instructions, but for multiplying and widening.
     halved = widest // width
     flat = 1 if dtype == FLOAT32 else 2
-    turn = share + 1 if pair else 0  # its position, cosines and sines
+    turn = share + 1 if pair else 0  # registers for its position, cosines and sines
     registers = one.registers + more * (width * (share + 1) + share + turn + 4)
     return Limits(min(registers, MOST_REGISTERS), _up((one.instructions - flat) * halved + flat + more * each))
 
 
 def _of_codes(product: QuantizedProduct) -> Limits:
-    """Counted, of what a warp does in a step, with 256 columns, four products of the tensor cores for each 8 rows:
+    """Count the instructions of a warp in a step of 256 columns, with four tensor-core products for each 8 rows:
 
         2 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales
         3 a word                to cut 8 codes of four bits apart
         4 a product             to move codes of eight bits in groups of 32, whose sides are not loaded together
         30                      a turn of the loop
-        20 + 16 a copy          to ask for another step, unless the ring has room for all
+        20 + 16 a copy          to ask for another step, unless the ring holds all steps
 
     for each two vectors, by codes of four bits of sixteen rows,
 
         8 + 8                   to load digits, of a side each
         1 a product             to multiply
         6 / 8 rows              for each group: two sums become floats, with a scale each, and are added
-        2                       to load what four groups' digits count
+        2                       to load the units of four groups' digits
 
     and for each that is alone
 
@@ -117,11 +118,12 @@ def _of_codes(product: QuantizedProduct) -> Limits:
         1 a product             to multiply
         3 or 4 / 8 rows         for each group: a sum, of both sides where they are one group's, becomes a float, with a
                                 scale, and is added
-        1                       to load what four groups' digits count
+        1                       to load the units of four groups' digits
 
-    Four blocks could share a processor with 128 registers; three with 168, which tiles of more than four octets may
-    have, since as few blocks are enough for all of their matrix. More than two vectors may have all, which are enough
-    for two blocks: their digits alone are 12 each. Steps that are written out are no loop, and neither limit is theirs.
+    Four blocks can share a processor with 128 registers a thread, and three with 168. Tiles of more than four octets
+    may take 168, because three blocks a processor cover their whole matrix. More than two vectors may take all
+    registers, with two blocks a processor: their digits alone take 12 each. Steps that are written out form no loop, so
+    neither limit is theirs.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE), -(-groups // 4)
@@ -145,5 +147,5 @@ def _of_codes(product: QuantizedProduct) -> Limits:
 
 
 def _up(instructions: float) -> float:
-    """To one decimal, as limits are stated."""
+    """Round up to one decimal, as limits are stated."""
     return ceil(instructions * 10) / 10

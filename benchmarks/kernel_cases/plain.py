@@ -1,7 +1,6 @@
-"""The ops of the table as plain JAX, which XLA compiles: what a kernel is timed beside.
+"""The ops of the table as plain JAX, which XLA compiles: the baseline that kernels are timed against.
 
-Each takes what the kernel of its name takes and gives what that gives, of the same shapes and dtypes; numbers are
-float32 inside.
+Each function has the arguments, shapes and dtypes of the kernel of its name, and computes in float32.
 """
 
 from typing import Any
@@ -13,7 +12,7 @@ from jax import lax
 from model.ops.block import rmsnorm as _rmsnorm
 from model.ops.products import dot
 from model.weights.gpu_codes import unpacked
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):
@@ -28,8 +27,8 @@ def _biased(y, bias):
 
 
 def _product(x, w):
-    """Of codes, XLA multiplies by the scales where the product reads, if it can."""
-    if not isinstance(w, Codes):
+    """Compute W x. XLA scales codes inside the product where it can."""
+    if not isinstance(w, ScaledCodes):
         return dot(x, w)
     rows, cols = w.shape
     codes = unpacked(w.codes) if w.four_bits else w.codes

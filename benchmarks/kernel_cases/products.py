@@ -1,4 +1,4 @@
-"""Cases of the products: all weights of a layer and the LM head times few vectors, and those of a layer times many."""
+"""Cases of the products: a layer's weights and the LM head times few vectors, and a layer's weights times many."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,33 +9,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Family, Limits, Work, array, times
 from benchmarks.kernel_cases.limits import product_limits
 from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
-from pallas_kernels.parts.matrix import Codes, product_of, shares
+from pallas_kernels.parts.matrix import ScaledCodes, product_of, shares
 from pallas_kernels.parts.quantized_product import GROUPS
+from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
 
 class Coded(NamedTuple):
-    """How a matrix is quantized."""
+    """A quantized form of a matrix."""
 
     bits: int
-    group: int | None  # columns that share a scale; None: a row's do
+    group: int | None  # columns that share a scale; None: a whole row does
 
 
-# The schemes of `--quantize` that have kernels, and what else checkpoints bring that kernels take.
+# Kernels take these schemes of `--quantize`, and a few more forms that checkpoints bring.
 SCHEMES = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
 CODED = SCHEMES | {
     f"q{bits}_{group}": Coded(bits, group) for bits in (8, 4) for group in GROUPS if group != SCHEMES[f"q{bits}"].group
 }
 
 
+@Family
 def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Output projection and down projection with their residual, and the LM head with the last norm."""
+    """Yield output and down projections with their residuals, and the LM head with the last norm."""
     rows, cols = config.dim, config.heads * config.head_dim
     for batch in work.batches(1, 2, 4, 8):
         yield _residual(rows, cols, dtype, batch=batch)
@@ -43,18 +45,21 @@ def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     yield _head(config, dtype)
 
 
+@Family
 def norm_gate_up_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     for batch in work.batches(1, 8):
         yield _norm_gate_up(config, dtype, batch=batch)
 
 
+@Family
 def norm_qkv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     for batch in work.batches(1, 8):
         yield _norm_qkv(config, dtype, work, batch=batch)
 
 
+@Family
 def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """The same of matrices that are quantized; x in bfloat16."""
+    """Yield every product with quantized matrices; x is bfloat16."""
     if dtype != BFLOAT16:
         return
     for scheme in SCHEMES:
@@ -65,7 +70,7 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
 
 
 def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Every product by one vector, by matrices in every form that kernels take."""
+    """Yield every product with one vector, for matrices in every form that kernels take."""
     for scheme in CODED:
         yield from _first_three(config, dtype, work, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
@@ -73,27 +78,28 @@ def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 
 
 def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Every product that may have a bias, by one vector and matrices in every form."""
+    """Yield every product that may have a bias, with one vector and matrices in every form."""
     for scheme in (None, *CODED):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
 
 
 def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
-    """Every product by several vectors, with a bias where it may have one: by codes, or by floats for up to two."""
+    """Yield every product with several vectors, biased where it may be: codes, or floats for up to two vectors."""
     for scheme in (None, *CODED) if batch <= 2 else CODED:
         yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)
         yield _head(config, dtype, batch=batch, scheme=scheme)
 
 
 def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> Iterator[Case]:
-    """The products with a shape of their own; that of down is the output projection's, but longer."""
+    """Yield the products whose shapes differ in kind; the down projection is a longer output projection."""
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)
 
 
+@Family
 def gemm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """A chunk of a prompt through each matrix of a layer. No table of ops has it, until a GPU has seen it beat XLA."""
+    """Yield a chunk of a prompt times each matrix of a layer. Tables of ops wait for a GPU to show it faster."""
     dim, ffn, width = config.dim, config.ffn, config.heads * config.head_dim
     if dtype != BFLOAT16 or any(size % DEPTH for size in (dim, ffn, width)):
         return
@@ -115,7 +121,7 @@ def gemm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 def _residual(
     rows: int, cols: int, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None, bias: bool = False
 ) -> Case:
-    """W x + residual."""
+    """Make a case of W x + residual."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
         return lambda w, x, residual, **others: product(w, x, residual=residual, **others)
@@ -125,7 +131,7 @@ def _residual(
 
 
 def _head(config: Config, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None) -> Case:
-    """W times a normed x."""
+    """Make a case of W times a normed x."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
         return lambda w, x, norm, **others: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **others)
@@ -138,7 +144,7 @@ def _gemv(
     what: str, form: Callable[..., Any], rows: int, cols: int, other: Any, *,
     batch: int, scheme: str | None, bias: bool = False,
 ) -> Case:  # fmt: skip
-    """W x together with `other`, in a `form` that takes the three."""
+    """Make a case of W, x and `other`, in a `form` that takes the three."""
     dtype = np.dtype(other.dtype)
     w, x = _matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
     case = Case(
@@ -208,7 +214,7 @@ def _norm_qkv(
 
 
 def _with_bias(case: Case, rows: int) -> Case:
-    """The same with a bias as its last array."""
+    """Add a bias to a case, as its last array."""
 
     def last(form: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arrays, **others: form(*arrays[:-1], bias=arrays[-1], **others)
@@ -219,12 +225,12 @@ def _with_bias(case: Case, rows: int) -> Case:
 
 
 def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
-    """For the kernel that multiplies W by the most of the vectors x."""
+    """Limit the kernel that multiplies W by the largest share of the vectors x."""
     most = shares(w, len(x))[0].stop
     vectors: Any = array(most, x.shape[1], dtype=x.dtype)
     try:
         product = product_of(op, w, vectors, **how)
-    except ValueError:
+    except Unsupported:
         return Limits()  # refused, and never compiled
     return product_limits(product, normed=how["normed"])
 
@@ -238,11 +244,11 @@ def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     )
     scales = (rows,) if group is None else (rows, cols // group)
     arrays: tuple[Any, Any] = codes, array(*scales, dtype=FLOAT32)
-    return Codes(*arrays)
+    return ScaledCodes(*arrays)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:
-    """Of a weight, without what its scale takes."""
+    """Count the bits of a weight, without its scale's."""
     return CODED[scheme].bits if scheme else dtype.itemsize * 8
 
 

@@ -1,4 +1,4 @@
-"""Cases of the ops that go over rows of activations: alone, since in a step they are parts of the products."""
+"""Cases of the ops over rows of activations, which run alone here and inside the products in a decode step."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import FLOAT32, LATE, Case, Limits, Work, array, times
+from benchmarks.kernel_cases.case import FLOAT32, LATE, Case, Family, Limits, Work, array, times
 from pallas_kernels.add import add
 from pallas_kernels.argmax import argmax
 from pallas_kernels.logsumexp import logsumexp
@@ -18,8 +18,9 @@ from pallas_kernels.swiglu import swiglu
 from reference.config import Config
 
 
+@Family
 def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Norm, residual, RoPE and SwiGLU: of one token, and of one model for a chunk of a prompt too."""
+    """Yield norm, residual, RoPE and SwiGLU for one token, and for one model a chunk of a prompt, too."""
     dim, heads, head_dim = config.dim, config.heads, config.head_dim
     for tokens in work.batches(1, 256):
         row, weight = array(tokens, dim, dtype=dtype), array(dim, dtype=dtype)
@@ -36,8 +37,9 @@ def layer_row_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
             yield _case(kernel, f"{shape}{times(tokens)}", dtype, arrays, kernels, fixed)
 
 
+@Family
 def logit_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """What sampling asks of a row of logits, which are float32."""
+    """Yield the ops that sampling applies to a row of logits, which are float32."""
     if dtype == FLOAT32:
         logits = array(1, config.vocab, dtype=dtype)
         spans = {} if config.vocab <= WHOLE else {"exp_sums": LATE}
@@ -50,7 +52,7 @@ def logit_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 
 
 def _case(kernel, shape: str, dtype: np.dtype, arrays, kernels: Mapping[str, Limits], fixed: dict[str, Any]) -> Case:
-    """A kernel and the other forms of its name, with arguments that are no arrays."""
+    """Make a case of a kernel and the other forms of its name, with `fixed` arguments."""
     op = kernel.__name__
     function, beside, right = (partial(form, **fixed) for form in (kernel, getattr(plain, op), getattr(exact, op)))
     return Case(op, shape, dtype.name, function, arrays, kernels, plain=beside, exact=right)

@@ -23,11 +23,12 @@ from pallas_kernels.attention_paged import attention_paged as paged_kernel
 from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
 from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
+from pallas_kernels.logsumexp import logsumexp as logsumexp_kernel
 from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
@@ -68,6 +69,7 @@ add = kernel("add")(partial(run, add_kernel))
 argmax = kernel("argmax")(partial(run, argmax_kernel))
 rmsnorm = kernel("rmsnorm")(partial(run, rmsnorm_kernel))
 softmax = kernel("softmax")(partial(run, softmax_kernel))
+logsumexp = kernel("logsumexp")(partial(run, logsumexp_kernel))
 gemm = kernel("gemm", only={"rows": [64, 128], "cols": [64, 192]}, dtypes=("bfloat16",))(partial(run, gemm_kernel))
 
 
@@ -88,7 +90,7 @@ def gemv_quantized(
     """W x for codes of the schemes q8, q8_row and q4."""
     if scheme == "q4":
         codes = jnp.asarray(int4.pack(np.asarray(codes)))
-    return run(gemv_kernel, Codes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
+    return run(gemv_kernel, ScaledCodes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
 
 
 gemv_fixed_point = kernel("gemv_fixed_point", only=INTEGER)(gemv_quantized.function)

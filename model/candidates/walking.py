@@ -10,7 +10,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,8 @@ from model.weights.params import Params, load_params
 from reference.config import Config
 
 
-class Walkable(NamedTuple):
+@dataclass(frozen=True)
+class Walkable:
     """A model whose ops can be called one by one, for a batch of one sequence."""
 
     params: Any  # with embedding, layers and norm

@@ -1,4 +1,4 @@
-"""A conversation with a model, turn by turn: only what is new is computed."""
+"""A conversation with a model, turn by turn, which computes new tokens alone."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -9,20 +9,21 @@ from model.llama import Llama
 from model.options import SamplingOptions
 
 MARGIN = 100  # tokens, more than a template puts around a question
+LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known is 128 spaces
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """A question as it was put to the model, and the answer as far as it has come."""
+    """A question to the model, and its answer so far."""
 
     question: str
-    text: str  # the conversation up to the answer, as the template has it, disguised
-    ids: list[int]  # and its ids
+    text: str  # the conversation up to the answer, as the template renders it, disguised
+    ids: list[int]  # the ids of `text`
     generation: Generation = field(repr=False)
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        if not self.generation.ids:  # not begun, or interrupted before its first token: nothing was said
+        if not self.generation.ids:  # The answer was not begun, or interrupted before its first token.
             return []
         answer = self.generation.completion
         return [{"role": "user", "content": self.question}, {"role": "assistant", "content": answer}]
@@ -31,8 +32,8 @@ class _Turn:
 class Chat:
     """A conversation; `reply` is a turn.
 
-    Its tokens are kept as the model read and wrote them, so a turn computes the new ones alone. A template that
-    rewrites what was said before (by dropping thoughts, say) has the rest computed from where it differs.
+    The conversation keeps its tokens as the model read and wrote them, so a turn computes the new ones alone. Where a
+    template rewrites earlier turns (by dropping thoughts, for example), all tokens from there on are computed again.
 
         chat = Chat(load("path/to/a/model"), system="Be brief.")
         for token in chat.reply("Why is the sky blue?"):
@@ -56,9 +57,9 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What was said so far, as `{"role": ..., "content": ...}`, an unfinished answer included.
+        """The messages so far, as `{"role": ..., "content": ...}`, with an unfinished answer.
 
-        An answer is what the model wrote, white space in front included: the template expects that.
+        An answer keeps the white space that the model wrote in front, as templates expect.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
@@ -87,7 +88,10 @@ class Chat:
 
         def size() -> int:
             messages = [*self._messages[:first], *self._messages[first + 2 * dropped :]]
-            return len(self._special.encode(self._rendered([*messages, {"role": "user", "content": text}])))
+            rendered = self._rendered([*messages, {"role": "user", "content": text}])
+            if len(rendered) > self._longest:  # encoding it would take long, and it cannot fit
+                return self.context + 1
+            return len(self._special.encode(rendered))
 
         if size() + room <= self.context:
             return 0
@@ -103,7 +107,7 @@ class Chat:
     def reset(self) -> None:
         """Forget everything but the system message."""
         self._messages = list(self._system)
-        self._text, self._ids = "", []  # the conversation as the template had it, disguised, and its ids
+        self._text, self._ids = "", []  # the conversation as the template rendered it, disguised, and its ids
         self._turn: _Turn | None = None
 
     def reply(
@@ -118,16 +122,19 @@ class Chat:
     ) -> Generation:
         """Put a question. Iterate over the result for the answer, as over that of `Llama.generate`.
 
-        The answer, as far as it is iterated over, and its question are part of the conversation from its first
-        token on; the next `reply` or `reset` ends it. Raises ValueError, and the conversation stays as it was, where
-        the template refuses it or it no longer fits the context.
+        The question and the answer, as far as it was iterated over, are part of the conversation from the answer's
+        first token on. The next `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as
+        it was, where the template refuses it or it no longer fits the context.
         """
         self._settle()
         messages = [*self._messages, {"role": "user", "content": text}]
         rendered = self._rendered(messages)
+        if len(rendered) > self._longest:
+            limit = f"more than {self._longest:,}, which the context of {self._llama.context} tokens cannot hold"
+            raise ValueError(f"{self._template.name}: makes {len(rendered):,} characters of this conversation, {limit}")
         if self._text and rendered.startswith(self._text):
             rest = rendered[len(self._text) :]
-            ids = [*self._ids, *self._special.encode(rest, start=self._special.tail(self._text) == "")]
+            ids = [*self._ids, *self._special.encode(rest, after=self._text)]
         else:
             ids = self._special.encode(rendered)
         if not ids:
@@ -153,11 +160,16 @@ class Chat:
         turn = self._turn = _Turn(text, rendered, ids, generation)
         return generation
 
+    @property
+    def _longest(self) -> int:
+        """The characters that the context can hold at most."""
+        return self.context * LONGEST_TOKEN
+
     def _rendered(self, messages: Iterable[dict[str, str]]) -> str:
         return self._template.render([self._disguised(message) for message in messages])
 
     def _settle(self) -> None:
-        """Make the latest turn a part of what was said."""
+        """Make the latest turn a part of the conversation."""
         turn, self._turn = self._turn, None
         if turn is None or not turn.messages:
             return
@@ -167,21 +179,21 @@ class Chat:
         self._ids = [*turn.ids, *kept]
 
     def _kept(self, turn: _Turn) -> tuple[list[int], int]:
-        """The ids whose text the answer begins with, and how many characters that is.
+        """The ids whose text begins the answer, and the number of its characters.
 
-        All but the stopping one, as a rule. But a stop text may have cut the last short, and bytes that are not UTF-8
-        became another character: from there on it is encoded again.
+        These are all ids but the stopping one, as a rule. A stop text may have cut the last one short, and bytes that
+        are not UTF-8 became another character: the answer is encoded again from there on.
         """
         answer, read, kept, whole = turn.generation.completion.encode(), 0, 0, 0
-        space_in_front = self._llama.tokenizer.dummy_prefix and turn.generation.prompt == ""
+        begins_text = turn.generation.prompt == ""
         for count, token in enumerate(turn.generation.ids, start=1):
             spelling = self._llama.tokenizer.bytes_of(token)
-            if spelling and space_in_front:
-                spelling, space_in_front = spelling.removeprefix(b" "), False
+            if spelling and begins_text:
+                spelling, begins_text = self._llama.tokenizer.first_bytes_of(token), False
             if token in self._stops or not answer.startswith(spelling, read):
                 break
             read += len(spelling)
-            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # not within a character
+            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # The place is not within a character.
                 kept, whole = count, read
         return turn.generation.ids[:kept], len(answer[:whole].decode())
 

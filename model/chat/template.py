@@ -1,8 +1,8 @@
-"""A conversation as text, by the template that came with a model; and that text as ids.
+"""Renders a conversation as text, by the template that came with a model, and encodes that text.
 
-Special tokens that the template writes become their ids. The same names in what a person or the model said stay text,
-however the template moves it about: what was said goes in disguised, the first character of such names replaced by half
-a surrogate pair, which no text can hold.
+Special tokens that the template writes become their ids. Messages may spell the same names, and these stay text
+wherever the template puts them: messages are disguised before they are rendered. A disguise replaces the first
+character of such names by half of a surrogate pair, which no text can hold.
 """
 
 import json
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
@@ -22,38 +22,52 @@ from typing import Any
 from model.checkpoints.checkpoint import os_errors, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF
-from model.checkpoints.strict_json import read_object, short
+from model.checkpoints.strict_json import short
 from model.tokenizers.tokenizer import Tokenizer, check_text
+from model.tokenizers.tokenizer_config import read_config
 
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>")
 
 LARGEST = 1 << 20  # bytes of a template; the longest known has 30 thousand
-SECONDS = 2.0  # for a rendering, which takes a hundredth of that
+SECONDS = 2.0  # for a rendering; a good one takes a hundredth of this
 SECONDS_TO_START = 30.0  # for Python and Jinja, from a disk that may be slow
-LONGEST_ANSWER = 50_000_000  # bytes: the worker allows 4 million characters, of 12 bytes each at most
+LONGEST_ANSWER = 50_000_000  # bytes; the worker allows 4 million characters, of at most 12 bytes each
 LONGEST_ERROR = 300  # characters
 
 BUILT_IN = Path(__file__).with_name("templates")
+# The control tokens that suggest a built-in template, the most telling first.
+SUGGESTED_BY = {
+    "llama3": {"<|start_header_id|>"},
+    "chatml": {"<|im_start|>", "<|im_end|>"},
+    "mistral": {"[INST]", "[/INST]"},
+    "llama2": {"<s>", "</s>"},
+}
+BUILT_IN_NAMES = (*SUGGESTED_BY, "vicuna")
 WORKER = Path(__file__).with_name("template_worker.py")
-# Isolated, Python does not look where PYTHONPATH says or in the user's site-packages: there Jinja may be.
+# Python runs isolated, without PYTHONPATH and the user's site-packages, so we pass the place of Jinja.
 START = "import runpy, sys; sys.path += sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+# White space as the tokenizers library has it, which leaves out U+001C to U+001F.
+WHITE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+WHITE_AT_START, WHITE_AT_END = re.compile(rf"\A{WHITE}+"), re.compile(rf"{WHITE}+\Z")
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template in the Jinja language, as transformers renders it."""
+    """A template in the Jinja language, rendered as transformers does."""
 
     name: str  # for messages: the file that it is from
     source: str = field(repr=False)
     tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token and eos_token, where the model has them
+    note: str | None = None  # a line for the person who chats, where the model came without a template
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The conversation as text, ready for the assistant's answer.
+        """Render the conversation as text, ready for the assistant's answer.
 
-        Runs in a process of its own, which takes a tenth of a second and is stopped if it takes too much. Raises
-        CheckpointError, one line that names the template: also where it refuses the conversation.
+        The template runs in a process of its own, which takes a tenth of a second and is stopped if it takes too much.
+        Raises CheckpointError, one line that names the template, also where the template refuses the conversation.
         """
         messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
@@ -64,7 +78,7 @@ class ChatTemplate:
             raise refused(self.name, f"cannot be rendered: {error}") from error
         try:
             said = json.loads(answer)
-        except ValueError:  # it was stopped, or fell, within: a signal is a negative status
+        except ValueError:  # The process was stopped, or crashed. Its status is a negative signal number.
             slow = -status in (signal.SIGKILL, signal.SIGXCPU)
             what = f"takes more than {SECONDS:.0f} seconds" if slow else f"ends its process with status {status}"
             raise refused(self.name, what) from None
@@ -73,26 +87,31 @@ class ChatTemplate:
         return said["text"]
 
 
-def find_template(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate:
-    """The template of the first of `places` that has one, else the one built in for a tokenizer like this.
+def find_template(tokenizer: Tokenizer, *places: str | Path, template: str | Path | None = None) -> ChatTemplate:
+    """The chat template for a tokenizer: the one that `template` names, else the first one in `places`.
 
-    Raises CheckpointError if there is none, or none that can be used.
+    `template` is one of `BUILT_IN_NAMES`, or a file. Without it, and where no place has a template, the control tokens
+    of the tokenizer decide which built-in one is taken, and its `note` says so. Raises CheckpointError if there is
+    none, or if it cannot be used.
     """
+    if template is not None:
+        return _named(template, tokenizer, places)
     if found := template_of(tokenizer, *places):
         return found
-    if "<|start_header_id|>" in tokenizer.special:
-        return _built_in("llama3.jinja", tokenizer)
-    if {"<s>", "</s>"} <= tokenizer.special.keys():
-        return _built_in("llama2.jinja", tokenizer)
     where = places[0] if places else "the model"
-    what = "no chat_template.jinja, none in tokenizer_config.json, and a tokenizer that is not Llama's"
-    raise refused(where, f"has no chat template: {what}")
+    choices = f"{', '.join(BUILT_IN_NAMES)}, or a file"
+    for name, tokens in SUGGESTED_BY.items():
+        if tokens <= tokenizer.special.keys():
+            note = refused(where, f"no chat template comes with it. Its control tokens suggest {name}'s, which is used")
+            return replace(_built_in(name, tokenizer), note=f"{note}; --template chooses another: {choices}")
+    what = "no chat_template.jinja, none in tokenizer_config.json, and no control tokens that suggest one"
+    raise refused(where, f"has no chat template: {what}; --template chooses one: {choices}")
 
 
 def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | None:
-    """The template of the first of `places` that has one.
+    """The template in the first of `places` that has one; None where none has.
 
-    A place is a directory, or a file in it: the tokenizer's, the model's. A template is in the file itself (GGUF),
+    A place is a directory, or a file in it: the tokenizer's, or the model's. A template is in the file itself (GGUF),
     in chat_template.jinja or in tokenizer_config.json. Raises CheckpointError if it cannot be used.
     """
     for place in map(Path, places):
@@ -103,7 +122,7 @@ def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | Non
 
 
 class SpecialTokens:
-    """Tells the special tokens that a template writes from the same characters in what was said."""
+    """Tells the special tokens that a template writes from the same characters in messages."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -111,7 +130,7 @@ class SpecialTokens:
         any_name = "|".join(map(re.escape, names)) or "(?!)"
         self._split = re.compile(f"({any_name})")
         self._begin = re.compile(f"(?={any_name}).", re.DOTALL)
-        # Low halves alone: JSON would make one character of a high and a low one.
+        # We use low halves alone, since JSON would make one character of a high and a low one.
         firsts = sorted({name[0] for name in names})
         if len(firsts) > 0x400:
             raise ValueError(f"special tokens that begin with {len(firsts)} different characters are too many")
@@ -119,7 +138,7 @@ class SpecialTokens:
         self._reveal = {half: first for first, half in self._disguise.items()}
 
     def disguise(self, text: str) -> str:
-        """What a person wrote, such that no part of it and no parts put together spell a special token.
+        """Disguise a person's text, so that neither a part of it nor parts put together spell a special token.
 
         Raises ValueError where `text` is not valid Unicode.
         """
@@ -127,25 +146,42 @@ class SpecialTokens:
         return text.translate(self._disguise)
 
     def disguise_names(self, text: str) -> str:
-        """What the model said, such that it holds no special token. Nothing else changes, such as "<think>": templates
-        look for that."""
+        """Disguise special tokens in the model's text. All else stays, such as "<think>", which templates look for."""
         return self._begin.sub(lambda match: match[0].translate(self._disguise), text)
 
-    def encode(self, text: str, *, start: bool = True) -> list[int]:
-        """The ids of what a template made of disguised texts; `start=False` when it continues other text.
-
-        What follows a special token starts anew, as in Meta's code, which encodes turn by turn.
-        """
+    def encode(self, text: str, *, after: str = "") -> list[int]:
+        """The ids of `text`, which a template rendered from disguised messages and which continues the text `after`."""
+        parts = self._split.split(text)
+        before = self._split.split(after)
+        # A special token at the end of `after` stands just before the empty last part of the split.
+        previous = before[-2] if len(before) > 1 and not before[-1] else None
+        within = bool(before[-1])
         ids = []
-        for i, part in enumerate(self._split.split(text)):
+        for i, part in enumerate(parts):
             if i % 2:
                 ids.append(self._tokenizer.special[part])
-            elif part:
-                ids += self._tokenizer.encode(part.translate(self._reveal), start=start or i > 0)
+                previous, within = part, False
+                continue
+            following = parts[i + 1] if i + 1 < len(parts) else None
+            if self._absorbs(previous)[1]:
+                part = WHITE_AT_START.sub("", part)
+            if self._absorbs(following)[0]:
+                part = WHITE_AT_END.sub("", part)
+            if not part:
+                continue
+            plain = part.translate(self._reveal)
+            if previous is not None:
+                ids += self._tokenizer.encode_after_special(plain)
+            else:
+                ids += self._tokenizer.encode(plain, start=not within)
         return ids
 
+    def _absorbs(self, name: str | None) -> tuple[bool, bool]:
+        """Whether a special token takes in white space before it, and after it."""
+        return (False, False) if name is None else self._tokenizer.absorbs.get(name, (False, False))
+
     def tail(self, text: str) -> str:
-        """What follows the last special token."""
+        """The text after the last special token."""
         return self._split.split(text)[-1].translate(self._reveal)
 
 
@@ -163,7 +199,7 @@ def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     with os_errors(folder):
-        config = read_object(config_path) if config_path.exists() else {}
+        config = read_config(folder)
         source = _read(path) if path.exists() else None
     if source is None:
         path, source = config_path, _default(config.get("chat_template"), config_path)
@@ -178,8 +214,24 @@ def _checked(path: Path, source: str, tokens: Mapping[str, str], tokenizer: Toke
     return ChatTemplate(str(path), source, _named_tokens(tokenizer) | dict(tokens))
 
 
+def _named(template: str | Path, tokenizer: Tokenizer, places: Sequence[str | Path]) -> ChatTemplate:
+    """The built-in template of this name, or the one in this file."""
+    if str(template) in BUILT_IN_NAMES:
+        return _built_in(str(template), tokenizer)
+    if not os.path.exists(template):
+        raise refused(template, f"no such file, and no built-in chat template: {', '.join(BUILT_IN_NAMES)}")
+    path, tokens = Path(template), _named_tokens(tokenizer)
+    for place in map(Path, places):
+        folder = place if place.is_dir() else place.parent
+        if config := read_config(folder):
+            tokens |= _stated_tokens(config, folder / "tokenizer_config.json")
+            break
+    return ChatTemplate(str(path), _read(path), tokens)
+
+
 def _built_in(name: str, tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate(f"built-in {name}", (BUILT_IN / name).read_text("utf-8"), _named_tokens(tokenizer))
+    source = (BUILT_IN / f"{name}.jinja").read_text("utf-8")
+    return ChatTemplate(f"built-in {name}.jinja", source, _named_tokens(tokenizer))
 
 
 def _read(path: Path) -> str:
@@ -195,7 +247,8 @@ def _read(path: Path) -> str:
 def _default(stated: object, path: Path) -> str | None:
     """The template of a tokenizer_config.json, which may have several by name."""
     if isinstance(stated, list):
-        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        entries = [entry for entry in stated if isinstance(entry, dict)]
+        named = {entry["name"]: entry.get("template") for entry in entries if isinstance(entry.get("name"), str)}
         if "default" not in named:
             raise refused(path, "none of its chat templates is the default")
         stated = named["default"]
@@ -205,7 +258,7 @@ def _default(stated: object, path: Path) -> str | None:
 
 
 def _stated_tokens(config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """What a tokenizer_config.json says; "" for a token that it says there is not."""
+    """The tokens that a tokenizer_config.json names; "" for one that it says there is not."""
     tokens = {}
     for key in ("bos_token", "eos_token"):
         if key in config:
@@ -224,7 +277,7 @@ def _named_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _run_worker(request: bytes) -> tuple[bytes, int]:
-    """The worker's answer, whole or cut short, and its exit status. It is gone when this returns."""
+    """Run the worker. Returns its answer, whole or cut short, and its exit status; the process has ended by then."""
     specs = [find_spec(name) for name in ("jinja2", "markupsafe")]
     packages = {str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin}
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
@@ -234,7 +287,7 @@ def _run_worker(request: bytes) -> tuple[bytes, int]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
-        start_new_session=True,  # a person's Ctrl-C is for us
+        start_new_session=True,  # A person's Ctrl-C is meant for this process.
     ) as worker:
         assert worker.stdin and worker.stdout
         try:
@@ -245,7 +298,7 @@ def _run_worker(request: bytes) -> tuple[bytes, int]:
 
 
 def _within[T](seconds: float, worker: subprocess.Popen, action: Callable[[], T]) -> T:
-    """The result of an `action` that reads from the worker, which dies if it takes too long: then the stream ends."""
+    """The result of `action`, which reads from the worker. A worker that takes too long is killed: the stream ends."""
     timer = Timer(seconds, worker.kill)
     timer.start()
     try:
@@ -256,7 +309,7 @@ def _within[T](seconds: float, worker: subprocess.Popen, action: Callable[[], T]
 
 def _exchange(worker: subprocess.Popen, request: bytes) -> tuple[bytes, int]:
     assert worker.stdin and worker.stdout
-    with suppress(BrokenPipeError):  # it has ended; its status says how
+    with suppress(BrokenPipeError):  # The worker has ended, and its status says how.
         worker.stdin.write(request)
     with suppress(BrokenPipeError):
         worker.stdin.close()

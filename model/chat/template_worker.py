@@ -1,11 +1,11 @@
 """Renders a chat template: the program that `model.chat.template` runs in a process of its own, by path.
 
-A template comes with a model, from a stranger, and is a program. So here it meets a sandbox that keeps it from Python,
-limits that end the process if it computes or holds too much, and nothing worth having: no model, no environment, no
-files that it could write. The process lives for one rendering. JSON comes in on stdin; a newline, once it is ready, and
-JSON go out on stdout: `{"text": ...}` or `{"error": ...}`.
+A template is a program that comes with a model, from someone who may not be trusted. This process gives it nothing
+worth having: a sandbox keeps it from Python, limits end the process if it computes or holds too much, and there is no
+model, no environment and no file that it could write. The process lives for one rendering. It reads JSON from stdin.
+It writes to stdout a newline once it is ready, and then JSON: `{"text": ...}` or `{"error": ...}`.
 
-What a template may use is what Hugging Face transformers gives it.
+Templates may use the functions that Hugging Face transformers gives them, and no others.
 """
 
 import json
@@ -27,17 +27,18 @@ LONGEST = 4_000_000  # characters of a rendered conversation: about a million to
 
 
 class Refusal(jinja2.TemplateError):
-    """What a template raises about the conversation it was given."""
+    """An error that a template raises about its conversation."""
 
 
 class TooLong(Exception):
-    """More came out than any model could read."""
+    """An error about more text than any model could read."""
 
 
 class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model said, for training; here it is what it holds.
+    """The tag `{% generation %}...{% endgeneration %}`, which marks a model's text for training.
 
-    It has a scope of its own, as in transformers.
+    Here it gives its content.
+    The tag has a scope of its own, as in transformers.
     """
 
     tags = {"generation"}  # noqa: RUF012
@@ -52,7 +53,7 @@ class Generation(Extension):
 
 
 def render(source: str, variables: dict[str, Any]) -> str:
-    """The text that a template makes of `variables`. Raises whatever a template can."""
+    """Render a template. Raises whatever a template can."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
@@ -68,7 +69,7 @@ def render(source: str, variables: dict[str, Any]) -> str:
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Without the HTML escapes of Jinja's own."""
+    """Format a value as JSON, without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -81,7 +82,7 @@ def strftime_now(format: str) -> str:
 
 
 def answer(request: bytes) -> dict[str, str]:
-    """What to say to a request: the text, or what is wrong with the template."""
+    """Answer a request with the text, or with an error of the template."""
     try:
         return {"text": render(**json.loads(request))}
     except Refusal as error:
@@ -96,7 +97,7 @@ def answer(request: bytes) -> dict[str, str]:
         return {"error": "is nested or calls itself too deeply"}
     except TooLong:
         return {"error": f"makes more than {LONGEST:,} characters of this conversation"}
-    except Exception as error:  # a template's mistakes can raise anything
+    except Exception as error:  # A template's mistakes can raise anything.
         return {"error": f"fails: {type(error).__name__}: {error}"}
 
 

@@ -1,6 +1,6 @@
-"""What every checkpoint format is read into: hyperparameters, and tensors that are read one at a time.
+"""The common form of all checkpoint formats: hyperparameters, and tensors that are read one at a time.
 
-Tensors carry Hugging Face's names and layout whatever the file: `[out, in]` matrices, and q and k
+Tensors have the names of `model.tensors` and Hugging Face's layout in every format: `[out, in]` matrices, and q and k
 projections whose RoPE pairs are halves (see `reference.rope`).
 """
 
@@ -24,7 +24,7 @@ class CheckpointError(ValueError):
 
 
 def refused(path: str | Path, what: str) -> CheckpointError:
-    r"""The error to raise about a file; one line, whatever its name or a name inside it holds.
+    r"""Make the error to raise about a file: one line, even if a name holds line breaks.
 
     >>> print(refused("odd\nname.bin", "is empty"))
     odd\nname.bin: is empty
@@ -33,7 +33,7 @@ def refused(path: str | Path, what: str) -> CheckpointError:
 
 
 def quoted(name: str) -> str:
-    r"""A name from a file, as Python writes it, short enough for an error's line.
+    r"""Quote a name from a file as Python does, cut to fit an error's line.
 
     >>> print(quoted("a\tb"), quoted("n" * 1000)[-6:])
     'a\tb' nnn...
@@ -48,7 +48,7 @@ Form = Literal["int8", "int4", "int8_min", "int4_min", "nf4", "iq4_nl", "fp8", "
 class Shifted(NamedTuple):
     """Codes whose groups have a scale and a minimum: weights are code x scale + minimum.
 
-    float32 holds code x scale exactly, so that the sum is the one rounding of a weight.
+    float32 holds code x scale exactly, so a weight is rounded only once, in the sum.
     """
 
     codes: Integer[np.ndarray, "rows cols"]
@@ -60,30 +60,30 @@ Part = Quantized | Affine | Shifted
 
 
 class Codes(NamedTuple):
-    """A matrix that is stored quantized, or that is to run so: small codes, and a scale for each group of a row.
+    """A quantized matrix, in a file or as it will run: small codes, and a scale for each group of a row.
 
-    `form` says what codes stand for, as in `reference.quantizers.schemes`: integers from -128 to 127 or from -8 to 7,
-    levels of NF4 or IQ4_NL, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in
+    `form` says which numbers the codes stand for, as in `reference.quantizers.schemes`: integers from -128 to 127 or
+    from -8 to 7, levels of NF4 or IQ4_NL, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in
     `reference.quantizers.affine`; with minima (`_min`), -128 to 127 or 0 to 15.
     """
 
     form: Form
-    group: int  # columns that share a scale; where they do not divide a row, its last group is shorter
+    group: int  # columns that share a scale; the last group of a row may be shorter
     zeros: bool  # whether integers have zero points
-    bytes: int  # in the file, all that belongs to it
-    # Runs of rows, in order, a few megabytes each: codes [rows, cols], one a weight; scales [rows, groups] of float32,
-    # of mxfp4 the exponents, uint8; zero points [rows, groups] of uint8.
+    bytes: int  # in the file, scales included
+    # Consecutive rows, a few megabytes at a time: codes [rows, cols], one per weight; scales [rows, groups], float32,
+    # or uint8 exponents for mxfp4; zero points [rows, groups], uint8.
     parts: Callable[[], Iterator[Part]]
 
 
 class Tensor(NamedTuple):
-    """A tensor in a file: what is known without reading it, and how to read it."""
+    """A tensor in a file: its header entry, and how to read it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype  # as `read` returns it
-    read: Callable[[], np.ndarray]  # may be a read-only view of the file; of quantized weights, rounded to float32
+    read: Callable[[], np.ndarray]  # may be a read-only view of the file; quantized weights are rounded to float32
     codes: Codes | None = None  # of a quantized matrix
-    type: str | None = None  # ggml's name of how a GGUF file stores it
+    type: str | None = None  # ggml's name of the type in a GGUF file
 
     @property
     def bytes(self) -> int:
@@ -98,53 +98,14 @@ class Checkpoint:
     format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors"
     config: Config
     tensors: Mapping[str, Tensor] = field(repr=False)
-    bos: int | None  # the id that begins a text, where the checkpoint says
+    bos: int | None  # the id that begins a text, if the checkpoint has one
     stops: frozenset[int]  # ids that end a generated text
-    release: Callable[[], None] = field(default=lambda: None, repr=False)  # drop file pages read so far from memory
-
-
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor that a checkpoint of this configuration holds, in the order of use."""
-    dim, ffn = config.dim, config.ffn
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, dim)}
-
-    def linear(name: str, rows: int, cols: int, bias: bool):
-        shapes[f"{name}.weight"] = (rows, cols)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (dim,)
-        linear(f"{prefix}.self_attn.q_proj", q, dim, config.qkv_bias)
-        linear(f"{prefix}.self_attn.k_proj", kv, dim, config.qkv_bias)
-        linear(f"{prefix}.self_attn.v_proj", kv, dim, config.qkv_bias)
-        if config.qk_norm:
-            shapes[f"{prefix}.self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
-        linear(f"{prefix}.self_attn.o_proj", dim, q, config.o_bias)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (dim,)
-        if config.experts:
-            linear(f"{prefix}.block_sparse_moe.gate", config.experts, dim, False)
-        for expert in range(config.experts):
-            name = f"{prefix}.block_sparse_moe.experts.{expert}"
-            linear(f"{name}.w1", ffn, dim, False)
-            linear(f"{name}.w3", ffn, dim, False)
-            linear(f"{name}.w2", dim, ffn, False)
-        if not config.experts:
-            linear(f"{prefix}.mlp.gate_proj", ffn, dim, config.ffn_bias)
-            linear(f"{prefix}.mlp.up_proj", ffn, dim, config.ffn_bias)
-            linear(f"{prefix}.mlp.down_proj", dim, ffn, config.ffn_bias)
-    shapes["model.norm.weight"] = (dim,)
-    if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, dim)
-    return shapes
+    release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
 
 
 @contextmanager
 def os_errors(path: str | Path) -> Iterator[None]:
-    """Turn what the operating system refuses (missing, permission, full disk) into a `CheckpointError` about `path`."""
+    """Turn errors of the operating system (missing, permission, full disk) into a `CheckpointError` about `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What must hold of a model whatever file it came from."""
+"""Checks of a model from a file of any format."""
 
 import math
 
@@ -8,12 +8,12 @@ from model.checkpoints.checkpoint import refused
 from reference.config import Config
 from reference.rope import LinearScaling, Llama3Scaling
 
-SMALLEST = 2.0**-126  # the smallest normal float32, below which a number may count as 0; its inverse is float32 too
-LARGEST = 2**31 - 1  # of any dimension: llama2.c stores them in 32 bits, and no model comes near
-MOST_LAYERS = 10_000  # the deepest Llama has 126; a header must not make us name billions of tensors
+SMALLEST = 2.0**-126  # the smallest normal float32; its inverse is a float32, too
+LARGEST = 2**31 - 1  # dimension: llama2.c stores them in 32 bits, and no model comes near
+MOST_LAYERS = 10_000  # the deepest Llama has 126; a false header must not make us name billions of tensors
 MOST_EXPERTS = 10_000
 
-CHUNK = 1 << 16  # elements tested at once: the scratch stays in a core's own cache
+CHUNK = 1 << 16  # elements tested at once: the scratch array stays in a core's cache
 EXPONENTS = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}
 
 
@@ -59,7 +59,8 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
 def check_finite(name: str, array: np.ndarray, *, path: str = "checkpoint") -> None:
     """Raise `CheckpointError` if the float32, bfloat16 or float16 `array` holds a NaN or an infinity.
 
-    Tests bits, an all-ones exponent, since NumPy's `isfinite` is slow for bfloat16; needs some 300 KB of memory.
+    Test the bits for an exponent of all ones, since NumPy's `isfinite` is slow for bfloat16. This takes about 300 KB of
+    memory.
     """
     bits_type, exponent = EXPONENTS[array.dtype.name]
     bits = array.reshape(-1).view(bits_type)

@@ -1,4 +1,4 @@
-"""Quantized matrices of a checkpoint: the weights that codes stand for, and codes of weights as they are read."""
+"""Quantized matrices of a checkpoint: from codes to weights, and from weights to codes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from model.checkpoints.checkpoint import Checkpoint, Codes, Form, Part, Shifted, Tensor
+from model.tensors import quantizable
 from reference.quantizers import mx
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
@@ -17,14 +18,13 @@ from reference.quantizers.minifloat import E2M1, E4M3
 from reference.quantizers.nf4 import NF4
 from reference.quantizers.schemes import Scheme, scheme
 
-EMBEDDING = "model.embed_tokens.weight"
-PART = 1 << 20  # weights that are quantized at once: the arithmetic is float64's, and needs some copies of them
+PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several copies of them
 
 WITH_MINIMA = ("int8_min", "int4_min")
-INTEGERS = ("int8", "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels int8 holds
+INTEGERS = ("int8", "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels fit int8
 
 _BYTES = np.arange(256, dtype=np.uint8)
-LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of the codes that are no integers
+LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not integers
     "nf4": NF4.levels.astype(np.float64),
     "iq4_nl": IQ4_NL_LEVELS.astype(np.float64),
     "fp8": E4M3.decode(_BYTES),
@@ -33,7 +33,7 @@ LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of the codes that are n
 
 
 def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
-    """The weights that a part of `codes` stands for, exactly.
+    """Decode a part of `codes` exactly.
 
     >>> part = Quantized(np.array([[1, 2, 3]], np.int8), np.array([[0.5, 2.0]], np.float32))
     >>> exact_weights(Codes("int8", group=2, zeros=False, bytes=11, parts=lambda: iter([part])), part)
@@ -49,13 +49,13 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
     scales = part.scales
     if codes.form == "mxfp4":
         scales = np.ldexp(1.0, scales.astype(np.int32) - mx.BIAS)
-    with np.errstate(invalid="ignore"):  # an infinite scale times 0: whoever reads such weights refuses them
+    with np.errstate(invalid="ignore"):  # an infinite scale times 0; readers refuse such weights
         weights = levels * spread(scales)
     return weights + spread(part.minima) if isinstance(part, Shifted) else weights
 
 
 def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
-    """What a `Tensor`'s `read` gives of `codes`: the weights, each rounded once."""
+    """Decode all of `codes`, each weight rounded once: the `read` of a quantized `Tensor`."""
     weights = np.empty(shape, np.float32)
     start = 0
     for part in codes.parts():
@@ -65,7 +65,7 @@ def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "ro
 
 
 def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Runs of rows of a matrix, in order: float64 where it is quantized, else as it is stored."""
+    """Yield consecutive rows of a matrix: decoded to float64 if it is quantized, else in the stored dtype."""
     if tensor.codes:
         for part in tensor.codes.parts():
             yield exact_weights(tensor.codes, part)
@@ -76,11 +76,11 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
             yield weights[start : start + rows]
 
 
-def alike(each: Sequence[Codes | None]) -> list[Codes] | None:
-    """The codes of matrices that are to become one, in a form that all have: their own, or integers of 8 bits.
+def in_common_form(each: Sequence[Codes | None]) -> list[Codes] | None:
+    """Convert the codes of matrices that will be stacked to one form: their own if it is the same, else int8.
 
-    A GGUF file may hold q and k in Q4_K, say, and v in Q6_K. None where a matrix has no codes, or others than integers
-    times scales, plus minima perhaps.
+    A GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes, or has codes that are not
+    integers with scales (and perhaps minima).
     """
     codes = [one for one in each if one]
     if len(codes) < len(each):
@@ -95,7 +95,7 @@ def alike(each: Sequence[Codes | None]) -> list[Codes] | None:
 
 
 def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
-    """As int8, in groups that divide their own; with minima, of 0 where there were none."""
+    """Convert to int8 with smaller groups; `minima` adds minima of 0 to codes without them."""
 
     def widened(part: Part) -> Part:
         copies = codes.group // group
@@ -111,38 +111,30 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
 
 
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """`checkpoint` with its matrices in the scheme `name`; they are quantized when they are read, a part at a time.
+    """Quantize the matrices of `checkpoint` by the scheme `name`, lazily: a part at a time, when they are read.
 
-    Matrices are what activations are multiplied by: the projections of attention, the feed-forward layers and experts,
-    and an untied head. Embeddings (and a head that is one), norms, biases and the routers of experts stay as they are:
-    they are small, or looked up, and errors in them are the costliest. What is quantized already is so anew.
-    Raises ValueError for a name that is no scheme.
+    The matrices are those of `model.tensors.quantizable`: the projections of attention, the feed-forward layers and
+    experts, and an untied head. Embeddings (and a tied head), norms, biases and routers keep their precision: they are
+    small or looked up, and errors in them cost most. Quantized matrices are quantized again. Raises ValueError for an
+    unknown scheme.
     """
     rule, form = scheme(name), form_of(name)
+    matrices = quantizable(checkpoint.config)
     tensors = {
-        name: _quantized(tensor, rule, form) if is_matrix(name) else tensor
+        name: _quantized(tensor, rule, form) if name in matrices else tensor
         for name, tensor in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
 
 
 def form_of(name: str) -> Form:
-    """What the codes of a scheme are.
+    """Return the form of a scheme's codes.
 
     >>> form_of("q8_row"), form_of("mxfp4")
     ('int8', 'mxfp4')
     """
     integers: dict[str, Form] = {"q8": "int8", "q8_row": "int8", "q4": "int4"}
     return integers.get(name) or next(form for form in get_args(Form) if form == name)
-
-
-def is_matrix(name: str) -> bool:
-    """Whether `--quantize` concerns the tensor of that name.
-
-    >>> [is_matrix(name) for name in ("lm_head.weight", "model.embed_tokens.weight", "a.block_sparse_moe.gate.weight")]
-    [True, False, False]
-    """
-    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
 def _quantized(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:

@@ -1,4 +1,4 @@
-"""A file seen through memory: read where it is touched, and dropped from memory on request."""
+"""A memory-mapped file: pages are read when they are touched, and dropped on request."""
 
 import mmap
 import os
@@ -11,12 +11,12 @@ from model.checkpoints.checkpoint import os_errors, refused
 
 
 class MappedFile:
-    """A regular, non-empty file mapped read-only. Raises `CheckpointError` where it cannot be."""
+    """A regular, non-empty file, mapped read-only. Raises `CheckpointError` if it cannot be mapped."""
 
     def __init__(self, path: str | Path):
         self.path = str(path)
         with os_errors(path):
-            # Looked at before it is opened, since opening a pipe would wait for its other end.
+            # We check the type before opening, since opening a pipe would wait for its other end.
             if stat.S_ISDIR(mode := os.stat(path).st_mode):
                 raise refused(path, "is a directory, not a file")
             if not stat.S_ISREG(mode):
@@ -28,15 +28,29 @@ class MappedFile:
         self.size = len(self._map)
 
     def bytes(self, begin: int, end: int) -> bytes:
-        """A copy of the bytes from `begin` to `end`, fewer where the file ends."""
+        """A copy of the bytes from `begin` to `end`, fewer where the file ends. Raises `CheckpointError` as `array`."""
+        self._check_size()
         return self._map[begin:end]
 
     def array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
-        """What lies at `offset`, as a read-only view; a copy where `offset` is no multiple of the element's size."""
+        """The array at `offset`, as a read-only view; a copy where `offset` is no multiple of the element's size.
+
+        Raises `CheckpointError` where the file has become shorter since it was opened.
+        """
+        self._check_size()
         count = int(np.prod(shape, dtype=np.int64))
         view = np.frombuffer(self._map, dtype, count, offset).reshape(shape)
         return view if view.flags.aligned else view.copy()
 
     def release(self) -> None:
-        """Drop the pages read so far from this process; views stay valid and read the file again."""
+        """Drop the pages read so far from this process; views stay valid and read the file again.
+
+        Raises `CheckpointError` as `array`: the end of a page beyond the end of the file reads as zeros.
+        """
+        self._check_size()
         self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _check_size(self) -> None:
+        """Touching a page beyond the end of the file would end the process with SIGBUS, so look at the size before."""
+        if (now := self._map.size()) < self.size:
+            raise refused(self.path, f"was cut short while it was read: {now:,} bytes are left of {self.size:,}")

@@ -1,4 +1,4 @@
-"""Opens a checkpoint of any format that is read, told by its content rather than by its name."""
+"""Opens a checkpoint of any format that this package reads, recognized by its content rather than by its name."""
 
 import os
 import stat
@@ -9,24 +9,24 @@ from model.checkpoints.hub import find_in_cache, how_to_download
 from model.checkpoints.huggingface.read import open_huggingface
 from model.checkpoints.llama2c.read import open_llama2c
 from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import GGUF, weights_file
+from model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of, weights_file
 
-BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models that come with the package, by name
+BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 
 
 def place_of(model: str | Path) -> Path:
     """Find where a model is: a path that exists, else a name of `BUILT_IN`, else `owner/name` in the Hub's cache.
 
-    A name that is none of these is taken for a path.
+    A name that is none of these is taken for a path. A model's folder of the Hub's cache stands for its snapshot.
     """
     path = Path(model)
     if os.path.exists(path):
-        return path
+        return snapshot_of(path)
     return BUILT_IN.get(str(model)) or find_in_cache(str(model)) or path
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, llama2.c's, Hugging Face's directory, or a .safetensors file with its config.json beside it.
+    """Open a GGUF file, a llama2.c file, Hugging Face's directory, or a .safetensors file beside its config.json.
 
     `place_of` says what a name stands for that is no path. Everything but the weights is
     read and checked; the weights' bytes are not read. Raises `CheckpointError`.
@@ -41,9 +41,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         with os_errors(path):
             is_directory = stat.S_ISDIR(path.stat().st_mode)
-    except UnicodeError as error:  # half a character
+    except UnicodeError as error:  # The name has half a surrogate pair.
         raise refused(path, "is not a name that a file can have") from error
     if is_directory:
+        with os_errors(path):
+            if not (path / "config.json").exists():
+                raise folder_without_config(path)
         return open_huggingface(path)
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:

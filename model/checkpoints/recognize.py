@@ -1,13 +1,16 @@
-"""What is found under a checkpoint's name, told by its first bytes."""
+"""Recognizes files and folders that are no model as this package reads it, to say what they are and what to do."""
 
+import os
 from pathlib import Path
 
-from model.checkpoints.checkpoint import refused
+from model.checkpoints.checkpoint import CheckpointError, refused
 from model.checkpoints.mapped import MappedFile
+from model.checkpoints.strict_json import read_object
 
 GGUF = b"GGUF"
-# Four bytes at least, or three that no header's length and no model's width can be: numbers begin our own formats.
-STRANGERS = {
+# The formats that we read begin with numbers, so each magic here is a number that no header's length and no model's
+# width can be.
+OTHER_FORMATS = {
     GGUF: "is a GGUF file, where safetensors is due: name the file itself",
     b"PK\x03\x04": "is a zip archive, as PyTorch's .pth and .bin files are: convert it to safetensors",
     b"\x80\x02\x8a": "is a Python pickle, which is never read: convert it to safetensors",
@@ -25,13 +28,73 @@ def weights_file(path: str | Path) -> MappedFile:
     """Map a file of weights. Raises `CheckpointError` for a file that is recognized as something else."""
     file = MappedFile(path)
     start = file.bytes(0, 64).removeprefix(b"\xef\xbb\xbf")
-    for magic, what in STRANGERS.items():
+    for magic, what in OTHER_FORMATS.items():
         if start.startswith(magic):
             raise refused(path, what)
     if set(start[:4]) <= PRINTABLE:
         for first, what in TEXTS.items():
             if start.lstrip().startswith(first):
                 raise refused(path, what)
-    if len(start) > 8 and set(start) <= PRINTABLE:  # the magic number of llama2.c is text, too
+    if len(start) > 8 and set(start) <= PRINTABLE:  # The magic number of llama2.c is text, too.
         raise refused(path, "is text, not weights")
     return file
+
+
+def snapshot_of(folder: str | Path) -> Path:
+    """The snapshot in a model's folder of Hugging Face's cache, `models--owner--name`; another path as it is.
+
+    The snapshot is the one that `refs/main` names, or the only one there.
+    """
+    path = Path(folder)
+    snapshots = path / "snapshots"
+    if not os.path.isdir(snapshots) or os.path.exists(path / "config.json"):
+        return path
+    try:
+        there = sorted(entry.name for entry in os.scandir(snapshots) if entry.is_dir())
+        with open(path / "refs" / "main", "rb") as file:
+            revision = file.read(100).decode(errors="replace").strip()
+    except OSError:
+        revision, there = "", sorted(os.listdir(snapshots)) if os.access(snapshots, os.R_OK) else []
+    if revision in there:
+        return snapshots / revision
+    return snapshots / there[0] if len(there) == 1 else path
+
+
+def folder_without_config(folder: Path) -> CheckpointError:
+    """The error for a folder without a config.json, which says what the folder holds where this is known."""
+    names = sorted(os.listdir(folder))
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    if "adapter_config.json" in names:
+        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+        merge = f"merge it into its base model{f', {base},' if isinstance(base, str) else ''} first"
+        return refused(folder, f"is an adapter (LoRA), not a whole model: {merge}, as peft's merge_and_unload does")
+    if ggufs:
+        return refused(folder, f"is a folder of GGUF files: name one of them, {_listed(ggufs)}")
+    if "snapshots" in names:
+        there = sorted(os.listdir(folder / "snapshots"))
+        what = f"name a snapshot, {_listed([f'snapshots/{name}' for name in there])}" if there else "it has no snapshot"
+        return refused(folder, f"is a model's folder of Hugging Face's cache: {what}")
+    if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
+        what = "is Meta's or Mistral's own layout (consolidated.*.pth, Python pickles, which are never read)"
+        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or convert it")
+    if "params.json" in names:
+        what = "is Mistral's own layout (params.json), which is not read"
+        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json")
+    return refused(folder, "no config.json is there")
+
+
+def leads_out(path: Path) -> Path | None:
+    """The target of a link that leads out of its folder; None for anything else.
+
+    In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` beside `snapshots`, which belong to the
+    model.
+    """
+    folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
+    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
+    return None if target.is_relative_to(folder) or target.parent == blobs else target
+
+
+def _listed(names: list[str]) -> str:
+    most = 5
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

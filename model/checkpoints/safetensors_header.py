@@ -4,7 +4,7 @@
     n bytes     JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
     the rest    the tensors' bytes, end to end, without holes; offsets count from here
 
-Read by hand, since the library's NumPy front end copies, and since memory-mapping needs the offsets.
+We parse it ourselves: the library's NumPy front end copies, and memory-mapping needs the offsets.
 """
 
 import json
@@ -24,7 +24,7 @@ DTYPES = {
     "F32": np.dtype("<f4"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype("<f2"),
-    # Of quantized weights alone.
+    # These dtypes occur in quantized weights only.
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
@@ -35,7 +35,7 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies in its file."""
+    """The location of a tensor in its file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -47,11 +47,11 @@ class Entry(NamedTuple):
 
 
 def read_header(file: MappedFile) -> dict[str, Entry]:
-    """The tensors of a .safetensors file. Raises `CheckpointError` unless they fill it without hole or overlap."""
+    """Read the tensors' entries. Raises `CheckpointError` unless they fill the file without hole or overlap."""
     length = int.from_bytes(file.bytes(0, 8), "little")
     if file.size < 8:
         raise refused(file.path, f"{file.size} bytes, too short for a .safetensors file")
-    if length > LARGEST:  # the library allows 100 MB, which would take gigabytes to parse
+    if length > LARGEST:  # The library allows 100 MB, which would take gigabytes to parse.
         raise refused(file.path, f"a header of {length} bytes, more than {LARGEST}: not a .safetensors file?")
     start = 8 + length
     if start > file.size:
@@ -68,7 +68,7 @@ def read_header(file: MappedFile) -> dict[str, Entry]:
 
 
 def format_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes:
-    """The length and header of a file that holds `tensors` in this order, padded so that its data is 8-byte aligned."""
+    """Format the length and header of a file with `tensors` in this order, padded so that data is 8-byte aligned."""
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}  # transformers 4 refuses a file without it
     end = 0
     for name, (dtype, shape) in tensors.items():

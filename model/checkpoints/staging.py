@@ -1,7 +1,13 @@
-"""New files that appear whole or not at all: written beside their place under another name, then renamed."""
+"""New files that appear whole or not at all: written beside their place under another name, then renamed.
+
+A process that is killed leaves its unfinished file behind, `.NAME.xxxxxxxx.partial`. Each writer holds a lock on its
+own, which the kernel releases with the process, so the next writer to the same place can tell and remove the others.
+"""
 
 import errno
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -10,12 +16,12 @@ from pathlib import Path
 
 from model.checkpoints.checkpoint import os_errors, refused
 
-# The one state of a module in this package: as half-written files belong to the whole process, so does their list.
+# This is the one state of a module in this package. Unfinished files belong to the whole process, and so does the set.
 _unfinished: set[Path] = set()
 
 
 def remove_unfinished() -> None:
-    """Remove what is half-written, in a process that ends without unwinding its stack."""
+    """Remove all unfinished files, in a process that ends without unwinding its stack."""
     for staged in list(_unfinished):
         _remove(staged)
 
@@ -26,12 +32,12 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 
     Raises `CheckpointError` where `path` exists, or where the operating system refuses (a full disk).
     """
-    path, staged = _places(path)
+    path = _place(path)
     with os_errors(path):
+        _refuse_existing(path)
+        _remove_stale(path)
+        staged, lock = _stage(path, directory=True)
         try:
-            _refuse_existing(path)
-            _unfinished.add(staged)
-            staged.mkdir()
             yield staged
             for file in staged.iterdir():
                 _flush(file)
@@ -41,22 +47,24 @@ def new_directory(path: str | Path) -> Iterator[Path]:
             raise
         finally:
             _unfinished.discard(staged)
+            os.close(lock)
 
 
 @contextmanager
 def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """The name of a file to create, which becomes `path` at the end; as `new_directory` otherwise.
+    """An empty file to fill, which becomes `path` at the end; as `new_directory` otherwise.
 
     With `replace`, a file that stands at `path`, or that a link there names, is replaced by the complete new one.
     """
-    path, staged = _places(os.path.realpath(path) if replace else path)
+    path = _place(os.path.realpath(path) if replace else path)
     with os_errors(path):
+        if not replace:
+            _refuse_existing(path)
+        elif path.exists() and not path.is_file():  # A rename would destroy a device, for example.
+            raise refused(path, "exists and is not a regular file")
+        _remove_stale(path)
+        staged, lock = _stage(path, directory=False)
         try:
-            if not replace:
-                _refuse_existing(path)
-            elif path.exists() and not path.is_file():  # a device, say, which a rename would destroy
-                raise refused(path, "exists and is not a regular file")
-            _unfinished.add(staged)
             yield staged
             _publish(staged, path, replace=replace)
         except BaseException:
@@ -64,6 +72,47 @@ def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
             raise
         finally:
             _unfinished.discard(staged)
+            os.close(lock)
+
+
+def _place(path: str | Path) -> Path:
+    path = Path(os.path.abspath(path))
+    with os_errors(path):
+        os.stat(path.parent)  # We fail now rather than after an hour's work.
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return path
+
+
+def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
+    """A new file or directory beside `path`, and the open descriptor that holds its lock."""
+    while True:
+        staged = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}.partial"
+        _unfinished.add(staged)
+        if directory:
+            staged.mkdir()
+        else:
+            os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        lock = _open(staged)
+        # Another writer may have taken it for stale before we had the lock: then it is gone, and we begin again.
+        if lock is not None and _locked(lock, wait=True) and os.path.exists(staged):
+            return staged, lock
+        _unfinished.discard(staged)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove unfinished files for `path` that no process holds: a kill left them."""
+    name = re.compile(re.escape(_prefix(path)) + r"[0-9a-f]{8}\.partial")
+    for found in os.scandir(path.parent):
+        if not name.fullmatch(found.name) or found.is_symlink() or (lock := _open(found.path)) is None:
+            continue
+        try:
+            if _locked(lock, wait=False):
+                _remove(Path(found.path))
+        finally:
+            os.close(lock)
 
 
 def _remove(staged: Path) -> None:
@@ -73,13 +122,24 @@ def _remove(staged: Path) -> None:
         staged.unlink(missing_ok=True)
 
 
-def _places(path: str | Path) -> tuple[Path, Path]:
-    path = Path(os.path.abspath(path))
-    with os_errors(path):
-        os.stat(path.parent)  # now rather than after an hour's work
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return path, path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.partial"
+def _prefix(path: Path) -> str:
+    return f".{path.name[:100]}."
+
+
+def _open(path: str | Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+def _locked(lock: int, *, wait: bool) -> bool:
+    """Whether this process has the lock now. A file system without locks (some network's) gives it to writers alone."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return wait
+    return True
 
 
 def _refuse_existing(path: Path) -> None:
@@ -90,13 +150,13 @@ def _refuse_existing(path: Path) -> None:
 def _publish(staged: Path, path: Path, *, replace: bool = False) -> None:
     _flush(staged)
     if not replace:
-        _refuse_existing(path)  # again: it may have appeared while we wrote
+        _refuse_existing(path)  # It may have appeared while we wrote.
     os.replace(staged, path)
     _flush(path.parent)
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold a file, or a directory's names, before we go on."""
+    """Wait until the disk holds a file, or a directory's names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""JSON from a stranger: bounded, and an object whose keys are unique."""
+"""JSON from an untrusted file: bounded in size, an object with unique keys."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.mapped import MappedFile
 
-# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object for each in a header. Both bounds leave an order
-# of magnitude above that, and keep what a hostile file costs to a second and 200 MB.
+# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object per tensor in a header. Both bounds are ten
+# times as large, and a hostile file costs at most a second and 200 MB.
 LARGEST = 4 << 20  # bytes
-MOST_OBJECTS = 50_000  # the rest of JSON is parsed a hundred times faster than objects are checked
+MOST_OBJECTS = 50_000  # other JSON is parsed a hundred times faster than objects are checked
 
 
 def read_object(path: str | Path) -> dict:
-    """The object in a JSON file. Raises `CheckpointError`."""
+    """Read the object in a JSON file. Raises `CheckpointError`."""
     file = MappedFile(path)
     if file.size > LARGEST:
         raise refused(path, f"{file.size} bytes of JSON, more than {LARGEST}")
@@ -21,7 +21,7 @@ def read_object(path: str | Path) -> dict:
 
 
 def parse_object(text: bytes, path: str | Path) -> dict:
-    """The JSON object that `text`, a part of the file `path`, spells. Raises `CheckpointError`.
+    """Parse `text`, a part of the file `path`, as a JSON object. Raises `CheckpointError`.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}
@@ -39,7 +39,7 @@ def parse_object(text: bytes, path: str | Path) -> dict:
         raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from error
     except RecursionError as error:
         raise refused(path, "is not usable JSON: nested too deeply") from error
-    except ValueError as error:  # a repeated key, or a number of thousands of digits
+    except ValueError as error:  # A key is repeated, or a number has thousands of digits.
         raise refused(path, f"is not usable JSON: {error}") from error
     if not isinstance(value, dict):
         raise refused(path, "is not a JSON object")
@@ -47,7 +47,7 @@ def parse_object(text: bytes, path: str | Path) -> dict:
 
 
 def short(value: object) -> str:
-    """`value` as JSON, short enough for an error's line.
+    """Format `value` as JSON, cut to fit an error's line.
 
     >>> short(None), short("x" * 100), short([1, 2])
     ('null', '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...', 'a list')

@@ -5,9 +5,8 @@ from math import prod
 from typing import Any
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.tensors import EMBEDDING, Role, Weight, weights
 from reference.config import Config
-
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     `cache_bytes_per_token` to the bytes that are read, in the weights' dtype.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
-    read = {name: tensor.bytes * _share_read(name, config) for name, tensor in tensors.items()}
+    read = {weight.name: tensors[weight.name].bytes * _share_read(weight, config) for weight in weights(config)}
     return {
         "format": checkpoint.format,
         "config": asdict(config),
@@ -59,7 +58,7 @@ def _dtype(tensor: Tensor) -> str:
     return tensor.codes.form if tensor.codes else tensor.dtype.name
 
 
-def _share_read(name: str, config: Config) -> float:
-    if name == EMBEDDING and not config.tied:
+def _share_read(weight: Weight, config: Config) -> float:
+    if weight.role is Role.EMBEDDING and not config.tied:
         return 1 / config.vocab
-    return config.experts_per_token / config.experts if ".experts." in name else 1.0
+    return config.experts_per_token / config.experts if weight.role is Role.EXPERT else 1.0

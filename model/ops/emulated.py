@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from model.cache import from_int8, to_int8
@@ -24,8 +25,10 @@ from model.ops.cpu import CPU
 from model.ops.products import cpu_product, dot
 from model.ops.table import Ops, Product
 from model.ops.xla import XLA, plain
+from model.tensors import stacks
 from model.weights.codes import QuantizedMatrix
-from model.weights.params import Experts, Layer, Linear, Matrix, Params
+from model.weights.params import Matrix, Names, Params, array_names
+from reference.config import Config
 
 BLOCK = 32
 SUPERBLOCK = 256
@@ -53,10 +56,11 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
         raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
     if not found:
         raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
-    for name in checkpoint.tensors:
-        for first, second in (("q_proj", "k_proj"), ("q_proj", "v_proj"), ("gate_proj", "up_proj"), (".w1.", ".w3.")):
-            if first in name and found.get(name) != found.get(other := name.replace(first, second)):
-                raise ValueError(f"{checkpoint.path}: {name} and {other} are of types whose activations differ")
+    for stack in stacks(checkpoint.config):
+        first, *others = (weight.name for weight in stack.weights)
+        for other in others:
+            if found.get(first) != found.get(other):
+                raise ValueError(f"{checkpoint.path}: {first} and {other} are of types whose activations differ")
     return found
 
 
@@ -69,7 +73,7 @@ class Rounding:
     to: str = field(metadata={"static": True})
 
 
-def emulating(product: Product) -> Product:
+def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
     """Extend `product` to matrices that carry a rounding."""
 
     def rounded(x: Float[Array, "*batch cols"], weight: Matrix | Rounding) -> Float[Array, "*batch rows"]:
@@ -97,40 +101,16 @@ def emulated_ops(ops: Ops) -> Ops:
     return EMULATED[ops]
 
 
-def with_roundings(params: Params, found: dict[str, str]) -> Params:
-    """Give `params`, or their shapes, with each matrix that `found` names wrapped in its `Rounding`."""
+def with_roundings(params: Params, found: dict[str, str], *, config: Config) -> Params:
+    """Wrap the matrices of `params`, or their shapes, so that they round their inputs as `roundings` says."""
 
-    def matrix(weight: Any, name: str) -> Any:
-        return Rounding(weight, found[name]) if name in found else weight
+    def rounding(place: Any, held: Any) -> Any:
+        if isinstance(place, Names) and place.names[0] in found:
+            return Rounding(held, found[place.names[0]])
+        return held
 
-    def linear(given: Linear, name: str) -> Linear:
-        return given._replace(weight=matrix(given.weight, f"{name}.weight"))
-
-    def layer(given: Layer, prefix: str) -> Layer:
-        ffn = given.ffn
-        if isinstance(ffn, Experts):
-            moe = f"{prefix}.block_sparse_moe"
-            experts = [
-                each._replace(
-                    gate_up=linear(each.gate_up, f"{moe}.experts.{e}.w1"),
-                    down=linear(each.down, f"{moe}.experts.{e}.w2"),
-                )
-                for e, each in enumerate(ffn.experts)
-            ]
-            ffn = Experts(matrix(ffn.router, f"{moe}.gate.weight"), experts)
-        else:
-            ffn = ffn._replace(
-                gate_up=linear(ffn.gate_up, f"{prefix}.mlp.gate_proj"), down=linear(ffn.down, f"{prefix}.mlp.down_proj")
-            )
-        attention = f"{prefix}.self_attn"
-        return given._replace(
-            qkv=linear(given.qkv, f"{attention}.q_proj"), o=linear(given.o, f"{attention}.o_proj"), ffn=ffn
-        )
-
-    return params._replace(
-        layers=[layer(given, f"model.layers.{i}") for i, given in enumerate(params.layers)],
-        head=matrix(params.head, "model.embed_tokens.weight" if params.tied else "lm_head.weight"),
-    )
+    # The embedding multiplies nothing; a tied head is a leaf of its own.
+    return jax.tree.map(rounding, array_names(config, params.rope), params)._replace(embedding=params.embedding)
 
 
 class RoundingArray(np.ndarray):
@@ -213,7 +193,7 @@ def int8(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:
     return codes * scales[..., None]
 
 
-def _cast(dtype: np.dtype | type) -> Callable[[Array], Array]:
+def _cast(dtype: DTypeLike) -> Callable[[Array], Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
 

@@ -35,7 +35,7 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
@@ -156,7 +156,7 @@ def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config
     return logits.reshape(*x.shape[:-1], -1)
 
 
-def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Codes:
+def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | ScaledCodes:
     """`operand`, for vectors that kernels multiply it by faster than XLA."""
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
@@ -166,7 +166,7 @@ def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Code
     return operand(weight)
 
 
-def operand(weight: Matrix) -> Array | Codes:
+def operand(weight: Matrix) -> Array | ScaledCodes:
     """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
     if not isinstance(weight, QuantizedMatrix):
         return weight
@@ -174,9 +174,9 @@ def operand(weight: Matrix) -> Array | Codes:
         raise Unsupported(f"kernels multiply by no {weight.form} weights with zero points")
     if isinstance(weight, Int8):
         one_a_row = weight.scales.shape[1] == 1
-        return Codes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
+        return ScaledCodes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
     if isinstance(weight, Int4Words):
-        return Codes(weight.codes, weight.scales)
+        return ScaledCodes(weight.codes, weight.scales)
     if weight.form in QUANTIZED:
         raise Unsupported(
             f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "

@@ -1,17 +1,17 @@
-"""Quantizes a model by the activations that a text gives rise to: AWQ, GPTQ and SmoothQuant, layer after layer.
+"""Quantize a model by the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
 
-The text is cut into windows, whose residual streams pass through the model once. In a layer there are four kinds of
-matrices, by their inputs, in the order in which those come about:
+The text is cut into windows, whose residual streams pass through the model once. A layer has four kinds of matrices,
+by their inputs, in the order of computation:
 
     q, k, v          rmsnorm(x)             1 / s goes into the norm's weight
     o                attention's outputs    1 / s goes into the rows of v
     gate, up         rmsnorm(x)             1 / s goes into the norm's weight, and s into a router's columns
     down             silu(gate) * up        1 / s goes into the rows of up
 
-Each kind is quantized for what the layers and matrices before it, quantized already, make of the text. Matrices that
-share inputs share s; so do the heads of a group, which read the same values, in o. Rows of v and up are divided by
-dividing their scales, as their codes stay. SmoothQuant divides norms alone. Embeddings and head stay as they are. All
-experts see all tokens, since one that the text seldom chooses would else be fitted to very few.
+Each kind is quantized for the inputs that the quantized layers and matrices before it compute from the text. Matrices
+that share inputs share s. In o, the heads of a group share s, since they read the same values. Rows of v and up are
+divided through their scales; their codes stay. SmoothQuant divides norms only. Embeddings and head are not quantized.
+All experts see all tokens, so that rarely chosen experts are not fitted to very few.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +28,12 @@ from jaxtyping import Array, Float, Float64, Int
 from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import PART, dequantized, is_matrix
+from model.checkpoints.codes import PART, dequantized
 from model.ops.block import rmsnorm
 from model.ops.table import Positions
 from model.ops.xla import XLA
 from model.quantize.methods import METHODS, Method, observe
+from model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
 from model.text import read_text
 from model.tokenizers.tokenizer import Tokenizer
 from model.weights.params import Experts, FeedForward, Layer, Linear, Progress, no_progress, rope_table
@@ -40,16 +41,15 @@ from reference.config import Config
 from reference.quantizers import smoothquant
 from reference.quantizers.blocks import Quantized
 
-EMBEDDING = "model.embed_tokens.weight"
-WINDOW = 512  # tokens, or the context of a model that has less
-WINDOWS = 128  # at most: as many as AWQ and GPTQ are usually given
-BYTES = 1 << 20  # of a file: with 4 to a token, four times what these windows hold
+WINDOW = 512  # tokens; a model with a shorter context takes that
+WINDOWS = 128  # at most, the usual number for AWQ and GPTQ
+BYTES = 1 << 20  # read of a file: at 4 bytes per token, four times what these windows hold
 
 
 def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int[np.ndarray, "windows seq"]:
-    """The first windows of a UTF-8 text, each with BOS in front where the model's convention has it.
+    """Read the first windows of a UTF-8 text, each with BOS in front if the model's convention has it.
 
-    Raises CheckpointError for a file that `read_text` refuses, or that holds fewer tokens than one window.
+    Raises `CheckpointError` if `read_text` refuses the file, or if it holds fewer tokens than one window.
     """
     text = read_text(path, most=BYTES)
     begin = [] if tokenizer.bos is None else [tokenizer.bos]
@@ -68,11 +68,11 @@ def calibrated(
     method: str,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """`checkpoint` with its layers' matrices quantized by one of `METHODS` for the tokens of `windows`.
+    """Quantize the layers' matrices of `checkpoint` by one of `METHODS` for the tokens of `windows`, lazily.
 
-    A layer is computed when the first of its tensors is read, and forgotten when the next one is: read them in their
-    order, as writers do; who goes back begins anew. `progress` is told of each layer. Raises ValueError for another
-    method, CheckpointError for a model that is quantized already.
+    Reading the first tensor of a layer computes the layer and drops the one before. Read tensors in order, as writers
+    do: going back starts from the first layer. `progress` is called for each layer. Raises ValueError for an unknown
+    method, `CheckpointError` for a model that is quantized already.
     """
     if method not in METHODS:
         raise ValueError(f"{method} is none of the methods {', '.join(METHODS)}")
@@ -83,24 +83,26 @@ def calibrated(
 
 
 class _Walk:
-    """The residual streams of all windows, as they enter the layer that comes next."""
+    """The residual streams of all windows at the input of the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, windows: np.ndarray, method: Method, progress: Progress):
         self._checkpoint, self._windows, self._method, self._progress = checkpoint, windows, method, progress
+        self._stacks = stacks(checkpoint.config)
+        self._table = {weight.name: weight for weight in weights(checkpoint.config)}
         self._current, self._results = -1, {}
         self._streams: list[Array] = []
 
     def tensor(self, name: str) -> Tensor:
-        """What becomes of a tensor: known now, computed when it is read."""
-        stored, method = self._checkpoint.tensors[name], self._method
-        if not name.startswith("model.layers."):
+        """Return the tensor that replaces `name`: its shape and dtype are known now, its values when it is read."""
+        stored, method, weight = self._checkpoint.tensors[name], self._method, self._table[name]
+        if weight.layer is None:
             return stored
-        layer = int(name.split(".")[2])
+        layer = weight.layer
 
         def result() -> Any:
             return self._result(layer, name)
 
-        if not is_matrix(name):
+        if weight.role not in QUANTIZABLE:
             if method.factors is None:
                 return stored
             return Tensor(stored.shape, np.dtype(np.float32), result)
@@ -114,7 +116,13 @@ class _Walk:
             self._current = -1
         while self._current < layer:
             self._results = {}
-            work = _Layer(self._checkpoint, self._current + 1, self._method, self._progress)
+            work = _Layer(
+                self._checkpoint,
+                self._current + 1,
+                [stack for stack in self._stacks if stack.layer == self._current + 1],
+                self._method,
+                self._progress,
+            )
             self._streams = work.pass_through(self._streams)
             self._current, self._results = self._current + 1, work.results()
             self._checkpoint.release()
@@ -135,52 +143,51 @@ def _in_parts(part: Quantized) -> Iterator[Quantized]:
 
 
 class _Layer:
-    """One layer while it is quantized: what each weight is now, and the codes of those that are done."""
+    """One layer while it is quantized: the present weights, and the codes of finished matrices."""
 
-    def __init__(self, checkpoint: Checkpoint, index: int, method: Method, progress: Progress):
+    def __init__(
+        self, checkpoint: Checkpoint, index: int, stacked: Sequence[Stack], method: Method, progress: Progress
+    ):
         self._config, self._index, self._method, self._progress = checkpoint.config, index, method, progress
-        self._path, self._prefix = checkpoint.path, f"model.layers.{index}."
-        self._now: dict[str, np.ndarray] = {}  # float32, by the names within the layer
-        self._parts: dict[str, Quantized] = {}
-        for name, tensor in checkpoint.tensors.items():
-            if name.startswith(self._prefix):
-                values = tensor.read()
-                check_finite(name, values, path=checkpoint.path)
-                self._now[name.removeprefix(self._prefix)] = np.array(values, np.float32)
-        experts = [f"block_sparse_moe.experts.{e}" for e in range(self._config.experts)]
-        self._ffns = [tuple(f"{e}.w{i}.weight" for i in (1, 3, 2)) for e in experts] or [
-            tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-        ]
+        self._path = checkpoint.path
+        self._now: dict[str, np.ndarray] = {}  # float32, by name
+        self._parts: dict[str, Quantized] = {}  # by name
+        for weight in (weight for stack in stacked for weight in (*stack.weights, *stack.biases)):
+            values = checkpoint.tensors[weight.name].read()
+            check_finite(weight.name, values, path=checkpoint.path)
+            self._now[weight.name] = np.array(values, np.float32)
+        self._fields = {stack.field: stack for stack in stacked if stack.expert is None}
+        experts = [[stack for stack in stacked if stack.expert == e] for e in range(self._config.experts)]
+        self._ffns = [{stack.field: stack for stack in expert} for expert in experts] or [self._fields]
         self._kinds_done = 0
 
     def results(self) -> dict[str, Any]:
-        """By its whole name the codes of each matrix, and what each other tensor has become."""
-        return {self._prefix + name: self._parts.get(name, values) for name, values in self._now.items()}
+        """Return, by name, the codes of each matrix and the new values of each other tensor."""
+        return {name: self._parts.get(name, values) for name, values in self._now.items()}
 
     def pass_through(self, streams: Sequence[Array]) -> list[Array]:
-        """Quantize the layer for these residual streams; what it, quantized, makes of them."""
+        """Quantize the layer for these residual streams, and return its outputs for them."""
         config, seq = self._config, streams[0].shape[1]
         table = rope_table(config, seq)
         positions = Positions(jnp.arange(seq)[None], table.cos[None], table.sin[None])
         attended = partial(_attended, positions=positions, window=config.window(self._index), config=config)
 
-        norm, o = "input_layernorm.weight", "self_attn.o_proj.weight"
-        qkv = [f"self_attn.{name}_proj.weight" for name in "qkv"]
+        qkv, o = (_names(self._fields[field]) for field in ("qkv", "o"))
+        norm = "attention_norm"
         self._quantize(qkv, lambda x, layer: _normed(x, layer.attention_norm, eps=config.eps), streams, norm=norm)
-        self._quantize([o], attended, streams, rows=qkv[2])
+        self._quantize(o, attended, streams, rows=qkv[2])
         layer = self._layer()
         streams = [_projected(attended(x, layer), layer, x) for x in streams]
 
-        norm = "post_attention_layernorm.weight"
-        entering = [name for gate, up, _ in self._ffns for name in (gate, up)]
-        self._quantize(entering, lambda x, layer: _normed(x, layer.ffn_norm, eps=config.eps), streams, norm=norm)
-        for e, (_, up, down) in enumerate(self._ffns):
+        entering = [name for ffn in self._ffns for name in _names(ffn["gate_up"])]
+        self._quantize(entering, lambda x, layer: _normed(x, layer.ffn_norm, eps=config.eps), streams, norm="ffn_norm")
+        for e, ffn in enumerate(self._ffns):
 
             def gated(x: Array, layer: Layer, e: int = e) -> Array:
                 ffn = layer.ffn.experts[e] if isinstance(layer.ffn, Experts) else layer.ffn
                 return _gated(x, layer._replace(ffn=ffn), config=config)
 
-            self._quantize([down], gated, streams, rows=up)
+            self._quantize(_names(ffn["down"]), gated, streams, rows=_names(ffn["gate_up"])[1])
         layer = self._layer()
         return [_fed_forward(x, layer, config=config) for x in streams]
 
@@ -193,11 +200,11 @@ class _Layer:
         norm: str | None = None,
         rows: str | None = None,
     ) -> None:
-        """Quantize the matrices that meet `inputs`, which a norm's weight or some rows of a matrix scale."""
+        """Quantize the matrices with these `inputs`; the norm `norm` or the rows of the matrix `rows` absorb 1 / s."""
         method = self._method
-        seen = observe(self._told(inputs, streams), gram=method.gram)
+        seen = observe(self._inputs(inputs, streams), gram=method.gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
-            raise refused(self._path, f"{self._prefix}{names[0]} meets inputs that overflow float32")
+            raise refused(self._path, f"{names[0]} meets inputs that overflow float32")
         s = np.ones(len(seen.means))
         if method.factors and (norm or method.into_matrices):
             if rows and len(self._now[rows]) < len(s):
@@ -212,14 +219,15 @@ class _Layer:
             self._take(name, part)
         self._kinds_done += 1
 
-    def _divide_norm(self, norm: str, s: Float64[np.ndarray, " cols"]) -> None:
+    def _divide_norm(self, field: str, s: Float64[np.ndarray, " cols"]) -> None:
+        [norm] = _names(self._fields[field])
         self._now[norm] = smoothquant.fold(self._now[norm], s).astype(np.float32)
-        router = "block_sparse_moe.gate.weight"
-        if norm.startswith("post_attention") and router in self._now:
+        if field == "ffn_norm" and "router" in self._fields:
+            [router] = _names(self._fields["router"])
             self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
 
     def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
-        """Of codes the scales. The heads of a group have the same s for the values that they share."""
+        """Divide rows through their scales. The heads of a group have the same s for their shared values."""
         rows = len(self._now[name])
         if rows < len(s):
             s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)
@@ -234,7 +242,7 @@ class _Layer:
         shape = part.codes.shape
         self._now[name] = dequantized(_codes(self._method, shape, lambda: iter([part])), shape)
 
-    def _told(self, inputs: Callable[[Array, Layer], Array], streams: Sequence[Array]) -> Iterator[Array]:
+    def _inputs(self, inputs: Callable[[Array, Layer], Array], streams: Sequence[Array]) -> Iterator[Array]:
         layer, kinds = self._layer(), 3 + len(self._ffns)
         stage = f"layer {self._index + 1} of {self._config.layers}"
         for i, x in enumerate(streams):
@@ -242,28 +250,34 @@ class _Layer:
             yield inputs(x, layer)
 
     def _layer(self) -> Layer:
-        """The layer as it is now, on the default device."""
-        now = self._now
+        """Return the present layer, on the default device."""
 
-        def linear(*names: str) -> Linear:
-            biases = [now[bias] for name in names if (bias := name.removesuffix("weight") + "bias") in now]
-            bias = jnp.asarray(np.concatenate(biases)) if biases else None
-            return Linear(jnp.asarray(np.concatenate([now[name] for name in names])), bias)
+        def array(weights: Sequence[Weight]) -> Array | None:
+            return jnp.asarray(np.concatenate([self._now[weight.name] for weight in weights])) if weights else None
 
-        def vector(name: str) -> Any:
-            return jnp.asarray(now[name]) if name in now else None
+        def linear(stack: Stack) -> Linear:
+            weight = array(stack.weights)
+            assert weight is not None
+            return Linear(weight, array(stack.biases))
 
-        ffns = [FeedForward(linear(gate, up), linear(down)) for gate, up, down in self._ffns]
-        router = vector("block_sparse_moe.gate.weight")
+        def vector(field: str) -> Any:
+            return array(self._fields[field].weights) if field in self._fields else None
+
+        ffns = [FeedForward(linear(ffn["gate_up"]), linear(ffn["down"])) for ffn in self._ffns]
+        router = vector("router")
         return Layer(
-            attention_norm=vector("input_layernorm.weight"),
-            qkv=linear(*(f"self_attn.{name}_proj.weight" for name in "qkv")),
-            q_norm=vector("self_attn.q_norm.weight"),
-            k_norm=vector("self_attn.k_norm.weight"),
-            o=linear("self_attn.o_proj.weight"),
-            ffn_norm=vector("post_attention_layernorm.weight"),
+            attention_norm=vector("attention_norm"),
+            qkv=linear(self._fields["qkv"]),
+            q_norm=vector("q_norm"),
+            k_norm=vector("k_norm"),
+            o=linear(self._fields["o"]),
+            ffn_norm=vector("ffn_norm"),
             ffn=ffns[0] if router is None else Experts(router, ffns),
         )
+
+
+def _names(stack: Stack) -> list[str]:
+    return [weight.name for weight in stack.weights]
 
 
 @partial(jax.jit, static_argnames="eps")
@@ -298,6 +312,6 @@ def _fed_forward(x: Float[Array, "1 seq dim"], layer: Layer, *, config: Config) 
 
 
 def _over_groups(means: Float64[np.ndarray, " width"], config: Config) -> Float64[np.ndarray, " width"]:
-    """The mean over the heads that share values, for each of them."""
+    """Average over the heads that share values, and give each of them the average."""
     by_head = means.reshape(config.kv_heads, -1, config.head_dim)
     return np.broadcast_to(by_head.mean(axis=1, keepdims=True), by_head.shape).reshape(-1)

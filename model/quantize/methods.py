@@ -1,14 +1,13 @@
-"""What AWQ, GPTQ and SmoothQuant make of a matrix and the inputs that it meets.
+"""AWQ, GPTQ and SmoothQuant for one matrix, from sums over its inputs.
 
-Their mathematics is `reference.quantizers.awq`, `gptq` and `smoothquant`, for inputs X [tokens, cols] that are at hand.
-Here only sums over X are kept: of a matrix Q in the place of W the error of the outputs is
+`reference.quantizers.awq`, `gptq` and `smoothquant` define them for inputs X [tokens, cols] in memory. Here we keep
+only sums over X. If Q replaces a matrix W, the error of the outputs is
 
     || (Q - W) X^T ||^2  =  tr (Q - W) G (Q - W)^T        G = X^T X
 
-so that G and the means of |X| are all that AWQ's search needs, and G alone is what GPTQ begins with.
+so AWQ's search needs only G and the means of |X|, and GPTQ needs only G.
 
-The grid of both is that of the scheme q4, even around zero: readers and kernels everywhere take it, which they do not
-take zero points.
+Both round to the grid of the scheme q4, symmetric around zero: all readers and kernels support it, unlike zero points.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,31 +25,30 @@ from reference.quantizers.blocks import Quantized
 from reference.quantizers.schemes import SCHEMES
 
 Q4 = SCHEMES["q4"]
-GROUP = 64  # columns that share a scale of it
-COLUMNS = 128  # that GPTQ rounds before the others hear of it
-ALPHA = 0.5  # of SmoothQuant: largest inputs and largest weights meet in the middle
+GROUP = 64  # columns that share a scale of q4
+COLUMNS = 128  # columns that GPTQ rounds before it corrects the later ones
+ALPHA = 0.5  # of SmoothQuant: inputs and weights share the range equally
 
 
 class Inputs(NamedTuple):
-    """Sums over all tokens of the inputs X [tokens, cols] of a matrix."""
+    """Statistics of the inputs X [tokens, cols] of a matrix, over all tokens."""
 
-    gram: Float64[np.ndarray, "cols cols"] | None  # X^T X, where a method asks for it
-    means: Float64[np.ndarray, " cols"]  # of |X|
+    gram: Float64[np.ndarray, "cols cols"] | None  # X^T X, for methods that need it
+    means: Float64[np.ndarray, " cols"]  # means of |X|
     tops: Float64[np.ndarray, " cols"]  # the largest |X|
 
 
 class Method(NamedTuple):
-    """How matrices with the same inputs are quantized."""
+    """A way to quantize matrices with the same inputs."""
 
     form: Form
     bits: int
     group: int | None  # columns that share a scale; None: all
-    gram: bool  # whether `Inputs` are to have it
-    # What the columns of all these matrices, one below the other, are multiplied by before they are rounded, and the
-    # inputs divided by; None: nothing.
+    gram: bool  # whether `Inputs` needs it
+    # The factors that multiply the columns of the stacked matrices before rounding, and divide the inputs; None: ones.
     factors: Callable[[np.ndarray, Inputs], np.ndarray] | None
     quantize: Callable[[np.ndarray, Inputs], Quantized]
-    into_matrices: bool = False  # whether that division may be left to a matrix before, or to norms alone
+    into_matrices: bool = False  # whether an earlier matrix may absorb that division, or only norms
 
 
 @partial(jax.jit, static_argnames="gram")
@@ -62,7 +60,7 @@ def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, 
 
 
 def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
-    """Sums over parts of X, each in float32, and then in float64."""
+    """Compute `Inputs` from parts of X: sums in float32 within a part, in float64 over parts."""
     total, tokens = None, 0
     for x in parts:
         seen = _sums(x, gram=gram)
@@ -81,7 +79,7 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
 def errors(
     w: Float64[np.ndarray, "rows cols"], q: Float64[np.ndarray, "rows cols"], gram: Float64[np.ndarray, "cols cols"]
 ) -> Float64[np.ndarray, " rows"]:
-    """|| (q - w) X^T ||^2 of each row.
+    """Compute || (q - w) X^T ||^2 for each row.
 
     >>> errors(np.array([[1.0, 1.0]]), np.array([[1.5, 0.0]]), np.array([[4.0, 1.0], [1.0, 1.0]]))
     array([1.])
@@ -91,7 +89,7 @@ def errors(
 
 
 def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[np.ndarray, " cols"]:
-    """`reference.quantizers.awq.search`, from sums over the inputs."""
+    """Search as `reference.quantizers.awq.search` does, from sums over the inputs."""
     assert inputs.gram is not None
     least, best = np.inf, np.ones(w.shape[1])
     for alpha in awq.ALPHAS:
@@ -103,9 +101,9 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 
 
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
-    """`reference.quantizers.gptq.quantize`, whose corrections reach the columns far away a block of columns at a time.
+    """Quantize as `reference.quantizers.gptq.quantize` does, correcting later columns a block of columns at a time.
 
-    Of each row that, or the nearest codes: what has the smaller error. The paper does not promise that it is the first.
+    Rows whose nearest codes have a smaller error keep those: GPTQ need not be better for every row.
     """
     assert inputs.gram is not None
     nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)

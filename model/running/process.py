@@ -68,7 +68,7 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 def is_large(config: Config) -> bool:
     """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
-    from model.checkpoints.checkpoint import tensor_shapes
+    from model.tensors import tensor_shapes
 
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
 

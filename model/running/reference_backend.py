@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from model.options import SamplingOptions
 from model.running.backend import check_logits
 from model.running.memory import PROCESS, Memory
 from model.sampling import random_key, uniform
+from model.tensors import EMBEDDING, Role, Weight, by_layer
 from model.weights.params import abstract_params, weight_bytes
 from reference.config import Config
 from reference.llama import (
@@ -151,9 +152,9 @@ def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, 
 
 
 def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None) -> Params:
-    """Read every tensor of `checkpoint` in float64; codes become exactly the weights that they stand for.
+    """Read every tensor of `checkpoint` in float64, quantized ones decoded exactly.
 
-    `roundings` are those of `model.ops.emulated`, for the matrices that they name.
+    `roundings`, from `model.ops.emulated`, says how the named matrices round the vectors that they are multiplied by.
     """
     config, rounded_to = checkpoint.config, roundings or {}
 
@@ -173,39 +174,36 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
         checkpoint.release()
         return exact
 
-    def linear(name: str, *, bias: bool = False) -> Linear:
-        weight = rounding(tensor(f"{name}.weight"), f"{name}.weight")
-        return Linear(weight, tensor(f"{name}.bias") if bias else None)
+    parts = by_layer(config)
 
-    def feed_forward(prefix: str) -> FeedForward | Experts:
+    def matrix(weights: Sequence[Weight]) -> np.ndarray:
+        """Read the matrices of all experts, stacked, or a single matrix."""
+        names = [weight.name for weight in weights]
+        arrays = [tensor(name) for name in names]
+        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else arrays[0], *names)
+
+    def linear(weight: Weight) -> Linear:
+        bias = weight.name.removesuffix("weight") + "bias"
+        return Linear(matrix([weight]), tensor(bias) if bias in checkpoint.tensors else None)
+
+    def layer(i: int) -> Layer:
+        each: dict[str, Any] = {
+            part: linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
+            for part, weights in parts[i].items()
+            if part != "router"
+        }
         if config.experts:
-            moe = f"{prefix}.block_sparse_moe"
-            gate, down, up = (
-                rounding(np.stack([tensor(name) for name in names]), *names)
-                for w in ("w1", "w2", "w3")
-                for names in [[f"{moe}.experts.{e}.{w}.weight" for e in range(config.experts)]]
-            )
-            return Experts(tensor(f"{moe}.gate.weight"), gate=gate, up=up, down=down)
-        return FeedForward(*(linear(f"{prefix}.mlp.{w}_proj", bias=config.ffn_bias) for w in ("gate", "up", "down")))
+            [router] = parts[i]["router"]
+            ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
+        else:
+            ffn = FeedForward(each["gate"], each["up"], each["down"])
+        return Layer(**{name: each.get(name) for name in Layer._fields if name != "ffn"}, ffn=ffn)
 
-    def layer(prefix: str) -> Layer:
-        attention = f"{prefix}.self_attn"
-        return Layer(
-            attention_norm=tensor(f"{prefix}.input_layernorm.weight"),
-            q=linear(f"{attention}.q_proj", bias=config.qkv_bias),
-            k=linear(f"{attention}.k_proj", bias=config.qkv_bias),
-            v=linear(f"{attention}.v_proj", bias=config.qkv_bias),
-            o=linear(f"{attention}.o_proj", bias=config.o_bias),
-            q_norm=tensor(f"{attention}.q_norm.weight") if config.qk_norm else None,
-            k_norm=tensor(f"{attention}.k_norm.weight") if config.qk_norm else None,
-            ffn_norm=tensor(f"{prefix}.post_attention_layernorm.weight"),
-            ffn=feed_forward(prefix),
-        )
-
-    embedding, head = tensor("model.embed_tokens.weight"), "lm_head.weight"
+    outside = {part: weight for part, [weight] in parts[None].items()}
+    embedding = tensor(EMBEDDING)
     return Params(
         embedding=embedding,
-        layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
-        norm=tensor("model.norm.weight"),
-        head=rounding(embedding, "model.embed_tokens.weight") if config.tied else rounding(tensor(head), head),
+        layers=[layer(i) for i in range(config.layers)],
+        norm=tensor(outside["norm"].name),
+        head=rounding(embedding, EMBEDDING) if config.tied else matrix([outside["head"]]),
     )

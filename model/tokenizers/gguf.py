@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
 
-It becomes what the libraries read, a SentencePiece model or a tokenizer.json, so that one implementation serves all
-files. As in llama.cpp nothing is normalized, and the name in tokenizer.ggml.pre stands for how a text is split.
+This module turns it into a SentencePiece model or a tokenizer.json, which the libraries read, so that one
+implementation serves all files. As in llama.cpp, text is not normalized, and tokenizer.ggml.pre names how it is split.
 """
 
 import json
@@ -14,13 +14,14 @@ import numpy as np
 from model.checkpoints.gguf.config import BOS
 from model.checkpoints.gguf.file import Metadata, read_header, short
 from model.checkpoints.mapped import MappedFile
+from model.tokenizers.limits import check_count
 from model.tokenizers.tokenizer import Tokenizer
 from reference.byte_bpe import GPT2, LLAMA3, QWEN2
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
 TYPE = "tokenizer.ggml.model"
 
-# By tokenizer.ggml.pre: the patterns that cut a text, one after the other.
+# The patterns that cut a text, one after the other, by the name in tokenizer.ggml.pre.
 PATTERNS = {
     "llama-bpe": (LLAMA3,),
     "qwen2": (QWEN2,),
@@ -28,11 +29,11 @@ PATTERNS = {
     "smollm": (r"\p{N}", GPT2),
 }
 SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is that one, and texts begin with BOS unless it is said
+WHOLE_WORDS = ("llama-bpe",)  # A word that is a token is not cut, and texts begin with BOS by default.
 
 
 def read_gguf(file: MappedFile) -> Tokenizer | None:
-    """The tokenizer of a GGUF file; None where it has none. Raises CheckpointError for one that cannot be used."""
+    """Read the tokenizer of a GGUF file; None where it has none. Raises CheckpointError for one that cannot be used."""
     metadata = read_header(file).metadata
     kind = metadata.string(TYPE, "none")
     if kind in ("none", "no_vocab"):
@@ -40,6 +41,7 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
     if kind not in ("llama", "gpt2"):
         raise metadata.refused(f"{TYPE} {short(kind)} is not supported (only llama and gpt2)")
     tokens = metadata.strings("tokenizer.ggml.tokens")
+    check_count(len(tokens), metadata.path)
     if len(set(tokens)) < len(tokens):
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
@@ -50,7 +52,7 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
 
 
 def read_template(file: MappedFile) -> tuple[str, dict[str, str]] | None:
-    """The chat template of a GGUF file and the texts of bos_token and eos_token; None where it has none."""
+    """Read the chat template of a GGUF file, and the texts of bos_token and eos_token; None where it has none."""
     metadata = read_header(file).metadata
     if "tokenizer.chat_template" not in metadata:
         return None
@@ -74,12 +76,23 @@ def _types(metadata: Metadata, count: int) -> Sequence[int]:
 
 
 def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool) -> int | None:
-    """The id that begins a text, where one does."""
+    """The id that begins texts, or None."""
     if BOS not in metadata or not metadata.boolean("tokenizer.ggml.add_bos_token", default):
         return None
     if not 0 <= (id := metadata.integer(BOS)) < len(tokens):
         raise metadata.refused(f"{BOS} is {short(id)}, outside a vocabulary of {len(tokens)}")
     return id
+
+
+def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
+    """The types, one of them that of the unknown token, which llama.cpp's converter writes as a control token."""
+    if UNKNOWN in types:
+        return types
+    key = "tokenizer.ggml.unknown_token_id"
+    id = metadata.integer(key) if key in metadata else 0  # as in llama.cpp
+    if not 0 <= id < len(tokens) or types[id] != CONTROL or (key not in metadata and tokens[id] != "<unk>"):
+        raise metadata.refused("no token stands for what is unknown")
+    return [*types[:id], UNKNOWN, *types[id + 1 :]]
 
 
 def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
@@ -90,8 +103,7 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens) or scores.dtype.kind != "f" or not np.all(np.isfinite(scores)):
         raise metadata.refused(f"tokenizer.ggml.scores is not a list of {len(tokens)} finite numbers")
-    if UNKNOWN not in types:
-        raise metadata.refused("no token stands for what is unknown")
+    types = _with_unknown(metadata, tokens, types)
     proto = ModelProto()
     for text, score, kind in zip(tokens, scores.tolist(), types, strict=True):
         proto.pieces.add(piece=text, score=score, type=kind)
@@ -127,7 +139,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
         if kind in (CONTROL, USER_DEFINED)
     ]
     spec = _spec(vocabulary, merges, PATTERNS[name], whole_words=name in WHOLE_WORDS) | {"added_tokens": added}
-    # Under a name of its own, since a tokenizer_config.json beside the file is none of this tokenizer's.
+    # This path has no neighbors: a tokenizer_config.json beside the GGUF file belongs to another tokenizer.
     tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
     return replace(tokenizer, bos=bos)
 
@@ -135,7 +147,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
 def _spec(
     vocabulary: dict[str, int], merges: list[str], patterns: Sequence[str], *, whole_words: bool
 ) -> dict[str, Any]:
-    """The tokenizer.json of such a byte-level tokenizer, without what comes beside its vocabulary."""
+    """The tokenizer.json of a byte-level tokenizer, without its added tokens."""
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     cuts = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

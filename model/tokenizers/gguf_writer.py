@@ -1,4 +1,4 @@
-"""A tokenizer as the keys of a GGUF file: what `model.tokenizers.gguf` reads, and llama.cpp."""
+"""Writes a tokenizer as the keys of a GGUF file, which `model.tokenizers.gguf` and llama.cpp read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -10,18 +10,19 @@ from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.gguf.config import BOS, STOPS
 from model.checkpoints.gguf.file import Value
 from model.tokenizers.gguf import BYTE, CONTROL, NORMAL, PATTERNS, TYPE, UNKNOWN, UNUSED, USER_DEFINED
-from model.tokenizers.huggingface import HuggingFaceTokenizer, byte_characters, is_byte
+from model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
+from model.tokenizers.huggingface_decoder import byte_characters
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from model.tokenizers.tiktoken_ranks import TiktokenTokenizer
 from model.tokenizers.tokenizer import Tokenizer
 from reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
-LAST_SCORE = -1000.0  # of what no text is ever cut into
+LAST_SCORE = -1000.0  # the score of tokens that no text is cut into
 
 
 class Token(NamedTuple):
-    """A token as a GGUF file has it."""
+    """A token of a GGUF file."""
 
     text: str
     kind: int = NORMAL
@@ -31,7 +32,7 @@ class Token(NamedTuple):
 def vocabulary_keys(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, template: str | None = None
 ) -> dict[str, Value]:
-    """The keys of a checkpoint's tokenizer and chat template; without a tokenizer, the ids that begin and end texts.
+    """Format the keys of a tokenizer and chat template; without a tokenizer, only the ids that begin and end texts.
 
     Raises `CheckpointError` for a tokenizer that llama.cpp has no name for.
     """
@@ -44,13 +45,15 @@ def vocabulary_keys(
 
 
 def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None) -> dict[str, Value]:
-    """GGUF names three ids that end a text: of the text, of a turn, of a message."""
+    """The keys of the ids that end a text. GGUF has three: the end of a text, of a turn and of a message."""
     if len(checkpoint.stops) > len(STOPS):
         raise refused(checkpoint.path, f"{len(checkpoint.stops)} tokens end a text, and GGUF can name {len(STOPS)}")
     special = tokenizer.special if tokenizer else {}
     text, turn, message = STOPS
     keys: dict[str, Value] = {}
-    rest = sorted(checkpoint.stops, key=lambda id: (id == bos, id))  # BOS, which ends llama2.c's texts, last
+    rest = sorted(
+        checkpoint.stops, key=lambda id: (id == bos, id)
+    )  # BOS, which ends the texts of llama2.c, comes last.
     for key, names in ((turn, END_OF_TURN), (message, END_OF_MESSAGE)):
         ids = [special[name] for name in names if special.get(name) in rest]
         if ids and len(rest) > 1:
@@ -70,7 +73,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
             tokens, keys = _huggingface(checkpoint, tokenizer)
         case _:
             raise TypeError(f"{type(tokenizer).__name__} has no form in GGUF")
-    # llama.cpp wants a token for each row of the embedding, which may have more.
+    # The embedding may have more rows than there are tokens, and llama.cpp wants a token for each.
     tokens += [Token(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
     keys |= {
         "tokenizer.ggml.tokens": [token.text for token in tokens],
@@ -94,7 +97,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict
 
 
 def _ranks(tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    """Llama 3's ranks: the control tokens follow them, and merges are what the ranks imply."""
+    """The tokens of Llama 3: the ranks, then the control tokens. The ranks imply the merges."""
     characters = {byte: character for character, byte in byte_characters().items()}
 
     def spelled(token: bytes) -> str:
@@ -108,7 +111,7 @@ def _ranks(tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """The two tokens that each token is made of, in the order of the ranks, where it is made of two.
+    """The two tokens that make each token, in the order of the ranks. Tokens that no two make are left out.
 
     >>> list(_merges({b"a": 0, b"b": 1, b"ab": 2, b"abab": 3, b"xyz": 4}))
     [(b'a', b'b'), (b'ab', b'ab')]
@@ -130,7 +133,9 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
     model = spec["model"]
     merges: list[tuple[str, str]] = [tuple(merge) for merge in model["merges"]]
     added = {entry["id"]: entry for entry in spec["added_tokens"]}
-    scores = {a + b: -float(i) for i, (a, b) in reversed(list(enumerate(merges)))}  # the first that makes it
+    scores = {
+        a + b: -float(i) for i, (a, b) in reversed(list(enumerate(merges)))
+    }  # The first merge that makes a token counts.
 
     def token(id: int) -> Token:
         piece = tokenizer.piece(id)
@@ -152,7 +157,7 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
 
 
 def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
-    """What llama.cpp calls the way in which a tokenizer.json cuts a text."""
+    """The name that llama.cpp has for the way a tokenizer.json cuts a text."""
     steps: Sequence[Mapping[str, Any]] = before["pretokenizers"] if before["type"] == "Sequence" else [before]
     patterns: list[str] = []
     for step in steps:

@@ -1,18 +1,36 @@
-"""Hugging Face's `tokenizer.json`: byte-level BPE (Llama 3, Qwen, SmolLM2) or SentencePiece's (Llama 2, Mistral)."""
+"""Hugging Face's `tokenizer.json`, run by the library that defines it (https://github.com/huggingface/tokenizers).
+
+Ids and text equal the library's. A file with a part that this module cannot follow is refused, and the error names
+the part. `dropout` is ignored: it makes random ids, which help in training alone.
+"""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from model.checkpoints.checkpoint import CheckpointError, refused
-from model.checkpoints.strict_json import read_object, short
-from model.tokenizers.tokenizer import UNKNOWN, check_text
+from model.checkpoints.strict_json import short
+from model.tokenizers.huggingface_decoder import Spelling, read_decoder
+from model.tokenizers.huggingface_parts import (
+    Part,
+    check_growth,
+    check_patterns_and_tables,
+    check_post_processor,
+    places_of,
+    steps,
+)
+from model.tokenizers.limits import check_count, check_special
+from model.tokenizers.tokenizer import check_text
+from model.tokenizers.tokenizer_config import stated_bos
 
-MOST_BRACKETS = 2_000_000  # a list for each merge: Llama 3 has 280,000, Gemma 3 515,000
+MOST_BRACKETS = 2_000_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 3 has 515,000.
+MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
 
 
 @dataclass(frozen=True)
@@ -23,97 +41,112 @@ class HuggingFaceTokenizer:
     bos: int | None
     special: Mapping[str, int]
     dummy_prefix: bool
-    _added: Mapping[int, bytes] = field(repr=False)  # tokens beside the BPE vocabulary; control tokens are b""
-    _characters: Mapping[str, int] | None = field(repr=False)  # byte-level: the byte that each character stands for
-    _tokenizer: Tokenizer = field(repr=False)  # without the space in front, which `encode` adds
+    absorbs: Mapping[str, tuple[bool, bool]]
+    _path: str = field(repr=False)  # for messages
+    _spelling: Spelling = field(repr=False)
+    _silent: frozenset[int] = field(repr=False)  # control tokens, and the one for what is unknown: they add no text
+    _start: Tokenizer = field(repr=False)  # for the start of a text
+    _after_special: Tokenizer = field(repr=False)  # for text after a control token
+    _next: Tokenizer = field(repr=False)  # for text that continues other text
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
+        return self._ids(self._start if start else self._next, text)
+
+    def encode_after_special(self, text: str) -> list[int]:
+        return self._ids(self._after_special, text)
+
+    def _ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
         check_text(text)
-        if text and start and self.dummy_prefix:
-            text = " " + text
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with library_errors(self._path, "cannot encode this text"):
+            return tokenizer.encode(text, add_special_tokens=False).ids
 
     def bytes_of(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token]
-        piece = self.piece(token)
-        if self._characters is None:
-            byte = is_byte(piece)
-            return bytes([int(piece[3:5], 16)]) if byte else piece.replace("▁", " ").encode()
-        if all(character in self._characters for character in piece):
-            return bytes(self._characters[character] for character in piece)
-        return piece.encode()  # a piece that is not spelled in bytes, as the library's own decoder has it
+        return b"" if token in self._silent else self._spelling.bytes_of(self.piece(token))
+
+    def first_bytes_of(self, token: int) -> bytes:
+        return b"" if token in self._silent else self._spelling.first_bytes_of(self.piece(token))
 
     @property
     def byte_level(self) -> bool:
-        """Whether pieces are spelled in bytes; else they are SentencePiece's."""
-        return self._characters is not None
+        """Whether pieces are spelled in bytes; otherwise they are SentencePiece's."""
+        return self._spelling.byte_level
 
     def spec(self) -> dict[str, Any]:
-        """The tokenizer.json, without a space in front of texts."""
-        return json.loads(self._tokenizer.to_str())
+        """The contents of the tokenizer.json."""
+        return json.loads(self._start.to_str())
 
     def piece(self, token: int) -> str:
-        return (self._tokenizer.id_to_token(token) or "") if 0 <= token < self.vocab else ""
-
-
-def is_byte(piece: str) -> bool:
-    """Whether `piece` is one of "<0x00>" to "<0xFF>".
-
-    >>> is_byte("<0x41>"), is_byte("<0x4>")
-    (True, False)
-    """
-    digits = piece[3:5]
-    return len(piece) == 6 and piece[:3] == "<0x" and piece[5] == ">" and all(d in "0123456789ABCDEF" for d in digits)
-
-
-def byte_characters() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes: itself where it is printable, else the next from U+0100.
-
-    >>> characters = byte_characters()
-    >>> characters["a"], characters["Ġ"], characters["Ċ"]
-    (97, 32, 10)
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+        return (self._start.id_to_token(token) or "") if 0 <= token < self.vocab else ""
 
 
 def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
-    """A tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` beside `path` may name its BOS."""
+    """Read a tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` beside `path` may name its BOS.
+
+    Raises `CheckpointError` for a file that the library refuses, and for a part that this module cannot follow.
+    """
     spec = _parse(data, path)
-    _build(data.decode(), path)  # checks the whole structure
-    byte_level, dummy_prefix = _kind(spec, path)
-    _check_template(spec, path)
-    tokenizer = _build(json.dumps(_without_prefix(spec)) if dummy_prefix else data.decode(), path)
+    vocab = _check_model(spec, path)
+    check_patterns_and_tables(spec, path)
+    del spec  # The vocabulary need not be in memory twice.
+    with library_errors(path, "not a usable tokenizer.json"):
+        tokenizer = Tokenizer.from_buffer(data)
+    model = tokenizer.model
+    if not isinstance(model, models.BPE):  # The library guesses the kind where the file does not name it.
+        raise refused(path, f"a model of type {short(type(model).__name__)} is not supported, only BPE is")
+    model.dropout = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # the names of control tokens in a text are text
+    normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
+    check_growth(steps(normalizer), "normalizer", path)
+    check_post_processor(after, path)
 
-    unknown = spec["model"].get("unk_token")
-    added, special = {}, {}
-    for token, entry in tokenizer.get_added_tokens_decoder().items():
-        added[token] = entry.content.encode()
-        if entry.content == unknown:
-            added[token] = UNKNOWN.encode()
-        elif entry.special:
-            added[token] = b""
-            special[entry.content] = token
-    pieces = spec["model"]["vocab"]
-    if len(set(pieces.values())) < len(pieces):
-        raise refused(path, "two tokens of the vocabulary have the same id")
-    ids = tokenizer.get_vocab(with_added_tokens=True).values()
-    if not ids:
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token.content: id for id, token in added.items() if token.special and token.content != model.unk_token}
+    check_special(special, path)
+    for token in added.values():
+        if token.special and token.single_word:
+            raise refused(path, f"added token {short(token.content)} has single_word, which is not supported")
+    vocab = max(vocab, max(added, default=-1) + 1)
+    if not vocab:
         raise refused(path, "the vocabulary is empty")
-    return HuggingFaceTokenizer(
-        vocab=max(ids) + 1,
-        bos=_bos(tokenizer, path),
-        special=special,
-        dummy_prefix=dummy_prefix,
-        _added=added,
-        _characters=byte_characters() if byte_level else None,
-        _tokenizer=tokenizer,
+    spelling = read_decoder(_state(tokenizer.decoder), before, path=path)
+    places = places_of(normalizer, before)
+    start, after_special, following = (
+        tokenizer if place == places[0] else _variant(tokenizer, *place, path=path) for place in places
     )
+    bos = _bos(tokenizer, path)
+    if bos is not None and bos >= vocab:
+        raise refused(path, f"its post_processor begins texts with id {bos}, outside a vocabulary of {vocab}")
+    for variant in (start, after_special, following):
+        variant.encode_special_tokens = True  # The names of control tokens in a text are text.
+    return HuggingFaceTokenizer(
+        vocab=vocab,
+        bos=bos,
+        special=special,
+        dummy_prefix=places[0] != places[2],
+        absorbs={t.content: (t.lstrip, t.rstrip) for t in added.values() if t.special and (t.lstrip or t.rstrip)},
+        _path=path,
+        _spelling=spelling,
+        _silent=frozenset(id for id, token in added.items() if token.special),
+        _start=start,
+        _after_special=after_special,
+        _next=following,
+    )
+
+
+@contextmanager
+def library_errors(path: str, what: str) -> Iterator[None]:
+    """Turn any failure of the library, a Rust panic included, into a `CheckpointError` about `path`.
+
+    A panic derives from BaseException, and its class can be recognized by its name alone.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        message = " ".join(str(error).split())[:200]
+        raise refused(path, f"{what}: {message}") from None
 
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:
@@ -128,6 +161,8 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
 
     if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
         raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
+    if data.count(b",") > MOST_VALUES:
+        raise refused(path, f"more than {MOST_VALUES:,} values")
     try:
         spec = json.loads(data.decode(), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
@@ -138,109 +173,80 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         raise refused(path, "is not usable JSON: nested too deeply") from None
     except CheckpointError:
         raise
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # A number of thousands of digits.
         raise refused(path, f"is not usable JSON: {error}") from None
     if not isinstance(spec, dict):
         raise refused(path, "is not a JSON object")
     return spec
 
 
-def _build(text: str, path: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        message = " ".join(str(error).split())[:200]
-        raise refused(path, f"not a usable tokenizer.json: {message}") from None
+def _check_model(spec: dict[str, Any], path: str) -> int:
+    """Refuse a model that is not BPE, or that the library would panic over. Returns one more than the largest id."""
+    model = spec.get("model")
+    pieces = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(model, dict):
+        raise refused(path, "not a usable tokenizer.json: it has no model")
+    if (kind := model.get("type", "BPE")) != "BPE":
+        raise refused(path, f"a model of type {short(kind)} is not supported, only BPE is")
+    if not isinstance(pieces, dict):
+        raise refused(path, "not a usable tokenizer.json: its model has no vocab")
+    if model.get("continuing_subword_prefix"):
+        raise refused(path, "model.continuing_subword_prefix is not supported")
+    check_count(len(pieces), path)
+    ids = set(pieces.values()) if all(type(id) is int and id >= 0 for id in pieces.values()) else None
+    if ids is None:
+        raise refused(path, "not a usable tokenizer.json: an id in its vocab is not a whole number from 0 up")
+    if len(ids) < len(pieces):
+        raise refused(path, "two tokens of the vocabulary have the same id")
+    return max(ids, default=-1) + 1
 
 
-def _steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer, pre-tokenizer, decoder or post-processor as a list of its parts."""
+def _state(component: Any) -> Part | None:
+    """A normalizer, pre-tokenizer, decoder or post-processor as the JSON object that the library read it from."""
     if component is None:
-        return []
-    if component.get("type") != "Sequence":
-        return [{"type": "an untyped part"} | component]
-    parts = next(value for key, value in component.items() if key != "type")
-    return [step for part in parts for step in _steps(part)]
+        return None
+    state = component.__getstate__()
+    return json.loads(state)
 
 
-def _kind(spec: dict[str, Any], path: str) -> tuple[bool, bool]:
-    """Whether the tokenizer is byte-level (else it is SentencePiece's), and whether it puts a space in front."""
-    decoder, before = _steps(spec.get("decoder")), _steps(spec.get("pre_tokenizer"))
-    types = [step["type"] for step in decoder]
-    if spec["model"].get("type", "BPE") != "BPE":
-        raise refused(path, f"a {spec['model']['type']} model is not supported, only BPE is")
-    if types == ["ByteLevel"]:
-        prefixes = [step.get("add_prefix_space", True) for step in before if step["type"] == "ByteLevel"]
-        if not prefixes or any(prefixes):
-            raise refused(path, "a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported")
-        return True, False
-    spaces = [step for step in decoder if step["type"] == "Replace" and step["content"] == " "]
-    if "Metaspace" in types or any(step["pattern"] == {"String": "▁"} for step in spaces):
-        return False, any(_adds_space(step) for step in (*_steps(spec.get("normalizer")), *before))
-    found = " and ".join(types) or "no decoder"
-    raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
+def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
+    """A tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary instead of copying it."""
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": empty}
+    with library_errors(path, "not a usable tokenizer.json"):
+        variant = Tokenizer.from_str(json.dumps(spec))
+        variant.model = tokenizer.model
+        added = tokenizer.get_added_tokens_decoder()
+        variant.add_tokens([_copy(added[id]) for id in sorted(added)])
+    if {id: token.content for id, token in variant.get_added_tokens_decoder().items()} != {
+        id: token.content for id, token in added.items()
+    }:
+        raise refused(path, "added_tokens have ids that do not follow the vocabulary's, which is not supported")
+    return variant
 
 
-def _check_template(spec: dict[str, Any], path: str) -> None:
-    """The library panics over a template with a token that it does not define."""
-    for step in _steps(spec.get("post_processor")):
-        if step["type"] == "TemplateProcessing":
-            names = {part["SpecialToken"]["id"] for part in step["single"] if "SpecialToken" in part}
-            if missing := names - step["special_tokens"].keys():
-                raise refused(path, f"its template names a token that it does not define, {short(min(missing))}")
-
-
-def _adds_space(step: dict[str, Any]) -> bool:
-    match step:
-        case {"type": "Prepend", "prepend": "▁"}:
-            return True
-        case {"type": "Metaspace", "prepend_scheme": scheme}:
-            return scheme != "never"
-        case {"type": "Metaspace"}:
-            return step.get("add_prefix_space", True)
-    return False
-
-
-def _without_prefix(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer without the space in front.
-
-    `encode` adds it instead: a text may continue another, and Metaspace (unlike SentencePiece) would leave it
-    out before a text that begins with a space, which then could not be told from the text without.
-    """
-
-    def change(component: dict[str, Any] | None) -> dict[str, Any] | None:
-        if component is None:
-            return None
-        if component.get("type") == "Sequence":
-            key = next(key for key in component if key != "type")
-            return component | {key: [part for part in map(change, component[key]) if part is not None]}
-        if not _adds_space(component):
-            return component
-        if component["type"] == "Prepend":
-            return None
-        return {key: value for key, value in component.items() if key != "add_prefix_space"} | {
-            "prepend_scheme": "never"
-        }
-
-    return spec | {key: change(spec.get(key)) for key in ("normalizer", "pre_tokenizer")}
+def _copy(token: AddedToken) -> AddedToken:
+    flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    return AddedToken(token.content, **flags)
 
 
 def _bos(tokenizer: Tokenizer, path: str) -> int | None:
-    """What the file's template puts before a text, else what tokenizer_config.json says."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a", add_special_tokens=True).ids
-    if whole[: len(plain)] != plain:
+    """The id that the file's post_processor puts before a text, or else the id that tokenizer_config.json names."""
+    with library_errors(path, "not a usable tokenizer.json"):
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        whole = tokenizer.encode("a", add_special_tokens=True).ids
+    if whole != plain:
+        if whole[1:] != plain:
+            what = "its post_processor puts other ids around a text than one before it"
+            raise refused(path, f"{what}, which is not supported: {plain} becomes {whole}"[:300])
         return whole[0]
-    config_path = Path(path).parent / "tokenizer_config.json"
-    if not config_path.is_file():
-        return None
-    config = read_object(config_path)
-    name = config.get("bos_token")
-    if isinstance(name, dict):
-        name = name.get("content")
-    if config.get("add_bos_token") is not True or name is None:
-        return None
-    token = tokenizer.token_to_id(name) if isinstance(name, str) else None
-    if token is None:
-        raise refused(config_path, f"the vocabulary has no bos_token {short(name)}")
-    return token
+    return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)
+
+
+def is_byte(piece: str) -> bool:
+    """Whether `piece` is one of "<0x00>" to "<0xFF>".
+
+    >>> is_byte("<0x41>"), is_byte("<0x4>")
+    (True, False)
+    """
+    return re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None

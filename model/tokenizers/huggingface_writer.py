@@ -1,4 +1,4 @@
-"""A tokenizer as Hugging Face's directories have it: the files that this package and transformers read."""
+"""Writes a tokenizer as files of a Hugging Face directory, which this package and transformers read."""
 
 import json
 from typing import Any
@@ -9,9 +9,10 @@ from model.tokenizers.tokenizer import Tokenizer
 
 
 def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, template: str | None) -> dict[str, bytes]:
-    """By their names: tokenizer.model or tokenizer.json, tokenizer_config.json, chat_template.jinja for a template.
+    """Format the files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, and chat_template.jinja.
 
-    Both say whether texts begin with BOS. Raises TypeError for a tokenizer of another kind.
+    The first two say whether texts begin with BOS. `eos` is the id that ends texts, and `template` the source of the
+    chat template. Raises TypeError for a tokenizer of another kind.
     """
     config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False}
     for name, id in (("bos_token", tokenizer.bos), ("eos_token", eos)):
@@ -33,7 +34,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, template: str | No
 
 
 def _model(tokenizer: SentencePieceTokenizer) -> bytes:
-    """SentencePiece looks for BOS by its piece, which has to be a control token: what is unknown is none."""
+    """The model with its BOS. SentencePiece looks for a control token, so the unknown token stands for no BOS."""
     proto = tokenizer.proto()
     trainer = proto.trainer_spec
     trainer.bos_piece = trainer.unk_piece if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
@@ -41,7 +42,7 @@ def _model(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def _spec(tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
-    """What puts BOS in front is a template."""
+    """The tokenizer.json, with a template that puts BOS in front."""
     if tokenizer.bos is None:
         return tokenizer.spec() | {"post_processor": None}
     name = tokenizer.piece(tokenizer.bos)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from model.checkpoints.checkpoint import refused
+from model.tokenizers.limits import check_count
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer, from_proto
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece.Type in sentencepiece_model.proto
@@ -22,14 +23,17 @@ FIRST_PIECE = FIRST_BYTE + 256
 
 
 class Piece(NamedTuple):
+    """A record of the file."""
+
     text: str
     score: float
 
 
 def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
-    """A tokenizer from the bytes of a `tokenizer.bin`; `path` is for messages.
+    """Read a tokenizer from the bytes of a `tokenizer.bin`; `path` is for messages.
 
-    It becomes a SentencePiece model in memory, so that one implementation serves both files.
+    This makes a SentencePiece model of it in memory, so that one implementation serves both files.
+    Raises `CheckpointError`.
     """
     pieces = _parse(data, path)
     if len(pieces) <= FIRST_PIECE:
@@ -59,19 +63,19 @@ def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
             model_type=BPE, vocab_size=len(pieces), byte_fallback=True, unk_piece=unknown, bos_piece=bos, eos_piece=eos
         )
     )
-    # llama2.c puts a space in front of a text, and changes nothing else.
+    # llama2.c puts a space in front of a text, and leaves the rest as it is.
     proto.normalizer_spec.add_dummy_prefix = True
     proto.normalizer_spec.remove_extra_whitespaces = False
     return from_proto(proto, path=path)
 
 
 def _parse(data: bytes, path: str) -> list[Piece]:
-    """The records, every length checked against the bytes that are left."""
+    """Read the records, and check every length against the bytes that are left."""
     longest = int.from_bytes(data[:4], "little")
     pieces: list[Piece] = []
     at = 4
     while at < len(data):
-        i = len(pieces)
+        check_count(i := len(pieces), path)
         if len(data) - at < 8:
             raise refused(path, f"the file ends within piece {i}")
         score, length = struct.unpack_from("<fI", data, at)

@@ -1,4 +1,4 @@
-"""Open a tokenizer of any kind, told by what is in the file."""
+"""Opens a tokenizer of any kind, recognized by the content of its file."""
 
 import re
 from pathlib import Path
@@ -10,11 +10,11 @@ from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
 LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # names of tokenizers by others
-LARGEST = 64 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
+LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a file, or the first of tokenizer.json, tokenizer.model and tokenizer.bin in a directory.
+    """Open the tokenizer in a file, or the first of tokenizer.json, tokenizer.model and tokenizer.bin in a directory.
 
     The file may be a GGUF with a tokenizer inside.
     Raises CheckpointError, one line that names the file and what is wrong with it.
@@ -45,7 +45,7 @@ def _in_directory(folder: Path) -> Path:
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:
-    # The libraries take a tenth of a second each to import, so only the one that is needed is.
+    # Each library takes a tenth of a second to import, so we import only the one that we need.
     head = data[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
     if head.startswith(b"version https://git-lfs"):
         raise refused(path, "a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
@@ -59,7 +59,7 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         from model.tokenizers.tiktoken_ranks import read_tiktoken
 
         return read_tiktoken(data, path=path)
-    if data[2:4] == b"\0\0":  # the high half of a length below 65,536; SentencePiece has text there
+    if data[2:4] == b"\0\0":  # The high half of a length below 65,536 is here; SentencePiece has text.
         from model.tokenizers.llama2c import read_llama2c
 
         return read_llama2c(data, path=path)

@@ -1,4 +1,4 @@
-"""The tokenizer that belongs to a checkpoint."""
+"""Finds the tokenizer that belongs to a checkpoint."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from model.checkpoints.mapped import MappedFile
 from model.tokenizers.load import NAMES, load_tokenizer
 from model.tokenizers.tokenizer import Tokenizer
 
-PADDING = 64  # models round their vocabulary up for the hardware, by less than one part in this
+PADDING = 64  # Models round their vocabulary up for the hardware, by less than 1/64.
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
-    """The tokenizer at a path, or for None the one inside the model's file (GGUF), else the one beside it.
+    """Open the tokenizer at a path, or for None the one inside the model's file (GGUF), else the one beside it.
 
     Raises CheckpointError if there is none, or if its vocabulary is not the model's.
     """
@@ -26,7 +26,7 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
 
 
 def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer | None:
-    """`tokenizer_of`, but None where no path is given and there is no tokenizer in or beside the model."""
+    """Open the tokenizer as `tokenizer_of`; None where no path is given and the model has none inside or beside it."""
     beside = Path(checkpoint.path)
     folder = beside if beside.is_dir() else beside.parent
     if tokenizer is None and not any((folder / name).exists() for name in NAMES) and not tokenizer_inside(checkpoint):
@@ -35,7 +35,7 @@ def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> To
 
 
 def tokenizer_inside(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer inside the model's file, a GGUF; None where there is none."""
+    """Open the tokenizer inside a model's GGUF file; None where there is none."""
     if not checkpoint.format.startswith("gguf"):
         return None
     from model.tokenizers.gguf import read_gguf

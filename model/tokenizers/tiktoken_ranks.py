@@ -1,7 +1,7 @@
 """Llama 3's `tokenizer.model`: byte strings and their ranks. The algorithm is defined in `reference.byte_bpe`.
 
 Each line is a token in base64, a space and its rank, which is its id. The control tokens are not in the file: they
-follow, in the order of Meta's code (https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
+follow in the order of Meta's code (https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
 """
 
 import base64
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import tiktoken
 
 from model.checkpoints.checkpoint import refused
+from model.tokenizers.limits import check_count
 from model.tokenizers.tokenizer import check_text
 from reference.byte_bpe import LLAMA3
 
@@ -25,14 +26,14 @@ SPECIAL = (
     "<|step_id|>",
     "<|start_header_id|>",
     "<|end_header_id|>",
-    "<|eom_id|>",  # end of a message that expects a tool's answer
-    "<|eot_id|>",  # end of a turn
+    "<|eom_id|>",  # the end of a message that expects a tool's answer
+    "<|eot_id|>",  # the end of a turn
     "<|python_tag|>",
     "<|image|>",
     *(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
 )  # 256 in all
 
-LONGEST_RUN = 25_000  # of white space, in characters; tiktoken's stack overflows somewhere below 1,000,000
+LONGEST_RUN = 25_000  # characters of white space; tiktoken's stack overflows somewhere below 1,000,000
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,23 @@ class TiktokenTokenizer:
     bos: int | None
     special: Mapping[str, int]
     dummy_prefix: bool
+    absorbs: Mapping[str, tuple[bool, bool]]
     _tokens: Sequence[bytes] = field(repr=False)  # by id, without the control tokens
-    _names: Sequence[str] = field(repr=False)  # of the control tokens, which follow
+    _names: Sequence[str] = field(repr=False)  # the control tokens, which follow
     _encoding: tiktoken.Encoding = field(repr=False)
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         check_text(text)
         return [token for part in cut(text) for token in self._encoding.encode_ordinary(part)]
 
+    def encode_after_special(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def bytes_of(self, token: int) -> bytes:
         return self._tokens[token] if 0 <= token < len(self._tokens) else b""
+
+    def first_bytes_of(self, token: int) -> bytes:
+        return self.bytes_of(token)
 
     def piece(self, token: int) -> str:
         if 0 <= token - len(self._tokens) < len(self._names):
@@ -61,7 +69,7 @@ class TiktokenTokenizer:
 
 
 def cut(text: str) -> Iterator[str]:
-    """`text` in parts, cut (as Meta does) where white space goes on for longer than tiktoken can bear.
+    """Cut `text` into parts where white space is longer than tiktoken can bear, as Meta does.
 
     >>> [len(part) for part in cut("a" + " " * 60_000 + "b")]
     [25001, 25000, 10001]
@@ -75,7 +83,7 @@ def cut(text: str) -> Iterator[str]:
 
 
 def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
-    """A tokenizer from the bytes of a file of ranks; `path` is for messages."""
+    """Read a tokenizer from the bytes of a file of ranks; `path` is for messages. Raises `CheckpointError`."""
     tokens = _parse(data, path)
     special = {name: len(tokens) + i for i, name in enumerate(SPECIAL)}
     encoding = tiktoken.Encoding(
@@ -89,6 +97,7 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
         bos=special["<|begin_of_text|>"],
         special=special,
         dummy_prefix=False,
+        absorbs={},
         _tokens=tokens,
         _names=SPECIAL,
         _encoding=encoding,
@@ -97,6 +106,7 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
 
 def _parse(data: bytes, path: str) -> list[bytes]:
     """The tokens in the order of their ranks."""
+    check_count(data.count(b"\n"), path)
     tokens: list[bytes] = []
     seen: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines()):

@@ -1,82 +1,101 @@
-"""What every tokenizer does, whatever file it came from, and how ids become text again."""
+"""The interface of all tokenizers, whatever file they come from, and the way from ids back to text."""
 
 import codecs
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
-UNKNOWN = " ⁇ "  # what is printed for characters that a vocabulary without bytes could not spell, as SentencePiece does
+UNKNOWN = " ⁇ "  # SentencePiece prints this for a character that a vocabulary without bytes cannot spell.
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids, and an id to the bytes it stands for."""
+    """Turns text into ids, and an id into the bytes it stands for."""
 
     @property
     def vocab(self) -> int:
-        """Ids are 0 to vocab - 1."""
+        """The number of ids, which are 0 to vocab - 1."""
         ...
 
     @property
     def bos(self) -> int | None:
-        """The id that begins a text, where the model's convention has one."""
+        """The id that begins texts, or None where the model's convention has none."""
         ...
 
     @property
     def special(self) -> Mapping[str, int]:
-        """Control tokens by their names, such as "<s>" or "<|eot_id|>". No text spells them."""
+        """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". No text spells them."""
         ...
 
     @property
     def dummy_prefix(self) -> bool:
-        """A text is encoded with a space in front, so that its first word is like any other."""
+        """Whether a text is encoded with a space in front, so that its first word is like any other."""
+        ...
+
+    @property
+    def absorbs(self) -> Mapping[str, tuple[bool, bool]]:
+        """Control tokens that take in the white space before them, after them, or both."""
         ...
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
-        """The ids of plain text: names of control tokens in it are just characters, and BOS is not added.
+        """The ids of plain text, without BOS. Names of control tokens in it are just characters.
 
-        `start=False` when it continues other text, and so gets no space in front.
-        Raises ValueError where `text` is not valid Unicode.
+        `start=False` says that it continues other text, and so gets no space in front. Raises ValueError where `text`
+        is not valid Unicode, or where the tokenizer's library fails over it.
+        """
+        ...
+
+    def encode_after_special(self, text: str) -> list[int]:
+        """The ids of plain text that follows a control token within a conversation, as `encode` otherwise.
+
+        Tokenizers differ in whether this text gets a space in front.
         """
         ...
 
     def bytes_of(self, token: int) -> bytes:
-        """What `token` adds to the text. A control token adds nothing; nor does an id that the vocabulary lacks,
-        since models may have more rows than their tokenizer has ids."""
+        """The bytes that `token` adds to a text.
+
+        A control token adds nothing. An id that the vocabulary lacks adds nothing either, since models may have more
+        rows than their tokenizer has ids.
+        """
+        ...
+
+    def first_bytes_of(self, token: int) -> bytes:
+        """The bytes that `token` adds where it begins a text: `bytes_of` without the space that `encode` adds."""
         ...
 
     def piece(self, token: int) -> str:
-        """`token` as the vocabulary spells it."""
+        """The spelling of `token` in the vocabulary."""
         ...
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[int]:
-    """The ids of a whole text, BOS first where the model's convention has it."""
+    """The ids of a whole text, with BOS first where the model's convention has it."""
     begin = [tokenizer.bos] if bos and tokenizer.bos is not None else []
     return [*begin, *tokenizer.encode(text)]
 
 
 class Decoder:
-    """Ids in, one at a time; text out, as soon as its characters are whole.
+    """Turns ids into text, one at a time, as soon as the characters are whole.
 
-    The space that `encode` put in front is taken away when `start`: that is, when the ids begin a text
-    (control tokens before it, such as BOS, are not text) and do not continue one.
+    With `start`, the ids begin a text, and the space that `encode` put in front of it is taken away. Control tokens
+    before the text, such as BOS, do not count as text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, start: bool = True):
         self._tokenizer = tokenizer
-        self._space_in_front = start and tokenizer.dummy_prefix
+        self._starts = start
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that `token` completes; "" while a character still lacks bytes."""
+        """Feed the next id. Returns the text that it completes, "" while a character still lacks bytes."""
         spelling = self._tokenizer.bytes_of(token)
-        if spelling and self._space_in_front:
-            spelling = spelling.removeprefix(b" ")
-            self._space_in_front = False
+        if spelling and self._starts:
+            spelling = self._tokenizer.first_bytes_of(token)
+            self._starts = False
         return self._utf8.decode(spelling)
 
     def finish(self) -> str:
-        """U+FFFD if the ids ended within a character."""
+        """End the text. Returns U+FFFD if the ids ended within a character."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -87,7 +106,7 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int], *, start: bool = True) -> s
 
 
 def check_text(text: str) -> None:
-    """Half of a surrogate pair cannot be encoded: libraries differ in what they make of it, so say so first.
+    """Raise ValueError where `text` has half of a surrogate pair, which libraries treat in different ways.
 
     >>> check_text("wave: \\ud83d")
     Traceback (most recent call last):

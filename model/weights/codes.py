@@ -1,7 +1,7 @@
 """Quantized matrices as pytrees: codes that are decoded where they are multiplied, so that a product reads few bytes.
 
-A kind of codes is a class: how they lie in memory, and which float32 level each stands for. `model.ops` multiplies
-by any of them, as by a plain array. Which weights they come from is said in `reference.quantizers.schemes`.
+Each form of codes is a class, which knows their layout in memory and the float32 level of each code. `model.ops`
+multiplies by any of them as by a plain array. `reference.quantizers.schemes` defines the codes of given weights.
 """
 
 from collections.abc import Iterator
@@ -19,33 +19,33 @@ from reference.quantizers.affine import Affine
 from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from reference.quantizers.nf4 import NF4
 
-LANES = 16  # float32 numbers in an AVX-512 register; of two codes in a byte, the second belongs so many columns later
-PAIR = 2 * LANES  # columns in 16 bytes of packed codes: groups are of so many, or multiples, or of half as many
-LARGEST_GROUP = 128  # larger ones become several with the same scale, unless they are whole rows
-ROW = 64  # rows of one group end at a multiple of so many columns
+LANES = 16  # float32 numbers in an AVX-512 register; the second code of a byte belongs 16 columns after the first
+PAIR = 2 * LANES  # columns in 16 bytes of packed codes; groups are of 16 columns, or of a multiple of 32
+LARGEST_GROUP = 128  # columns; a larger group becomes several with one scale, unless it is a whole row
+ROW = 64  # columns; a row of a single group is padded to a multiple of them
 
 
 class _Arrays(NamedTuple):
     codes: Array  # [rows, bytes]
     scales: Array  # [rows, groups]
-    zeros: Array | None  # int8 [rows, groups]: what is subtracted from a level, where integers have zero points
-    minima: Array | None = None  # [rows, groups]: what is added to a level times its scale, where the form has minima
+    zeros: Array | None  # int8 [rows, groups]: zero points that are subtracted from levels, where integers have them
+    minima: Array | None = None  # [rows, groups]: added to levels times scales, where the form has minima
 
 
 class QuantizedMatrix(_Arrays):
-    """A matrix [rows, cols] of levels times scales, plus minima; zeros are appended to its columns up to whole groups.
+    """A matrix [rows, cols] of levels times scales, plus minima, padded with code 0 to whole groups of columns.
 
-    What is appended may stand for any finite weight.
+    A padded column may stand for any finite weight.
     """
 
     __slots__ = ()
     form: ClassVar[Form]
-    packed: ClassVar[bool] = True  # two codes of 4 bits in a byte, else one
-    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # of the bytes
+    packed: ClassVar[bool] = True  # a byte has two codes of 4 bits; otherwise one
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # dtype of the bytes
     scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
-    unit: ClassVar[float] = 1.0  # what all levels that `decode` gives are still to be multiplied by, a power of 2
-    middle: ClassVar[int] = 0  # the zero point of what is stored of integers
-    shifted: ClassVar[bool] = False  # whether there are minima
+    unit: ClassVar[float] = 1.0  # power of 2 that all levels of `decode` must still be multiplied by
+    middle: ClassVar[int] = 0  # offset between stored integers and their values
+    shifted: ClassVar[bool] = False  # whether the form has minima
 
     @property
     def cols(self) -> int:
@@ -57,28 +57,28 @@ class QuantizedMatrix(_Arrays):
 
     @property
     def slices(self) -> int:
-        """How many of `pieces` to multiply in one loop, at most, unless a group has more: beyond 64, loops are slow."""
+        """Most of `pieces` to multiply in one loop, unless a group has more; beyond 64, loops are slow."""
         return 64
 
     @staticmethod
     def real_scales(scales: Array) -> Float[Array, "*shape"]:
-        """What scales stand for as they are stored."""
+        """Give the values of scales as they are stored."""
         return scales
 
     @staticmethod
     def decode(codes: Array) -> Float[Array, "*shape"]:
-        """The levels of codes as they are stored, those of 4 bits alone in their bytes; without `unit`."""
+        """Give the levels of codes as they are stored, one code of 4 bits to a byte; without `unit`."""
         raise NotImplementedError
 
     @classmethod
     def decode_pairs(cls, codes: Array) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-        """Of bytes that hold two codes, the levels of the low and of the high halves."""
+        """Give the levels of the low and of the high halves of bytes that hold two codes."""
         return cls.decode(codes & 15), cls.decode(codes >> 4)
 
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
-        """The levels in columns from `start` to `stop` of each block of so many columns, 16 at a time; without `unit`.
+        """Yield levels, 16 columns at a time, from column `start` to `stop` of each block of `block` columns.
 
-        Each begins with its first column. All numbers are multiples of 16.
+        Each comes after the number of its first column. All numbers are multiples of 16. `unit` is left out.
         """
         codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
         step = LANES * (1 + self.packed)
@@ -91,14 +91,15 @@ class QuantizedMatrix(_Arrays):
                     yield first, part
 
     def weights(self) -> Float[Array, "rows cols"]:
-        """The whole matrix in float32, each weight rounded once, its appended columns included."""
+        """Decode the whole matrix to float32, each weight rounded once, with its padded columns."""
         rows, groups = self.scales.shape
-        halves = 2 if self.packed and self.group == LANES else 1  # groups that 16 bytes hold
+        halves = 2 if self.packed and self.group == LANES else 1  # groups in 16 bytes
 
         def spread(a: Array) -> Array:
             return a.reshape(rows, groups // halves, 1, halves, 1)
 
-        if self.packed:  # decoded apart and then joined: with a shift for each, XLA on a CPU takes half as long again
+        # Halves are decoded apart and then joined: a shift for each code would take XLA on a CPU half as long again.
+        if self.packed:
             codes = self.codes.reshape(rows, groups // halves, -1, LANES)
             levels = jnp.stack(self.decode_pairs(codes), axis=3)
         else:
@@ -112,7 +113,7 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def shapes(cls, rows: int, cols: int, codes: Codes) -> "QuantizedMatrix":
-        """The arrays for a matrix of that shape."""
+        """Give the shapes of the arrays for a matrix [rows, cols] of `codes`."""
         group, _ = _group(codes, cols)
         whole = max(group, PAIR) if group else ROW
         padded = -(-cols // whole) * whole
@@ -127,7 +128,7 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def stored(cls, part: Part, codes: Codes) -> "QuantizedMatrix":
-        """A part of `codes`, as NumPy arrays of `shapes`."""
+        """Store a part of `codes` as NumPy arrays of `shapes`."""
         rows, cols = part.codes.shape
         shapes, (_, copies) = cls.shapes(rows, cols, codes), _group(codes, cols)
         padded, groups = shapes.cols, shapes.scales.shape[1]
@@ -144,7 +145,7 @@ class QuantizedMatrix(_Arrays):
             bits = bits + np.int8(cls.middle)
         minima = spread(part.minima) if isinstance(part, Shifted) else None
         if isinstance(part, Affine) and not cls.packed:
-            bits = bits ^ np.uint8(cls.middle)  # less by 128, in two's complement
+            bits = bits ^ np.uint8(cls.middle)  # subtracts 128, in two's complement
         bits = np.pad(bits.view(np.uint8), [(0, 0), (0, padded - cols)])
         if cls.packed:
             pairs = bits.reshape(rows, -1, 2, LANES)
@@ -168,17 +169,17 @@ class Int8(QuantizedMatrix):
 
 
 def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
-    """codes / steps - less, exactly, for a power of two.
+    """Compute codes / steps - less exactly, for a power of two `steps`.
 
-    Put into the mantissa of 2^23 / steps, whose last bit counts 1 / steps, a code is a float without being converted;
-    that of a high half without being shifted.
+    The last bit of the mantissa of 2^23 / steps counts 1 / steps. A code that is put there is a float without a
+    conversion, and the code of a high half needs no shift.
     """
     start = np.float32(2**23 / steps)
     return lax.bitcast_convert_type(codes.astype(jnp.uint32) | start.view(np.uint32), jnp.float32) - (start + less)
 
 
 class _Integers4(QuantizedMatrix):
-    """Integers of 4 bits, stored more by `middle`."""
+    """Integers of 4 bits, stored with `middle` added."""
 
     __slots__ = ()
 
@@ -215,17 +216,17 @@ class Int4Min(_Integers4):
 
 
 class NF4Codes(QuantizedMatrix):
-    """The 16 levels of NF4, chosen by bits: 15 selections are faster than to look them up in memory."""
+    """The 16 levels of NF4, chosen by bits: 15 selections are faster than a table in memory."""
 
     __slots__ = ()
     form = "nf4"
 
     @property
     def slices(self) -> int:
-        """Of 64 slices, XLA takes a minute and 5 GB to compile 24 layers, and the loop is slower by half.
+        """Most of `pieces` to multiply in one loop, which depends on the size of the matrix.
 
-        The fewer, the more partial sums, which should stay in a cache: with 4, a byte for each weight. Of 28,672 x
-        4,096, 16 slices take 18 ms where 4 take 47, 8 32 and 64 22; a small model decodes a tenth faster with 4 than 8.
+        With 64, XLA needs a minute and 5 GB to compile 24 layers, and the loop is slower. Fewer leave more partial
+        sums, which should stay in a cache: 16 are fastest for 28,672 x 4,096, and 4 for a small model.
         """
         weights = 2 * self.codes.size
         return 4 if weights <= 1 << 22 else 8 if weights <= 1 << 25 else 16
@@ -242,7 +243,7 @@ class NF4Codes(QuantizedMatrix):
 
 
 class IQ4NL(QuantizedMatrix):
-    """The 16 levels of ggml's IQ4_NL, a byte each in four words: two bits of a code choose the word, two the byte."""
+    """The 16 levels of ggml's IQ4_NL, bytes of four words: two bits of a code choose the word, two the byte."""
 
     __slots__ = ()
     form = "iq4_nl"
@@ -253,12 +254,12 @@ class IQ4NL(QuantizedMatrix):
         codes = codes.astype(jnp.int32)
         lower, upper = (jnp.where((codes & 4) != 0, words[i + 1], words[i]) for i in (0, 2))
         word = jnp.where((codes & 8) != 0, upper, lower)
-        above = 24 - 8 * (codes & 3)  # bits: the byte is moved to the top, and down again with its sign
+        above = 24 - 8 * (codes & 3)  # bits: the byte moves to the top, and down again with its sign
         return (word << above >> 24).astype(jnp.float32)
 
 
 class FP8(QuantizedMatrix):
-    """e4m3. Its exponent and mantissa are those of a float16 that is 2^8 times smaller, subnormals included."""
+    """Floats in e4m3. Exponent and mantissa are those of a float16 that is 2^8 times smaller, subnormals included."""
 
     __slots__ = ()
     form = "fp8"
@@ -268,13 +269,13 @@ class FP8(QuantizedMatrix):
 
     @staticmethod
     def decode(codes: Array) -> Array:
-        # A signed byte brings its sign along, twice: to bit 15, where it belongs, and to bit 14.
+        # A signed byte extends its sign to bit 15, where it belongs, and to bit 14, where it is cleared.
         bits = codes.astype(jnp.int16) << 7 & ~(1 << 14)
         return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
 
 class MXFP4(QuantizedMatrix):
-    """e2m1, which is a float16 that is 2^14 times smaller; of the scales, powers of two, the exponent."""
+    """Floats in e2m1, each a float16 that is 2^14 times smaller; scales are powers of two, stored as exponents."""
 
     __slots__ = ()
     form = "mxfp4"
@@ -283,7 +284,7 @@ class MXFP4(QuantizedMatrix):
 
     @staticmethod
     def real_scales(scales: Array) -> Array:
-        """An exponent of 0 gives 0, as it would anyway where subnormal numbers count as 0."""
+        """Give 2^exponent. An exponent of 0 gives 0, as it does on hardware that flushes subnormal numbers to 0."""
         return lax.bitcast_convert_type(scales.astype(jnp.int32) << 23, jnp.float32)
 
     @staticmethod
@@ -295,11 +296,11 @@ class MXFP4(QuantizedMatrix):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Embedding:
-    """A matrix [vocab, dim] of codes whose rows are looked up: those of the tokens are decoded, and no others."""
+    """A matrix [vocab, dim] of codes whose rows are looked up; only those of the tokens are decoded."""
 
     matrix: QuantizedMatrix
     dim: int = field(metadata={"static": True})
-    dtype: np.dtype = field(metadata={"static": True})  # of the rows
+    dtype: np.dtype = field(metadata={"static": True})  # dtype of the rows
 
     def __getitem__(self, tokens: Int[Array | np.ndarray, "*batch"]) -> Float[Array, "*batch dim"]:
         tokens = jnp.asarray(tokens)
@@ -307,13 +308,13 @@ class Embedding:
         return rows.weights()[:, : self.dim].reshape(*tokens.shape, self.dim).astype(self.dtype)
 
 
-KINDS: dict[Form, type[QuantizedMatrix]] = {
-    kind.form: kind for kind in (Int8, Int4, Int8Min, Int4Min, NF4Codes, IQ4NL, FP8, MXFP4)
+CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {
+    each.form: each for each in (Int8, Int4, Int8Min, Int4Min, NF4Codes, IQ4NL, FP8, MXFP4)
 }
 
 
-def runs(codes: Codes, cols: int) -> bool:
-    """Whether a matrix with so many columns can run from these codes: groups are of 16 columns, 32, or multiples."""
+def can_multiply(codes: Codes, cols: int) -> bool:
+    """Whether products can read these codes of a matrix with `cols` columns: groups of 16, or of a multiple of 32."""
     return codes.group >= cols or _fits(codes.group)
 
 
@@ -322,7 +323,7 @@ def _fits(group: int) -> bool:
 
 
 def _group(codes: Codes, cols: int) -> tuple[int, int]:
-    """How many columns share a scale as arrays hold them, 0 where all of a row do; and how often each is repeated."""
+    """Give the columns that share a scale in our arrays, 0 for a whole row, and how often each scale is repeated."""
     if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
         return 0, 1
     whole = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group

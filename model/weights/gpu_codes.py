@@ -1,4 +1,4 @@
-"""Quantized matrices as the kernels of a GPU read them: rearranged once, on the device, when they are loaded."""
+"""Quantized matrices in the layout of the GPU's kernels: rearranged once, on the device, when they are loaded."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ class Int4Words(QuantizedMatrix):
 
 
 def as_read_here(weight: Any) -> Any:
-    """`arranged`, on a device that has the kernels: of an array or a quantized matrix, or the shapes of one."""
+    """Arrange an array, a quantized matrix, or the shapes of one, if the default device has kernels."""
     if not isinstance(weight, Int4) or not default_device().has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
@@ -42,7 +42,7 @@ def as_read_here(weight: Any) -> Any:
 
 
 def arranged(weights: Any) -> Any:
-    """A tree of weights with int4 as the kernels read it; traceable. Other matrices they read as they are, or never."""
+    """Put the int4 matrices of a tree of weights into the layout of the kernels; traceable. Others stay as they are."""
     return jax.tree.map(_arranged, weights, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
 
 
@@ -54,17 +54,17 @@ def _arranged(leaf: Any) -> Any:
 
 @jax.jit
 def packed(codes: UInt8[Array, "rows bytes"]) -> Int32[Array, "rows words"]:
-    """The codes of an `Int4` as `int4.pack` would have them."""
+    """Rearrange the codes of an `Int4` as `int4.pack` does."""
     rows, count = codes.shape
     pairs = codes.reshape(rows, count // LANES, LANES)
-    unsigned = jnp.concatenate([pairs & 15, pairs >> 4], axis=-1) ^ 8  # in two's complement, a column each, in order
+    unsigned = jnp.concatenate([pairs & 15, pairs >> 4], axis=-1) ^ 8  # in two's complement, one to a column, in order
     halves = unsigned.reshape(rows, -1, int4.RUNS, 4, 2, 4)
     joined = (halves[..., 0, :] | halves[..., 1, :] << 4).swapaxes(2, 3)
     return lax.bitcast_convert_type(joined, jnp.int32).reshape(rows, count // 4)
 
 
 def unpacked(words: Int32[Array, "rows words"]) -> Int32[Array, "rows cols"]:
-    """The integers of `int4.pack`: `int4.unpack`, on the device."""
+    """Give the integers of `int4.pack`, as `int4.unpack` does, on the device."""
     rows, count = words.shape
     both = lax.bitcast_convert_type(words, jnp.int8).reshape(rows, -1, 4, int4.RUNS, 4).swapaxes(2, 3)
     codes = jnp.stack([both << 4 >> 4, both >> 4], axis=-2)

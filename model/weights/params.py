@@ -1,12 +1,13 @@
-"""The weights of a Llama as JAX arrays: what is multiplied together is stacked once, here.
+"""The weights of a Llama as JAX arrays; matrices with the same input are stacked here, at load.
 
-q, k and v share their input, and so do gate and up: stacked, each is one product a layer instead of
-three or two. Layers stay in a list, since slices of one large array would be copied at every use.
+q, k and v share their input, and so do gate and up: one product per layer replaces three or two. Layers stay in a list,
+since slices of one large array would be copied at every use.
 """
 
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,24 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import alike
+from model.checkpoints.codes import in_common_form
 from model.system import use_huge_pages
-from model.weights.codes import KINDS, Embedding, QuantizedMatrix, runs
+from model.tensors import Role, Stack, stacks, tensor_shapes
+from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_multiply
 from model.weights.gpu_codes import as_read_here
 from reference.config import Config
 from reference.rope import frequencies
 
 PART = 16 << 20  # bytes
-Progress = Callable[[str, float], object]  # told what goes on, and what share of it is done
+Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
 
 
 def no_progress(stage: str, share: float) -> None:
-    """Tell nobody."""
+    """Report nothing: the default `Progress`."""
 
 
-HUGE_PAGE = 2 << 20  # bytes; weights that start on one are read faster, and JAX on a CPU takes them as they are
+HUGE_PAGE = 2 << 20  # bytes; JAX on a CPU reads weights that are aligned to it faster, and without a copy
 
 
 Matrix = Float[Array, "rows cols"] | QuantizedMatrix
@@ -63,7 +65,7 @@ class Layer(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """The angles of every position, from float64: a float32 angle is off by a percent at position 100,000."""
+    """Cosines and sines of every position, from float64: a float32 angle is off by a percent at position 100,000."""
 
     cos: Float[Array, "positions pairs"]
     sin: Float[Array, "positions pairs"]
@@ -73,7 +75,7 @@ class Params(NamedTuple):
     embedding: Float[Array, "vocab dim"] | Embedding
     layers: Sequence[Layer]
     norm: Float[Array, " dim"]
-    head: Matrix  # [vocab, dim]; the same arrays as the embedding, where the two are tied
+    head: Matrix  # [vocab, dim]; the embedding's own arrays if the two are tied
     rope: Rope
 
     @property
@@ -82,10 +84,10 @@ class Params(NamedTuple):
 
 
 def rope_table(config: Config, positions: int) -> Rope:
-    """cos and sin of the first `positions` positions, float32."""
+    """Compute cos and sin of the first `positions` positions, float32."""
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
     cos, sin = np.empty((2, positions, len(turns)), np.float32)
-    for start in range(0, positions, 4096):  # in parts: in float64 the whole would be several times as large
+    for start in range(0, positions, 4096):  # in parts: the whole in float64 would take several times the memory
         angles = np.arange(start, min(start + 4096, positions))[:, None] * turns
         cos[start : start + 4096], sin[start : start + 4096] = np.cos(angles), np.sin(angles)
     return Rope(jax.device_put(cos), jax.device_put(sin))
@@ -99,10 +101,10 @@ def load_params(
     loaded: tuple[Checkpoint, Params] | None = None,
     progress: Progress = no_progress,
 ) -> Params:
-    """Read every tensor of `checkpoint` onto the default device: codes as codes, all else as `dtype`.
+    """Read every tensor of `checkpoint` onto the default device: codes as codes, all others as `dtype`.
 
-    `check_weights` comes first. `positions` is the number of positions that the RoPE table covers. Of another
-    checkpoint that is `loaded`, of the same shapes, the arrays of the tensors that are in both are shared.
+    Call `check_weights` first. `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint
+    of the same shapes with its parameters: arrays of tensors that both checkpoints have are shared.
     """
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     shared = _shared(checkpoint, *loaded) if loaded else {}
@@ -129,33 +131,34 @@ def load_params(
     return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
 
 
-class _Names(NamedTuple):
-    """Of the tensors that become an array."""
+@dataclass(frozen=True)
+class Names:
+    """The names of the tensors that one array is made of: a leaf that stands in the array's place."""
 
     names: tuple[str, ...]
+
+
+def array_names(config: Config, rope: Rope) -> Params:
+    """Build the tree of `load_params` with `Names` in the places of arrays, and `rope` as given."""
+    return _assemble(config, lambda *names: Names(names), rope)
 
 
 def _shared(
     checkpoint: Checkpoint, other: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix]:
-    """Arrays of `params`, read from `other`, by the names of the tensors in them, where `checkpoint` has the same."""
+    """Find the arrays of `params`, read from `other`, whose tensors `checkpoint` has too; by the tensors' names."""
     found = {}
 
     def take(place: Any, held: Any) -> None:
-        if _is_names(place) and all(checkpoint.tensors[name] == other.tensors[name] for name in place.names):
+        if isinstance(place, Names) and all(checkpoint.tensors[name] == other.tensors[name] for name in place.names):
             found[place.names] = held.matrix if isinstance(held, Embedding) else held
 
-    places = _assemble(other.config, lambda *names: _Names(names), params.rope)
-    jax.tree.map(take, places, params, is_leaf=_is_names)
+    jax.tree.map(take, array_names(other.config, params.rope), params)
     return found
 
 
-def _is_names(node: Any) -> bool:
-    return isinstance(node, _Names)
-
-
 def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
-    """Runs of a tensor's rows as the arrays of `shapes` hold them."""
+    """Yield consecutive rows of a tensor in the form of the arrays of `shapes`."""
     if isinstance(shapes, QuantizedMatrix):
         assert tensor.codes
         return (shapes.stored(part, tensor.codes) for part in tensor.codes.parts())
@@ -163,23 +166,23 @@ def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors that are to be one along their rows: with codes that can run so, or without."""
+    """Give tensors that will be stacked one form: codes that can run, else none."""
     cols = math.prod(tensors[0].shape[1:])
-    codes = alike([tensor.codes for tensor in tensors])
-    usable = codes if codes and runs(codes[0], cols) else [None] * len(tensors)
+    codes = in_common_form([tensor.codes for tensor in tensors])
+    usable = codes if codes and can_multiply(codes[0], cols) else [None] * len(tensors)
     return [tensor._replace(codes=one) for tensor, one in zip(tensors, usable, strict=True)]
 
 
 def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
-    """The arrays for what `_joined` gives."""
+    """Return the shapes and dtypes of the arrays for tensors from `_joined`."""
     rows, row = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1:]
     if codes := tensors[0].codes:
-        return KINDS[codes.form].shapes(rows, math.prod(row), codes)
+        return CLASS_OF_FORM[codes.form].shapes(rows, math.prod(row), codes)
     return jax.ShapeDtypeStruct((rows, *row), dtype)
 
 
 def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> None:
-    """Raise CheckpointError for a tensor that holds NaN or infinity."""
+    """Raise `CheckpointError` for a tensor that holds NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, tensor in checkpoint.tensors.items():
         for rows in _checked(name, tensor, checkpoint.path):
@@ -189,7 +192,7 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 
 
 def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
-    """Check runs of rows, the scales of codes for all that they scale; how many rows each has."""
+    """Check consecutive rows (of codes, their scales), and yield how many rows each part has."""
     if not tensor.codes:
         for values in _in_parts(tensor.read()):
             check_finite(name, values, path=path)
@@ -209,16 +212,16 @@ def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
-    """The tree of named tensors that are arrays already, as in training: traceable, and so differentiable."""
+    """Build the tree from named arrays, as in training: traceable, and so differentiable."""
     return _assemble(config, lambda *names: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
 def abstract_params(
     config: Config, *, dtype: np.dtype, positions: int, tensors: Mapping[str, Tensor] | None = None
 ) -> Params:
-    """The shapes and dtypes that `load_params` will give: enough to compile for.
+    """Return the shapes and dtypes that `load_params` will give, for compilation.
 
-    `tensors` are a checkpoint's; without them, those of one that is not quantized.
+    `tensors` are those of the checkpoint; without them, no tensor is quantized.
     """
     plain = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
     known = tensors or plain
@@ -231,49 +234,48 @@ def abstract_params(
 
 
 def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
-    """The whole tree of weights; `place` joins the tensors of the names that it is given along their rows."""
+    """Build the tree of weights; `place` makes one array of the named tensors, stacked along their rows."""
 
-    def linear(*names: str, bias: bool = False) -> Linear:
-        weight = place(*(f"{name}.weight" for name in names))
-        return Linear(weight, place(*(f"{name}.bias" for name in names)) if bias else None)
+    def placed(stack: Stack) -> Any:
+        array = place(*(weight.name for weight in stack.weights))
+        if stack.weights[0].role not in (Role.MATRIX, Role.EXPERT):
+            return array
+        return Linear(array, place(*(bias.name for bias in stack.biases)) if stack.biases else None)
 
-    def feed_forward(prefix: str) -> FeedForward | Experts:
-        if config.experts:
-            moe = f"{prefix}.block_sparse_moe"
-            experts = [f"{moe}.experts.{e}" for e in range(config.experts)]
-            return Experts(
-                router=place(f"{moe}.gate.weight"),
-                experts=[FeedForward(linear(f"{e}.w1", f"{e}.w3"), linear(f"{e}.w2")) for e in experts],
-            )
-        return FeedForward(
-            gate_up=linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.ffn_bias),
-            down=linear(f"{prefix}.mlp.down_proj", bias=config.ffn_bias),
-        )
+    by_block: dict[tuple[int | None, int | None], dict[str, Any]] = {}  # by layer and expert, then by field
+    for stack in stacks(config):
+        by_block.setdefault((stack.layer, stack.expert), {})[stack.field] = placed(stack)
 
-    def layer(prefix: str) -> Layer:
-        attention = f"{prefix}.self_attn"
+    def feed_forward(fields: dict[str, Any]) -> FeedForward:
+        return FeedForward(fields["gate_up"], fields["down"])
+
+    def layer(i: int) -> Layer:
+        fields = by_block[i, None]
         return Layer(
-            attention_norm=place(f"{prefix}.input_layernorm.weight"),
-            qkv=linear(*(f"{attention}.{name}_proj" for name in "qkv"), bias=config.qkv_bias),
-            q_norm=place(f"{attention}.q_norm.weight") if config.qk_norm else None,
-            k_norm=place(f"{attention}.k_norm.weight") if config.qk_norm else None,
-            o=linear(f"{attention}.o_proj", bias=config.o_bias),
-            ffn_norm=place(f"{prefix}.post_attention_layernorm.weight"),
-            ffn=feed_forward(prefix),
+            attention_norm=fields["attention_norm"],
+            qkv=fields["qkv"],
+            q_norm=fields.get("q_norm"),
+            k_norm=fields.get("k_norm"),
+            o=fields["o"],
+            ffn_norm=fields["ffn_norm"],
+            ffn=Experts(fields["router"], [feed_forward(by_block[i, e]) for e in range(config.experts)])
+            if config.experts
+            else feed_forward(fields),
         )
 
-    table, norm = place("model.embed_tokens.weight"), place("model.norm.weight")
+    outside = by_block[None, None]
+    table, norm = outside["embedding"], outside["norm"]
     return Params(
         embedding=Embedding(table, config.dim, norm.dtype) if isinstance(table, QuantizedMatrix) else table,
-        layers=[layer(f"model.layers.{i}") for i in range(config.layers)],
+        layers=[layer(i) for i in range(config.layers)],
         norm=norm,
-        head=table if config.tied else place("lm_head.weight"),
+        head=table if config.tied else outside["head"],
         rope=rope,
     )
 
 
 def weight_bytes(params: Params) -> int:
-    """Bytes that the weights take, each stored once: of `abstract_params`, before there are any."""
+    """Count the bytes of the weights, each stored once; also of `abstract_params`."""
     head = None if params.tied else params.head
     return sum(
         int(np.prod(leaf.shape)) * leaf.dtype.itemsize
@@ -282,14 +284,14 @@ def weight_bytes(params: Params) -> int:
 
 
 def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Runs of rows of a few megabytes, so that little of the file is in memory beside what it is copied to."""
+    """Yield consecutive rows, a few megabytes at a time, so that little of the file is in memory at once."""
     rows = max(1, PART // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         yield values[start : start + rows]
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in memory of its own, in huge pages as far as it fills them, the rest in small ones."""
+    """Allocate an array of zeros in memory of its own, in huge pages except for an incomplete last one."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE

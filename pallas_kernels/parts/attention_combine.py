@@ -1,9 +1,9 @@
-r"""Joins what thread blocks made of separate parts of the keys: the second half of decoding's attention.
+r"""Combination of attention over separate parts of the keys: the second half of decoding's attention.
 
     m = max_s m_s        o = sum_s o_s 2^(m_s - m) / sum_s t_s 2^(m_s - m)
 
 o_s is a part's sum of values, each weighted by 2 to the power of its score minus m_s, and t_s the sum of the weights.
-A part without keys has t_s = 0, and so counts nothing; where no part has any, o = 0, as in `reference.attention`.
+A part without keys has t_s = 0 and does not count. If no part has keys, o = 0, as in `reference.attention`.
 """
 
 import jax
@@ -25,11 +25,10 @@ def attention_combine(
     out: np.dtype,
     target: Target,
 ) -> Float[Array, "batch width"]:
-    """Parts of o, with m and t in `stats`, to o, rounded once to `out`. `splits` is a multiple of 4; of the columns the
-    first `group` are queries.
+    """Combine parts of o, with m and t in `stats`, and round once to `out`.
 
-    Part of the jitted kernels that make the parts. Reads each part once and writes o: one thread block a head, one
-    part after the other a warp.
+    `splits` is a multiple of 4, and the first `group` columns are queries. It is traced with the kernels that make the
+    parts. Reads each part once and writes o, with one thread block a head; each warp takes one part after the other.
     """
     batch, kv_heads, _, _, head_dim = parts.shape
     vector = head_dim // LANES

@@ -19,10 +19,10 @@ from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.staging import own_meetings
 from pallas_kernels.unsupported import Unsupported
 
-RING_BYTES = 32 * 1024  # of a block, or two tiles: beside it the next kernel's have room to start
-AT_ONCE = 2048  # the most keys that the blocks of a head have together, with one tile each
+RING_BYTES = 32 * 1024  # bytes of a block's ring, or two tiles; the next kernel's blocks fit beside it
+AT_ONCE = 2048  # most keys that the blocks of a head have together, with one tile each
 
-# Where the keys are: an array of keys or values, a sequence, a key head, a tile and the tables; the tile's pieces.
+# Finds keys: from an array of keys or values, a sequence, a key head, a tile and the tables to the tile's pieces.
 Locate = Callable[..., Sequence[Any]]
 
 
@@ -41,7 +41,7 @@ def attend_in_parts(
     splits: int,
     target: Target,
 ) -> Array:
-    """Attention of q [batch, heads, head_dim] to the keys that `locate` finds: [batch, heads * head_dim]."""
+    """Attend from q [batch, heads, head_dim] to the keys that `locate` finds; gives [batch, heads * head_dim]."""
     batch, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
@@ -65,8 +65,8 @@ def attend_in_parts(
 
         target.let_next_start()
         if target.overlaps and not tables:
-            # The length may be the one before, and keys still be written: nothing is read, but most are nearer then. Of
-            # pages the table itself would be read.
+            # The length may still be the previous one, and the newest keys may not be written yet. We only bring keys
+            # to the L2 cache here, and most are the right ones. With pages we would have to read the table first.
             ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
         opened = ring_for(lengths_ref[row])
@@ -97,11 +97,11 @@ def attend_in_parts(
 
 
 def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
-    """64; or, of few small heads in bfloat16 of which a query may see so many keys that a block would have several such
-    tiles, 128: half as many blocks then read as many keys at once, and leave the next kernels more room.
+    """Choose 64 keys, or 128 for few small heads in bfloat16 whose blocks would have several tiles of 64.
 
-    `heads` are the key heads in all sequences, `group` the query heads of each, for more than 8 of which a thread has
-    too few registers. A block that has a single tile takes longer for 128 keys (docs/performance-gpu.md).
+    With 128, half as many blocks read as many keys at once, and leave the next kernels more room. A block with a single
+    tile takes longer for 128 keys (docs/performance-gpu.md). `heads` are the key heads of all sequences, and `group` is
+    the query heads of each; for more than 8 a thread has too few registers.
 
     >>> import jax.numpy as jnp
     >>> [keys_of_a_tile(heads, 8, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
@@ -113,15 +113,15 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
 
 
 def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
-    """Tiles of keys, and of values, that a block has on their way at once."""
+    """Count the tiles of keys, and of values, that a block loads at once."""
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
 def choose_splits(heads: int, capacity: int, tile: int) -> int:
-    """Blocks that share the keys of a head, 1 or a multiple of 4: one for each tile of keys, where they do not fill a
-    GPU, with so many key heads in all sequences; else a power of 2.
+    """Choose how many blocks share the keys of a head: 1 or a multiple of 4, with `heads` key heads in all sequences.
 
-    Of 64 tiles each of 20 blocks would have up to 4, as each of 16 has, which are faster (docs/performance-gpu.md).
+    Each tile of keys has a block of its own where that does not fill a GPU; otherwise the number is a power of 2. With
+    64 tiles, for example, 16 blocks are faster than 20, which would also have up to 4 tiles (docs/performance-gpu.md).
 
     >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]
@@ -138,7 +138,7 @@ def choose_splits(heads: int, capacity: int, tile: int) -> int:
 def check_attention(
     op: str, q: Array, k: Array, v: Array, lengths: Array, *, window: int | None, splits: int | None
 ) -> None:
-    """Raise ValueError, in the caller's words, for what `attend_in_parts` cannot do."""
+    """Raise ValueError for shapes that do not fit together, Unsupported for what `attend_in_parts` is not made for."""
     if q.ndim != 3 or k.ndim != 4 or k.shape != v.shape or k.shape[3] != q.shape[2] or 0 in q.shape or 0 in k.shape:
         raise ValueError(
             f"{op} takes q [batch, heads, head_dim] and k and v of one shape that end in [rows, head_dim], got "

@@ -1,12 +1,12 @@
-r"""What one thread block does of attention while decoding, in float32: as `attention_split`, but without tensor cores.
+r"""A thread block's part of attention while decoding, in float32: as `attention_split`, but without tensor cores.
 
-They would round to TF32. So each warp takes rows of a tile as they come, and every row it has room for keeps an online
-softmax of its own, for each query of the group:
+Tensor cores would round to TF32. Instead each warp takes rows of a tile as they come, and each row in its registers has
+an online softmax of its own for each query of the group:
 
     s = <k, q> log2(e) / sqrt(d)        m' = max(m, s)        p = 2^(s - m')
     total <- total 2^(m - m') + p        o <- o 2^(m - m') + p v
 
-Only the sum over d is across threads. At the end the rows are joined as parts of the keys are.
+Only the sum over d goes across threads. At the end the rows are combined as parts of the keys are.
 """
 
 import math
@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.parts.compat import LANES, WARPS, store_in_pieces, tiled_layout
 from pallas_kernels.parts.key_ring import KeyRing, OpenRing
 
-ROWS = 8  # of a tile at a time: what swizzled shared memory can be cut into
+ROWS = 8  # rows of a tile at a time; swizzled shared memory is cut into so many
 VECTOR = 4  # numbers that a thread loads at once: 16 bytes
 LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
 
@@ -40,16 +40,16 @@ class SplitAttentionFloat32:
 
     @property
     def layout(self) -> Any:
-        """[ROWS, head_dim] in registers: rows over the warps, head_dim over as many lanes as it needs."""
+        """Layout of [ROWS, head_dim] in registers: rows over the warps, head_dim over as many lanes as it needs."""
         head_dim = self.ring.head_dim
-        rows = LANES * VECTOR // head_dim  # of a warp at once
+        rows = LANES * VECTOR // head_dim  # rows of a warp at once
         return tiled_layout(((WARPS * rows, head_dim), (rows, head_dim), (1, VECTOR)), warps=-6, lanes=(-4, -3))
 
     def scratch(self) -> dict[str, Any]:
         return {"ring": self.ring.scratch()}
 
     def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
-        """From q [group, head_dim] to as many rows of o, and stats [2, columns], which is None for one split."""
+        """Attend from q [group, head_dim], and write as many rows of o, and stats [2, columns]: None for one split."""
         ring.fill()
         for query, (o, m, total) in enumerate(self._attend(q_ref, ring)):
             largest = jnp.max(m)
@@ -64,7 +64,7 @@ class SplitAttentionFloat32:
             store_in_pieces(o_ref.at[query], o)
 
     def _attend(self, q_ref, ring: OpenRing) -> Any:
-        """For each query: o [ROWS, head_dim], m and the total [ROWS]."""
+        """Compute o [ROWS, head_dim], m and the total [ROWS] for each query."""
         scale = math.log2(math.e) / math.sqrt(self.ring.head_dim)
         shape = (ROWS, self.ring.head_dim)
         queries = [

@@ -2,15 +2,15 @@ r"""Vectors in fixed point, for the tensor cores' integers: each group of column
 
     x_k = 2^e n_k + rest,  |n_k| <= 2^21,  |rest| <= 2^(e - 1)        2^(e + 20) <= max |x| < 2^(e + 21)
 
-n is written with three digits to the base 256, each from -128 to 127: n = d_0 + 256 d_1 + 65536 d_2. So a number of a
-group is off by 2^-21 of the largest of it at most; as float32 each is off by 2^-24 of itself. 2^e is a normal number,
-so e is -126 at least: in a group that is all smaller than 2^-106 numbers are off by 2^-127.
+n is written with three digits to the base 256, each from -128 to 127: n = d_0 + 256 d_1 + 65536 d_2. A number is off by
+at most 2^-21 of the largest in its group, where a float32 is off by 2^-24 of itself. 2^e is a normal number, so e is
+-126 at least: in a group of numbers below 2^-106 each is off by up to 2^-127.
 
-Numbers are to be smaller than 2^127, or what their upper digit stands for is infinite. One that is not finite makes 2^e
-NaN, and with it whatever its group is a part of.
+Numbers must be smaller than 2^127, or the value of their upper digit is infinite. A number that is not finite makes 2^e
+NaN, and so makes every sum NaN that its group is part of.
 
-As a float, n + 3 2^22 + 128 + 128 256 has n in its lower 24 bits, but for a constant: 64 more in the upper digit, and
-in each of the lower 128, so that none is negative. So digits are bytes, which need only be put side by side.
+As a float, n + 3 2^22 + 128 + 128 256 has n in its lower 24 bits, plus a constant: 64 in the upper digit and 128 in
+each lower digit, so that none is negative. Digits are then bytes that need only be put side by side.
 """
 
 from typing import Any
@@ -26,17 +26,19 @@ from pallas_kernels.parts.compat import Target
 from pallas_kernels.parts.inline import array, int32, ptx, word, words
 
 DIGITS = 3
-VECTOR = 8  # numbers that a thread has of a group
-BITS = 20  # 2^20 is the least that the largest of a group may become
+VECTOR = 8  # numbers of a group in a thread
+BITS = 20  # the largest number of a group becomes at least 2^20
 SHIFTED = 3 * 2.0**22 + 0x8080
-LEAST, SPECIAL = BITS + 1, 255  # exponents as they lie in a float32: of 2^e as a normal number, of what is not finite
+LEAST, SPECIAL = BITS + 1, 255  # biased exponents of a float32: the least that makes 2^e normal, and that of infinities
 
 
 def fixed_point(
     x: Float32[Array, "groups lanes 8"], layout: Any, digits_layout: Any, target: Target
 ) -> tuple[Int8[Array, "groups lanes digits 8"], Float32[Array, " groups"]]:
-    """For each group of numbers the digits, the smallest first, and 2^e. Layouts of x and of the digits: a thread has
-    eight numbers, and their digits."""
+    """Compute the digits of each group of numbers, the lowest first, and 2^e.
+
+    By the layouts of x and of the digits a thread has eight numbers, and their digits.
+    """
     largest = jnp.max(jnp.max(jnp.abs(x), axis=2), axis=1)
     top = lax.shift_right_logical(lax.bitcast_convert_type(largest, jnp.int32), jnp.int32(23))
     exponent = jnp.maximum(top, LEAST)
@@ -68,14 +70,14 @@ def _digits(shifted, layout: Any, digits_layout: Any, target: Target):
 
 
 def _transposed(a, b, c, d) -> list[Any]:
-    """The three digits of four numbers, each a word of four."""
+    """Gather the digits of four numbers into three words, one for each digit."""
     ab, cd = _bytes(a, b, 0x5140), _bytes(c, d, 0x5140)  # x0 y0 x1 y1
     lower = [arith.xori(_bytes(ab, cd, order), word(0x80808080)) for order in (0x5410, 0x7632)]
     upper = _bytes(_bytes(a, b, 0x0062), _bytes(c, d, 0x0062), 0x5410)
-    # Each is 64 too large, and less than 128: with 64 more no sum runs over into the next, and 128 are then too much.
+    # The upper digits are 64 too large, and below 128. Adding 64 carries into no other byte; the flip takes 128 off.
     return [*lower, arith.xori(arith.addi(upper, word(0x40404040)), word(0x80808080))]
 
 
 def _bytes(a, b, order: int):
-    """Four of the eight bytes of two words, each of which `order` names with four bits."""
+    """Pick four of the eight bytes of two words, each named by four bits of `order`."""
     return ptx(f"prmt.b32 $0, $1, $2, {order};", [a, b], results=1)[0]

@@ -1,7 +1,7 @@
-"""What Pallas has no operation for, in terms of words that a thread has in its registers.
+"""Operations that Pallas does not have, on the words in a thread's registers.
 
-`plgpu.inline_mgpu` calls a function with arrays as each thread has them: *registers*, vectors of some elements, as many
-as the array's layout says. Words have 32 bits, and are int32 or float32.
+`plgpu.inline_mgpu` calls a function with arrays as each thread holds them: as *registers*, vectors of some elements, as
+many as the array's layout says. Words have 32 bits, and are int32 or float32.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ def float32() -> Any:
 
 
 def word(value: int) -> Any:
-    """A constant, of which 32 bits count."""
+    """Make a constant from the lower 32 bits of a number."""
     return utils.c(np.array(value & 0xFFFFFFFF, np.uint32).view(np.int32).item(), int32())
 
 
@@ -45,19 +45,19 @@ def total(first: Any, *others: Any) -> Any:
 
 
 def words(register: Any, kind: Any) -> list[Any]:
-    """Those of a register, as `kind`."""
+    """List the words of a register, as `kind`."""
     size = utils.bitwidth(register.type) // 32
     register = vector.bitcast(ir.VectorType.get((size,), kind), register)
     return [vector.extract(register, dynamic_position=[], static_position=[place]) for place in range(size)]
 
 
 def all_words(x: Any, kind: Any) -> list[Any]:
-    """Those that a thread has of an array, as `kind`."""
+    """List the words of an array that a thread holds, as `kind`."""
     return [one for register in x.registers.flat for one in words(register, kind)]
 
 
 def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
-    """The array of which a thread has these registers, of so many words each."""
+    """Make the array of which a thread holds these registers, of so many words each."""
     layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
     found = np.empty(layout.registers_shape(shape), dtype=object)
     for place, some in zip(np.ndindex(found.shape), registers, strict=True):
@@ -69,7 +69,7 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
 
 
 def widened(x: Array, layout: Any, target: Target) -> Array:
-    """x as float32: two bfloat16 of a word with an instruction each, where the compiler takes three for both.
+    """Convert x to float32, a bfloat16 with one instruction; the compiler takes three for the two of a word.
 
     x is float32, or laid out so that a thread has an even number of neighbors.
     """
@@ -90,7 +90,7 @@ def widened(x: Array, layout: Any, target: Target) -> Array:
 
 
 def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:
-    """What each thread's numbers of x come to, which lie in turns of `vector` of them."""
+    """Add up each thread's numbers of x, which lie in turns of `vector` of them."""
     if target.interpret:
         return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
 
@@ -103,7 +103,7 @@ def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: 
 
 
 def read_past_first_cache(ref: Any) -> Any:
-    """The int32 in memory that `ref` of one is, as of now, and not kept where what reads it again would find it."""
+    """Read the one int32 of `ref` from memory past the first cache, so that a later read finds its newer value."""
 
     def run(_, ref):
         address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))
@@ -117,7 +117,7 @@ def read_past_first_cache(ref: Any) -> Any:
 
 
 def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
-    """So many words from shared memory, `at` so many bytes from where a ref begins: 16 bytes at a time, or the rest."""
+    """Load words from shared memory, `at` bytes after the start of a ref: 16 bytes at a time, or the rest."""
     found = []
     for start in range(0, count, 4):
         some = min(4, count - start)
@@ -127,7 +127,7 @@ def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
 
 
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
-    """The results, int32, in $0 and on, of an instruction that only computes; its operands come after them."""
+    """Run a pure PTX instruction; its int32 results are $0 and on, and its operands come after them."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
     if results == 1:
         return [llvm.inline_asm(int32(), list(operands), instruction, constraints, has_side_effects=False)]

@@ -1,9 +1,9 @@
-"""How four-bit codes lie in memory for the GPU: eight to a word, where the tensor cores can take them for bytes.
+"""The layout of four-bit codes in a GPU's memory: eight to a word, where the tensor cores can read them as bytes.
 
-A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into 4 of 8, which are a word each. Word
-4 t + j of a block has columns 32 j + 8 t and on: the first four in the lower halves of its bytes, the others in the
-upper, each in two's complement. So the four lanes that share 32 columns, a side of a product (`integer_mma.py`), load
-16 bytes each, which are words of the four runs, and the upper halves by themselves are bytes of 16 times a code.
+A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into 4 words of 8. Word 4 t + j of a block
+has columns 32 j + 8 t and on: the first four in the lower halves of its bytes, the others in the upper halves, each in
+two's complement. The four lanes that share 32 columns, a side of a product (`integer_mma.py`), then load 16 bytes each,
+a word of each run. The upper halves by themselves are bytes of 16 times a code.
 """
 
 import numpy as np
@@ -15,7 +15,9 @@ WORD = 8  # columns
 
 
 def pack(codes: Int8[np.ndarray, "rows cols"]) -> Int32[np.ndarray, "rows words"]:
-    """Words of codes in [-8, 7], in the order above. Raises ValueError for others, or if 128 does not divide cols.
+    """Pack codes in [-8, 7] into words, in the order above.
+
+    Raises ValueError for other codes, and unless cols is a multiple of 128.
 
     >>> one = np.zeros((1, 128), np.int8)
     >>> one[0, 32 + 2], one[0, 32 + 7] = 1, -1
@@ -33,7 +35,7 @@ def pack(codes: Int8[np.ndarray, "rows cols"]) -> Int32[np.ndarray, "rows words"
 
 
 def unpack(words: Int32[np.ndarray, "rows words"]) -> Int8[np.ndarray, "rows cols"]:
-    """The codes of `pack`.
+    """Give the codes of `pack`.
 
     >>> codes = np.arange(-8, 8, dtype=np.int8).repeat(16).reshape(2, 128)
     >>> bool(np.all(unpack(pack(codes)) == codes))

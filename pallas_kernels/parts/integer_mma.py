@@ -1,28 +1,28 @@
-r"""A step of a product with codes on the tensor cores' integers: sums are exact, and each group costs one rounding.
+r"""A step of a product with codes, on the tensor cores' integers: sums are exact, and each group costs one rounding.
 
     y_rb += sum_g s_rg 2^e_bg sum_d 256^d sum_(k in g) q_rk x_dbk
 
 x_dbk are the digits of vector b, whose exponents are e_bg (`fixed_point.py`): integers of 8 bits, as the codes q are.
 
 `mma.m16n8k32` multiplies A [16, 32] by B [32, 8] and adds C [16, 8], in 32 bits. A warp is 8 quads of 4 lanes. Quad i
-has rows i and i + 8 of A and column i of B; of each of them lane j has 8 of the 32 terms, whichever, as long as they
-are the same in A and in B. Of C it has columns 2 j and 2 j + 1 of both rows.
+has rows i and i + 8 of A and column i of B, and lane j of the quad has 8 of their 32 terms. The order of the terms is
+free, as long as A and B agree. Lane j has columns 2 j and 2 j + 1 of C in both rows.
 
-One vector: a row of W is both rows of A that a quad has, with two *sides* of 32 terms each, 64 of its columns. Columns
-2 d and 2 d + 1 of B are digit d of the vector, of either side. Of C lane j then wants two numbers, for digit j: the
-upper row with the first column and the lower row with the second. What becomes of the others nobody looks at. So eight
-rows of W fill a product, whose four words of A a lane has as it loaded them, side by side.
+One vector: a row of W fills both rows of A of a quad, with two *sides* of 32 terms each, which are 64 of its columns.
+Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first side and the second. Lane j then uses two numbers
+of C, for digit j: the upper row in the first column and the lower row in the second; the other two are unused. Eight
+rows of W fill a product, and a lane has its four words of A side by side, as it loaded them.
 
 Two vectors by codes of four bits: sixteen rows of W are the rows of A, with one side, and columns 2 d and 2 d + 1 of B
-are digit d of the first vector and of the second. All four numbers of lane j are wanted, for digit j, so that half as
-many products do. For this codes of eight bits would have to be moved, which takes more instructions than it saves. The
-last of an odd number of vectors is multiplied alone, as are all where octets of rows are odd in number.
+are digit d of the first vector and of the second. Lane j uses all four numbers, for digit j, so half as many products
+suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it saves. The last of
+an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in number.
 
-Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`), which `finished` takes back.
+Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that.
 
-C begins with the bits of 3 2^22 as a float, and a sum of integers that is less than 2^22 is then added to that float as
-well: to take 3 2^22 away is exact, and eight times as fast as an instruction that converts. 128 products of 8 bits are
-at most 2^21. Sides of one group are added as integers before, less those bits, which are there twice.
+C begins with the bits of 3 2^22 as a float. A sum of integers below 2^22 is then also added to that float, and
+subtracting 3 2^22 is exact and eight times as fast as a conversion. 128 products of 8 bits are at most 2^21. Sides of
+one group are first added as integers, less those bits, which would be there twice.
 
 The four warps of a thread block multiply a quarter of the step's columns each, and meet in `finished`.
 """
@@ -48,12 +48,12 @@ from pallas_kernels.parts.inline import all_words, array, float32, int32, load, 
 CHUNK = 1024  # columns of a step
 QUARTER = CHUNK // WARPS
 SIDE = 32  # columns
-SIDES = 2  # of a product
-PLACES = 4  # in a quad: one for each digit, and one
+SIDES = 2  # sides of a product
+PLACES = 4  # lanes of a quad: one for each digit, and one
 LINE = 128  # bytes of a row that lie together
 OCTET = 8  # rows
 
-# Of eight rows quad i has row i / 2, or, where i is odd, 4 + i / 2: for which see `_codes`.
+# Quad i has row i / 2 of eight, or 4 + i / 2 where i is odd; `_codes` says why.
 SUMS = tiled_layout(((OCTET, WARPS, PLACES), (OCTET // 2, 1, PLACES), (1, 1, 1)), warps=-8, lanes=(-6, -9, -4))
 DOTS = SUMS.reduce(2).reduce(1)
 
@@ -61,11 +61,11 @@ MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5,$6,
 ZERO = 3 * 2.0**22
 ZERO_BITS = int(np.float32(ZERO).view(np.int32))
 
-Sums = list[Float32[Array, "rows warps places"]]  # of each vector, for the rows of all runs
+Sums = list[Float32[Array, "rows warps places"]]  # for each vector, over the rows of all runs
 
 
 class Step(NamedTuple):
-    """What a thread block has of a step in shared memory, and how it lies."""
+    """The shared memory of a step in a thread block, and its layout."""
 
     bits: int  # of a code
     group: int  # columns that share a scale, or, where a row does, an exponent
@@ -77,24 +77,24 @@ class Step(NamedTuple):
 
 
 def ring(stages: int, runs: int, rows: int, bits: int) -> Any:
-    """Shared memory for the codes of so many steps: int8, or words of `int4.pack`."""
+    """Name the shared memory for the codes of so many steps: int8, or words of `int4.pack`."""
     dtype, columns = (jnp.int8, CHUNK) if bits == 8 else (jnp.int32, CHUNK // int4.WORD)
     return plgpu.SMEM((stages, runs, rows, columns), dtype, transforms=_transforms(bits))
 
 
 def _transforms(bits: int) -> tuple[Any, ...]:
-    """How codes lie: lines of eight rows together, and in each the pieces of 16 bytes in another order."""
+    """Layout of the codes: lines of eight rows together, each with its pieces of 16 bytes in another order."""
     line = LINE if bits == 8 else LINE // 4
     return plgpu.TilingTransform((OCTET, line)), plgpu.SwizzleTransform(LINE)  # pyright: ignore[reportAbstractUsage]
 
 
 def zeros(batch: int, rows: int) -> Sums:
-    """Sums to begin with."""
+    """Make the sums to begin with."""
     return [plgpu.layout_cast(jnp.zeros((rows, WARPS, PLACES), jnp.float32), SUMS)] * batch
 
 
 def finished(sums: Sums, runs: int, bits: int, target: Target) -> list[list[Float32[Array, " rows"]]]:
-    """What sums come to, for each vector, for each run of rows."""
+    """Add up the sums of the warps, for each vector and each run of rows."""
     return [_runs(_dots(rows, bits), runs, target) for rows in sums]
 
 
@@ -107,7 +107,7 @@ def _dots(sums, bits: int):
 
 
 def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows"]]:
-    """Those of each run by themselves: warps meet to add up their sums, and so once for all runs."""
+    """Split sums by runs, after the warps have met once to add up those of all runs."""
     if runs == 1:
         return [dots]
     shape = (len(dots) // runs,)
@@ -124,7 +124,7 @@ def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows"]]:
 
 
 def add(sums: Sums, step: Step, target: Target) -> Sums:
-    """`sums` and what a step adds to them."""
+    """Add a step to `sums`."""
     if target.interpret:
         return _interpreted(sums, step)
     shape = sums[0].shape
@@ -145,7 +145,7 @@ def add(sums: Sums, step: Step, target: Target) -> Sums:
 
 
 def _interpreted(sums: Sums, step: Step) -> Sums:
-    """The same, of whole arrays."""
+    """Add a step to `sums` with whole arrays, for the interpreter."""
     rows, groups = len(sums[0]), QUARTER // step.group
 
     def read(ref):
@@ -170,12 +170,12 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
 
 
 class Lane(NamedTuple):
-    """Where a thread is."""
+    """Position of a thread in its warp and quad."""
 
     warp: Any
     quad: Any
-    place: Any  # in its quad
-    row: Any  # of eight rows of W, that its quad has
+    place: Any  # lane in its quad
+    row: Any  # row of its quad, of eight rows of W
 
     @classmethod
     def mine(cls) -> "Lane":
@@ -186,7 +186,7 @@ class Lane(NamedTuple):
 
 
 def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
-    """Add what a thread has of a step to its number of each octet of rows, for each vector."""
+    """Add a thread's part of a step to its number of each octet of rows, for each vector."""
     octets = range(len(sums[0]))
     codes = [_codes(step, octet, lane) for octet in octets]
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
@@ -201,12 +201,12 @@ def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
             sums[vector][octet] = math.fma(number, scale, sums[vector][octet])
 
 
-# Of a vector, an octet of rows and a group, the integer that they come to, and the bits of ZERO.
+# For a vector, an octet of rows and a group: their integer sum, plus the bits of ZERO.
 Integers = Iterator[tuple[int, int, int, Any]]
 
 
 def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Integers:
-    """A vector by all rows: products of both sides of an octet."""
+    """Multiply a vector by all rows, with products of both sides of an octet."""
     digits = _digits(step, vector, lane)
     products = max(1, step.group // (SIDES * SIDE))
     for first in range(0, QUARTER // (SIDES * SIDE), products):
@@ -221,7 +221,7 @@ def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Inte
 
 
 def _of_two(vectors: Sequence[int], codes: list[list[Any]], step: Step, lane: Lane) -> Integers:
-    """Two vectors by all rows: products of a side of two octets, of codes of four bits."""
+    """Multiply two vectors by all rows of codes of four bits, with products of one side of two octets."""
     digits = _digits_of_two(step, vectors[0], lane)
     products = step.group // SIDE
     for group in range(QUARTER // step.group):
@@ -235,21 +235,20 @@ def _of_two(vectors: Sequence[int], codes: list[list[Any]], step: Step, lane: La
 
 
 def _begin() -> list[Any]:
-    """C before products; where some are not looked at, they are still what the compiler makes once."""
+    """Make C before the products. Unused numbers get the same value, because the compiler then makes it only once."""
     return [word(ZERO_BITS)] * 4
 
 
 def _product(upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
-    """A's rows, upper and lower, by B, and C: of each of them what a lane has."""
+    """Multiply the upper and lower rows of A by B and add C, with a lane's part of each."""
     return ptx(MMA, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
 
 def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
-    """What a lane has of each side of its warp's columns, all of one of its rows: two words of A.
+    """Load a lane's part of each side of its warp's columns, all of one of its rows: two words of A.
 
-    A load takes 8 lanes at a time. Of 16 bytes each has them from two rows, one of the upper four and one of the lower:
-    where lines are swizzled these are never in the same banks. Of 8 bytes 16 lanes have them from four rows, two by two
-    in the same.
+    A load of 16 bytes serves 8 lanes at a time, from two rows, one of the upper four and one of the lower four. In
+    swizzled lines these are never in the same banks. A load of 8 bytes serves 16 lanes from four rows.
     """
     size = CHUNK * step.bits // 8  # bytes of a row
     wide = 16 if step.bits == 4 or _together(step) else 8  # bytes that a lane loads at once
@@ -269,16 +268,15 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
 
 
 def _together(step: Step) -> bool:
-    """Whether a lane has the codes of 16 columns side by side, of both sides: of eight bits, of one group.
+    """Whether a lane has the codes of 16 columns of both sides side by side: those of eight bits in one group.
 
-    The first four of eight are then one side's; else all eight are.
+    Of eight codes the first four then belong to one side; otherwise all eight do.
     """
     return step.bits == 8 and step.group > SIDE
 
 
 def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
-    """What a lane has of B in each product of its warp with one vector: two words of the digit and the side that its
-    quad has."""
+    """Load a lane's part of B in each product with one vector: two words of its quad's digit and side."""
     together = _together(step)
     side = times(arith.andi(lane.quad, word(1)), VECTOR // 2 if together else DIGITS * SIDE)
     start = total(_digits_start(step, vector, lane), side)
@@ -292,28 +290,28 @@ def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
 
 
 def _digits_of_two(step: Step, first: int, lane: Lane) -> list[list[Any]]:
-    """The same in each product with vector `first` and the next: of the digit and the vector that its quad has."""
+    """Load a lane's part of B in each product with vector `first` and the next: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
     return [load(step.digits, total(start, word(DIGITS * at)), int32(), 2) for at in range(0, QUARTER, SIDE)]
 
 
 def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
-    """Where a lane's columns begin in the digit that its quad has."""
+    """Find the start of a lane's columns in the digit of its quad."""
     digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
     start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
     return total(start, times(lane.place, DIGITS * VECTOR * (2 if _together(step) else 1)))
 
 
 def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
-    """Those of one of a lane's rows, for each group of its warp."""
+    """Load the scales of one of a lane's rows, for each group of its warp."""
     groups = QUARTER // step.group
     at = total(times(lane.row, 4 * WARPS * groups), times(lane.warp, 4 * groups))
     return load(step.scales, total(at, word(4 * OCTET * WARPS * groups * octet)), float32(), groups)
 
 
 def _units(step: Step, vector: int, lane: Lane) -> list[Any]:
-    """Of a vector, for each group of a lane's warp."""
+    """Load the 2^e of a vector, for each group of a lane's warp."""
     groups = QUARTER // step.group
     row = word(vector * 4 * step.columns // step.group)
     return load(step.units, total(row, times(lane.warp, 4 * groups)), float32(), groups)

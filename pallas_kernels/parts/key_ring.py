@@ -1,8 +1,8 @@
-"""The keys and values that one thread block reads while decoding, and the ring that they come through.
+"""The keys and values that a thread block reads while decoding, and the ring in shared memory that they pass.
 
-A sequence's keys are cut into tiles. Blocks that share a key head take every `splits`-th tile each, so that a single
-sequence keeps the whole GPU busy whatever its length, which is known only at run time. The copy engine fills a ring in
-shared memory with them, some tiles ahead; K and V have a ring each, as a tile of K is done with earlier.
+A sequence's keys are cut into tiles. Each of the blocks that share a key head takes every `splits`-th tile, so that one
+sequence keeps the whole GPU busy whatever its length, which is known only at run time. The copy engine fills the ring
+some tiles ahead. K and V have a ring each, because a tile of K is done with earlier.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from pallas_kernels.parts.wgmma import matrices
 
 TILE = 64  # keys, at least
 
-# From an array of keys or of values and the number of a tile to the pieces of the array that make the tile.
+# Finds a tile: from an array of keys or of values and the tile's number to the pieces of the array that make it.
 Pieces = Callable[[Any, Any], Sequence[Any]]
 
 
@@ -31,11 +31,11 @@ class KeyRing:
     dtype: np.dtype
     splits: int  # thread blocks that share the keys
     tile: int  # keys
-    stages: int  # tiles of K, and of V, on their way at once
+    stages: int  # tiles of K, and of V, that are loaded at once
     pieces: int  # copies that make a tile
 
     def scratch(self) -> dict[str, Any]:
-        """Shared memory and barriers that an `OpenRing` works in."""
+        """Name the shared memory and barriers of an `OpenRing`."""
         tiles = matrices(self.stages, self.tile, self.head_dim, dtype=self.dtype)
         filled = plgpu.Barrier(num_arrivals=self.pieces, num_barriers=self.stages)
         return {"k": tiles, "k_filled": filled, "v": tiles, "v_filled": filled}
@@ -43,7 +43,7 @@ class KeyRing:
 
 @dataclass(frozen=True)
 class OpenRing:
-    """The ring while it runs: for each of `steps` tiles in turn, `wait` for K, `release` it, then V."""
+    """A ring at work: for each of `steps` tiles, `wait` for K and `release` it, then the same for V."""
 
     ring: KeyRing
     refs: dict[str, Any]  # "k" and "v": arrays of keys and values
@@ -63,7 +63,7 @@ class OpenRing:
         return self._tile(step) * self.ring.tile
 
     def ask_ahead(self) -> None:
-        """Have what `fill` copies brought to the L2 cache."""
+        """Bring the tiles that `fill` copies to the L2 cache."""
         for step in range(self.ring.stages):
 
             @pl.when(step < self.steps)
@@ -73,7 +73,7 @@ class OpenRing:
                         plgpu.async_prefetch(piece)
 
     def fill(self) -> None:
-        """Set the first copies going."""
+        """Start the first copies."""
         for step in range(self.ring.stages):
 
             @pl.when(step < self.steps)
@@ -82,13 +82,13 @@ class OpenRing:
                 self._fetch("v", step)
 
     def wait(self, name: str, step) -> Any:
-        """The tile of K or V of this step, in shared memory."""
+        """Wait for the tile of K or V of this step, in shared memory."""
         slot = lax.rem(step, self.ring.stages)
         plgpu.barrier_wait(self.staged[f"{name}_filled"].at[slot])
         return self.staged[name].at[slot]
 
     def release(self, name: str, step) -> None:
-        """The tile of this step has been read; its place is for the one that comes `stages` later."""
+        """Give the place of this step's tile, once it is read, to the tile that comes `stages` later."""
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():
@@ -107,6 +107,6 @@ class OpenRing:
 
 
 def visible_keys(length, capacity: int, window: int | None) -> tuple[Any, Any]:
-    """First key, and last + 1, that the newest of `length` positions sees in a cache of this capacity."""
+    """Find the first key, and the last + 1, that the newest of `length` positions sees in a cache of this capacity."""
     stop = jnp.clip(length, 0, capacity)
     return (jnp.int32(0) if window is None else jnp.maximum(stop - window, 0)), stop

@@ -1,4 +1,4 @@
-"""The matrices that vectors are multiplied by, floats or codes with scales, and which loop multiplies by each."""
+"""Matrices that vectors are multiplied by, floats or codes with scales, and the loop that each takes."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ from pallas_kernels.parts.tile import Tile, tile_for
 from pallas_kernels.unsupported import Unsupported
 
 MAX_BATCH = 8
-AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for as many of 14,336 numbers
+AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for 4 of 14,336 numbers
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
 
-class Codes(NamedTuple):
+class ScaledCodes(NamedTuple):
     """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row."""
 
     codes: Int[Array, "rows packed"]  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
@@ -33,29 +33,32 @@ class Codes(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[rows, cols] of what the codes stand for."""
+        """Rows and columns of the matrix that the codes stand for."""
         rows, packed = self.codes.shape
         return rows, packed * (8 if self.four_bits else 1)
 
     @property
     def group(self) -> int | None:
-        """Columns that share a scale; None: all of a row do."""
-        return None if self.scales.ndim == 1 else self.shape[1] // max(self.scales.shape[1], 1)
+        """Columns that share a scale; None: all of a row do. 0 where rows have no scales at all."""
+        if self.scales.ndim == 1:
+            return None
+        groups = self.scales.shape[1]
+        return self.shape[1] // groups if groups else 0
 
 
-Matrix = Float[Array, "rows cols"] | Codes
+MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
 
 
-def shares(w: Matrix, batch: int) -> list[slice]:
-    """Which vectors a kernel is launched for, and then another: codes are read again for more than `AT_ONCE`."""
-    launches = -(-batch // AT_ONCE) if isinstance(w, Codes) and 0 < batch <= MAX_BATCH else 1
+def shares(w: MatrixOperand, batch: int) -> list[slice]:
+    """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
+    launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
 
 
 def product_of(
     op: str,
-    w: Matrix,
+    w: MatrixOperand,
     x: Array,
     *,
     normed: bool,
@@ -63,12 +66,12 @@ def product_of(
     runs: int = 1,
     rows: int | None = None,
 ) -> RowProduct | QuantizedProduct:
-    """The loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
+    """Choose the loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
 
-    They are the tile's, shared out among the runs, unless given. Raises ValueError, in the caller's words, where there
-    is no such loop.
+    By default the rows are those of the tile, shared out among the runs. Raises ValueError for shapes that do not fit
+    together, and Unsupported where there is no loop for them.
     """
-    if isinstance(w, Codes):
+    if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
     else:
         _check_floats(op, w, x)
@@ -83,7 +86,7 @@ def product_of(
     tiles = all_rows // (rows * runs)
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
     shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
-    if isinstance(w, Codes):
+    if isinstance(w, ScaledCodes):
         product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
     else:
         product = RowProduct(**shape, chunks=tile.chunks or 1)
@@ -97,9 +100,9 @@ def product_of(
     return product
 
 
-def key_of(op: str, w: Matrix) -> str:
-    """What `tile_for` calls an op on such a matrix: with the codes, and the columns that share a scale."""
-    if not isinstance(w, Codes):
+def key_of(op: str, w: MatrixOperand) -> str:
+    """Name an op on such a matrix for `tile_for`, with its kind of codes and the columns that share a scale."""
+    if not isinstance(w, ScaledCodes):
         return op
     return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
 
@@ -111,7 +114,7 @@ def _check_floats(op: str, w: Array, x: Array) -> None:
         raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
 
 
-def _check_codes(op: str, w: Codes, x: Array) -> None:
+def _check_codes(op: str, w: ScaledCodes, x: Array) -> None:
     if w.codes.ndim != 2:
         raise ValueError(f"{op} takes codes [rows, cols], got {w.codes.shape}")
     if w.codes.dtype not in (jnp.int8, jnp.int32):
@@ -127,16 +130,16 @@ def _check_codes(op: str, w: Codes, x: Array) -> None:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
 
 
-def _check_columns(op: str, w: Matrix, dtype: Any, tile: Tile) -> None:
+def _check_columns(op: str, w: MatrixOperand, dtype: Any, tile: Tile) -> None:
     cols = w.shape[1]
-    if not isinstance(w, Codes):
+    if not isinstance(w, ScaledCodes):
         step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)
         if cols % step or not cols:
             raise Unsupported(f"{op} takes columns of W in multiples of {step} in {dtype}, got {cols}")
         return
     if tile.chunks:
         raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
-    # A copy wants whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
+    # Copies need whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
     multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
         raise Unsupported(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")

@@ -2,11 +2,12 @@
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from pallas_kernels.unsupported import Unsupported
 
 
-def check_operand(op: str, name: str, array: jax.Array | None, shape: tuple[int, ...], dtype: np.dtype | type) -> None:
+def check_operand(op: str, name: str, array: jax.Array | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
     """Raise ValueError for an array of another shape, Unsupported for one of another dtype; None passes."""
     if array is None or (array.shape == shape and array.dtype == dtype):
         return

@@ -1,11 +1,11 @@
-r"""The loop of `row_product.py` for weights that are integer codes, with a scale a row, or a scale a group of columns.
+r"""The loop of matrix-vector kernels for integer codes, with a scale for each row or each group of columns.
 
     y = sum_g s_g sum_(k in g) q_k x_k
 
-Codes are multiplied as the integers that they are, by the tensor cores (`integer_mma.py`): with a third or less of the
-instructions that they take as floats, decoded in registers and multiplied one by one, and sums are exact. So the
-vectors are staged in shared memory in fixed point (`fixed_point.py`), times the norm where there is one, with an
-exponent for each group of columns that has a scale; 128 columns where a row has one.
+The tensor cores multiply codes as integers (`integer_mma.py`). Sums are then exact, and take a third or less of the
+instructions of codes that are decoded to floats in registers and multiplied one by one. The vectors, times the norm if
+there is one, are therefore staged in shared memory in fixed point (`fixed_point.py`), with an exponent for each group
+of columns that has a scale, or for 128 columns where a row has one scale.
 """
 
 from abc import ABC, abstractmethod
@@ -29,43 +29,42 @@ from pallas_kernels.parts.row_tiles import RowTiles
 from pallas_kernels.parts.staging import Store, store_all
 
 GROUPS = (32, 64, 128)  # columns that may share a scale
-PASSES = 4  # over a vector, whose reads are under way at once, and those of its norm, each into 4 or 8 registers
-PASSES_ALONE = 8  # the same, without a norm
-FEW_STEPS = 4  # that are waited for at once: a loop takes longer to come round than to multiply
+PASSES = 4  # over a vector and its norm, read at once into 4 or 8 registers each
+PASSES_ALONE = 8  # over a vector without a norm, read at once
+FEW_STEPS = 4  # steps that are waited for at once, because a loop takes longer to come round than to multiply
 
 
 @dataclass(frozen=True)
 class QuantizedProduct(ABC):
-    """Some runs of rows of W at once times all vectors, in one thread block. `Int8Product` and `Int4Product` say how W
-    lies."""
+    """Product of some runs of rows of W with all vectors, in one thread block; subclasses know the layout of W."""
 
-    tiles: int  # in W
-    blocks: int  # that share them
-    rows: int  # of W in a run
-    runs: int  # in a tile
+    tiles: int  # tiles of W
+    blocks: int  # thread blocks that share the tiles
+    rows: int  # rows of W in a run
+    runs: int  # runs of a tile
     cols: int
     batch: int
     stages: int
-    dtype: np.dtype  # of the vectors
+    dtype: np.dtype  # dtype of the vectors
     group: int | None  # columns that share a scale; None: all of a row do
 
     fewest_stages: ClassVar[int] = 2
-    at_once: ClassVar[int] = 3  # blocks of many tiles on a processor; each stages the vectors for itself
+    at_once: ClassVar[int] = 3  # blocks of many tiles on a processor; each stages the vectors itself
     bits: ClassVar[int]
 
     @property
     def steps(self) -> int:
-        """The last may be a part of one: copies fill up with zeros."""
+        """Steps of a row. The last may be a part of one, which copies fill up with zeros."""
         return -(-self.cols // CHUNK)
 
     @property
     def ring_stages(self) -> int:
-        """Of one tile no more than it has steps."""
+        """Stages of the ring; for a single tile no more than its steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     @property
     def columns(self) -> int:
-        """That share an exponent, in a vector."""
+        """Columns of a vector that share an exponent."""
         return self.group or max(GROUPS)
 
     @property
@@ -75,17 +74,17 @@ class QuantizedProduct(ABC):
 
     @property
     def step_bytes(self) -> int:
-        """Shared memory that a step is copied to."""
+        """Bytes of shared memory that a step is copied to."""
         return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.step_scales)
 
     def scratch_bytes(self, *, normed: bool) -> int:
-        """Shared memory that `scratch` takes."""
+        """Count the bytes of shared memory that `scratch` takes."""
         del normed  # x is staged times the norm
         vectors = self.batch * self.steps * (DIGITS * CHUNK + 4 * CHUNK // self.columns)
         return self.ring_stages * self.step_bytes + vectors
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
-        """Shared memory and barriers that `run` works in, with a norm or without."""
+        """Name the shared memory and barriers that `run` works in, with a norm or without."""
         del normed
         copies = self.runs * (2 if self.group else 1)
         shape = self._in_groups(self.steps * CHUNK)
@@ -100,11 +99,11 @@ class QuantizedProduct(ABC):
         return staged
 
     def operands(self, w: Any) -> list[Array]:
-        """What the kernel is called with for W: codes and scales."""
+        """List the arrays of W that the kernel is called with: codes and scales."""
         return list(w)
 
     def view(self, x: Array) -> Array:
-        """Vectors [..., cols], or the norm's one, as `run` takes them. Nothing is moved."""
+        """View vectors [..., cols], or the norm, as `run` takes them. Nothing is moved."""
         return x.reshape(*x.shape[:-1], *self._in_groups(self.cols))
 
     def run(
@@ -121,11 +120,11 @@ class QuantizedProduct(ABC):
         ahead: Callable[[Any], Any],
         finish: Callable[[Any, list[list[Array]], Any], None],
     ) -> None:
-        """All tiles of a thread block: `finish(tile, dots, read)` has for each vector, for each run, the float32
-        products [rows] of the rows from `starts(tile)` on, and what `ahead(tile)` read before they were computed.
+        """Multiply all tiles of a thread block.
 
-        `weight` are the refs of `operands`, x_ref and norm_ref those of a `view`. Waits for the kernel before this one
-        where x is first read, and not earlier.
+        `finish(tile, dots, read)` gets the float32 products [rows] of the rows from `starts(tile)` on, for each vector
+        and each run, and the values that `ahead(tile)` read before the products were computed. `weight` are the refs of
+        `operands`, x_ref and norm_ref those of a `view`. Waits for the previous kernel where x is first read.
         """
         codes_ref, scales_ref = weight
         squares: list[Any] = []
@@ -134,16 +133,16 @@ class QuantizedProduct(ABC):
             filled = staged["filled"].at[slot]
             for run, start in enumerate(starts(tile)):
                 rows = pl.ds(start, self.rows)
-                step = step + start * 0  # what is beyond the end is refused where it is known to be
+                step = step + start * 0  # a constant beyond the end would be refused, so this is no constant
                 plgpu.copy_gmem_to_smem(self._codes(codes_ref, rows, step), staged["ring"].at[slot, run], filled)
                 if self.group:
-                    # Not `step * self.step_scales`: where inference sees a multiple it makes tiles, which need not
-                    # divide a row.
+                    # We avoid `step * self.step_scales`: layout inference would see a multiple and make tiles, which
+                    # need not divide a row.
                     scales = scales_ref.at[rows, pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)]
                     plgpu.copy_gmem_to_smem(scales, staged["scales"].at[slot, run], filled)
 
         def prepare():
-            norms = self._first_norms(norm_ref)  # from memory, so before the wait
+            norms = self._first_norms(norm_ref)  # weights, so read before the wait
             target.wait_for_previous()
             squares.extend(self._stage(x_ref, b, norm_ref, norms, staged, target) for b in range(self.batch))
 
@@ -186,19 +185,19 @@ class QuantizedProduct(ABC):
 
     @abstractmethod
     def _codes(self, codes_ref, rows, step) -> Any:
-        """What is copied of W for a step."""
+        """Slice the codes of W that are copied for a step."""
 
     def load_rows(self, ref) -> Array:
-        """One float32 number for each row of a run, laid out as the products are."""
+        """Load one number for each row of a run, as float32 in the layout of the products."""
         return plgpu.load(ref, layout=DOTS, optimized=False).astype(jnp.float32)
 
     def _in_groups(self, cols: int) -> tuple[int, int, int]:
-        """The shape of a vector in which groups, and a thread's part of one, are dimensions."""
+        """Shape of a vector with dimensions for groups and for a thread's part of a group."""
         return cols // self.columns, self.columns // VECTOR, VECTOR
 
     @property
     def _staging_layout(self) -> Any:
-        """Of a pass over a vector: some columns of it for each thread."""
+        """Layout of a pass over a vector: some columns for each thread."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         return tiled_layout(
             ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)
@@ -206,7 +205,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _digits_layout(self) -> Any:
-        """Of its digits: those of the same columns for each thread."""
+        """Layout of the digits of a pass: those of the same columns for each thread."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         tiles = (
             (groups, lanes, DIGITS, vector),
@@ -217,33 +216,33 @@ class QuantizedProduct(ABC):
 
     @property
     def _passes(self) -> list[int]:
-        """Where each pass begins, in groups; the last may repeat some of the one before."""
+        """First group of each pass; the last pass may repeat some groups of the one before."""
         groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
         return [min(first, last) for first in range(0, last + groups, groups)]
 
     def _load_pass(self, ref, first: int) -> Array:
-        """A pass over a vector, from its group `first` on."""
+        """Load a pass over a vector, from its group `first` on."""
         mine = pl.ds(first, THREADS * VECTOR // self.columns)
         return plgpu.load(ref.at[mine], layout=self._staging_layout, optimized=False)
 
     def _first_norms(self, norm_ref) -> list[Array]:
-        """What the first passes over a vector are multiplied by, if by anything."""
+        """Load the norm for the first passes over a vector, if there is one."""
         return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:PASSES]]
 
     def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:
-        """Vector b in shared memory, times a norm if there is one, of which `norms` are the `_first_norms`.
+        """Stage vector b in shared memory, times the norm if there is one; `norms` are its `_first_norms`.
 
-        Gives the sum of the squares of a vector with a norm, where it can without the trip to the cache that `_squares`
-        takes.
+        Returns the sum of the squares of a vector with a norm, if it needs no second read of the vector, as `_squares`
+        does.
         """
         x_ref, passes, layout = vectors_ref.at[b], self._passes, self._staging_layout
         units_layout = layout.reduce(2).reduce(1)
         beyond = (self.steps * CHUNK - self.cols) // self.columns
-        if beyond:  # 0 times what is not finite would not be 0; a pass then comes over some of them
+        if beyond:  # 0 times a number that is not finite would not be 0, so these are set to 0
             groups = THREADS * VECTOR // self.columns
             none = plgpu.layout_cast(jnp.zeros((groups,), jnp.float32), units_layout)
             store_all([Store(staged["units"], (b, staged["units"].shape[1] - groups), none, units_layout)], target)
-        # Not where some columns are in two passes, nor in more passes than read a norm before the wait.
+        # This holds unless columns are in two passes, or in more passes than read the norm before the wait.
         together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
         squares: Any = 0.0
         for some in batched(passes, PASSES if norm_ref is not None else PASSES_ALONE):
@@ -265,12 +264,12 @@ class QuantizedProduct(ABC):
             return None
         if not together:
             return self._squares(x_ref)
-        for _ in squares.shape:  # layout inference finds no way to sum over all at once
+        for _ in squares.shape:  # one axis after the other, since layout inference finds no way to sum over all at once
             squares = jnp.sum(squares, axis=-1)
         return squares
 
     def _squares(self, x_ref) -> Any:
-        """The sum of the squares of a vector."""
+        """Add up the squares of a vector."""
         vector = next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * x_ref.dtype.itemsize <= 16)
         shape = self._in_groups(THREADS * vector)
         layout = plgpu.Layout.WG_STRIDED(shape, vec_size=vector)

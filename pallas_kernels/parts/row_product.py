@@ -1,14 +1,14 @@
-r"""The loop inside every matrix-vector kernel, for weights that are floats: y = W x for one to eight vectors.
+r"""The loop inside the matrix-vector kernels for weights that are floats: y = W x for one to eight vectors.
 
-W is read once, which is all that decoding is: 2 or 4 bytes a weight, one multiplication and one addition. A thread
-block walks along a few rows of W at once (`row_tiles.py`). Of a chunk of columns each warp has every fourth row, each
+Decoding is little else than reading W once: 2 or 4 bytes a weight, one multiplication and one addition. A thread block
+walks along a few rows of W at once (`row_tiles.py`). In a chunk of columns each warp has every fourth row, and each
 lane at most 16 bytes of it, so nothing is summed across threads before the end of the row.
 
-A step is one chunk, or several. It waits for its copies when it begins, and when it ends for what was read of them: in
-long rows of narrow tiles often. 2048 x 8192 takes 5 to 6 % less time in steps of two, with a ring of ten.
+A step is one chunk or several. It waits for its copies at its start and for its reads at its end, which is often in
+long rows of narrow tiles. 2048 x 8192 takes 5 to 6 % less time in steps of two, with a ring of ten.
 
-RMSNorm costs no pass of its own: x is staged times the norm's weights, in float32, and the sum of squares is taken on
-the way; 1/rms, which is one number, multiplies the finished dot product.
+RMSNorm needs no pass of its own. x is staged times the norm's weights, in float32, and its squares are summed on the
+way. The finished dot product is multiplied by 1/rms, which is one number.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,22 +28,22 @@ from pallas_kernels.parts.inline import ONE_EACH, thread_sums, widened
 from pallas_kernels.parts.row_tiles import RowTiles
 from pallas_kernels.parts.staging import Store, store_all
 
-PIECES = 4  # 16-byte loads of x that make a piece, for each thread
-TOGETHER = 4  # pieces that are read before any is stored; with a norm one
+PIECES = 4  # 16-byte loads of a piece of x in each thread
+TOGETHER = 4  # pieces that are read before any is stored; one with a norm
 SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(0)  # all, for each warp
 
 
 @dataclass(frozen=True)
 class RowProduct:
-    """Some runs of rows of W at once times all vectors, in one thread block."""
+    """Product of some runs of rows of W with all vectors, in one thread block."""
 
-    tiles: int  # in W
-    blocks: int  # that share them
-    rows: int  # of W in a run
-    runs: int  # in a tile
+    tiles: int  # tiles of W
+    blocks: int  # thread blocks that share the tiles
+    rows: int  # rows of W in a run
+    runs: int  # runs of a tile
     cols: int
     batch: int
-    chunks: int  # of columns, in a step
+    chunks: int  # chunks of columns in a step
     stages: int
     dtype: np.dtype
 
@@ -52,8 +52,7 @@ class RowProduct:
 
     @property
     def vector(self) -> int:
-        """Elements that a thread loads at once: 16 bytes, or fewer for many vectors, of which each wants a sum for
-        each of them."""
+        """Elements that a thread loads at once: 16 bytes, or fewer for many vectors, which need a sum for each."""
         return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property
@@ -67,26 +66,26 @@ class RowProduct:
 
     @property
     def step_bytes(self) -> int:
-        """Shared memory that a step is copied to."""
+        """Bytes of shared memory that a step is copied to."""
         return self._copies * self.rows * self.chunk * self.dtype.itemsize
 
     @property
     def layout(self) -> Any:
-        """[rows, chunk] in registers: rows over the warps, columns over the lanes, `vector` of them a thread."""
+        """Layout of [rows, chunk] in registers: rows over warps, columns over lanes, `vector` of them a thread."""
         return tiled_layout(((WARPS, self.chunk), (1, self.vector)), warps=-4, lanes=-3)
 
     @property
     def ring_stages(self) -> int:
-        """Of one tile no more than it has steps."""
+        """Stages of the ring; for a single tile no more than its steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
-        """Shared memory that `scratch` takes."""
+        """Count the bytes of shared memory that `scratch` takes."""
         vector = self.cols * self._staged_dtype(normed).itemsize + (4 * THREADS if normed else 0)
         return self.ring_stages * self.step_bytes + self.batch * vector
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
-        """Shared memory and barriers that `run` works in, with a norm or without."""
+        """Name the shared memory and barriers that `run` works in, with a norm or without."""
         staged = {
             "ring": plgpu.SMEM((self.ring_stages, self._copies, self.rows, self.chunk), self.dtype),
             "filled": plgpu.Barrier(num_arrivals=self._copies, num_barriers=self.ring_stages),
@@ -97,11 +96,11 @@ class RowProduct:
         return staged
 
     def operands(self, w: Any) -> list[Array]:
-        """What the kernel is called with for W."""
+        """List the arrays of W that the kernel is called with."""
         return [w]
 
     def view(self, x: Array) -> Array:
-        """Vectors [..., cols], or the norm's one, as `run` takes them."""
+        """View vectors [..., cols], or the norm, as `run` takes them."""
         return x
 
     def run(
@@ -118,10 +117,11 @@ class RowProduct:
         ahead: Callable[[Any], Any],
         finish: Callable[[Any, list[list[Array]], Any], None],
     ) -> None:
-        """All tiles of a thread block: `finish(tile, dots, read)` has for each vector, for each run, the float32
-        products [rows] of the rows from `starts(tile)` on, and what `ahead(tile)` read before they were computed.
+        """Multiply all tiles of a thread block.
 
-        `weight` is the ref of `operands`. Waits for the kernel before this one where x is first read, and not earlier.
+        `finish(tile, dots, read)` gets the float32 products [rows] of the rows from `starts(tile)` on, for each vector
+        and each run, and the values that `ahead(tile)` read before the products were computed. `weight` is the ref of
+        `operands`. Waits for the previous kernel where x is first read.
         """
         (w_ref,) = weight
         squares = staged.get("squares", [None] * self.batch)
@@ -135,7 +135,9 @@ class RowProduct:
                     plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
 
         def prepare():
-            early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])  # from memory
+            early = (
+                None if norm_ref is None else self._read(norm_ref, self._pieces[0])
+            )  # weights, so read before the wait
             target.wait_for_previous()
             for b, (x, sums) in enumerate(zip(staged["x"], squares, strict=True)):
                 self._stage(x_ref.at[b], norm_ref, early, x, sums, target)
@@ -178,29 +180,29 @@ class RowProduct:
         tiles.walk(block, **turns, ahead=ahead, finish=end, target=target)
 
     def load_rows(self, ref) -> Array:
-        """One float32 number for each row of a run, laid out as the products are."""
+        """Load one number for each row of a run, as float32 in the layout of the products."""
         return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
 
     @property
     def _copies(self) -> int:
-        """How many fill a slot of the ring."""
+        """Copies that fill a slot of the ring."""
         return self.chunks * self.runs
 
     def _copies_of(self, nth: int) -> range:
-        """Where in a slot a step's nth chunk is, of each run."""
+        """Give the copies of a step's nth chunk, one for each run."""
         return range(nth * self.runs, (nth + 1) * self.runs)
 
     def _columns(self, step, nth: int) -> Any:
-        """Those of a step's nth chunk."""
+        """Slice the columns of a step's nth chunk."""
         return pl.ds((step * self.chunks + nth) * self.chunk, self.chunk)
 
     def _staged_dtype(self, normed: bool) -> np.dtype:
-        """What holds a vector exactly, or its product with a norm to float32's rounding."""
+        """Give the dtype that holds a vector exactly, or its product with a norm in float32."""
         return np.dtype(jnp.float32) if normed else self.dtype
 
     @property
     def _pieces(self) -> list[slice]:
-        """What of a vector the threads read at once."""
+        """Slices of a vector that the threads read at once."""
         size = PIECES * THREADS * self._wide
         return [slice(start, min(start + size, self.cols)) for start in range(0, self.cols, size)]
 
@@ -217,8 +219,10 @@ class RowProduct:
         return plgpu.load(mine, layout=self._piece_layout(piece))
 
     def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
-        """Copy a vector to shared memory, through registers, times a norm if there is one, of which the first piece is
-        `early`; each thread's sum of squares then goes to `squares`, and `run` adds them up at the end."""
+        """Copy a vector to shared memory through registers, times the norm, if any, whose first piece is `early`.
+
+        With a norm each thread's sum of squares goes to `squares`, and `run` adds them up at the end.
+        """
         total: Any = None
         for some in batched(self._pieces, TOGETHER if early is None else 1):
             stores = []

@@ -1,16 +1,14 @@
-"""Which rows of W a thread block multiplies, and when what of them is copied: the frame of every matrix-vector kernel.
+"""The rows of W that a thread block multiplies, and the order of its copies: the frame of matrix-vector kernels.
 
-W is cut into tiles of a few rows, a tile into steps of some columns. A thread block has one tile, or, where there are
-so many that blocks would come and go, every `blocks`-th: what it does once before the first tile then pays for all of
-them. (Of a head of a gigabyte blocks do come and go: a slow processor then has fewer.) It walks along the steps of its
-tiles, one tile after the other, through a ring in shared memory, which the copy engine keeps filled across their
-borders.
+W is cut into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. Where there are
+more tiles than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A
+head of a gigabyte still has a block for each tile, because a slow processor then gets fewer.) A block walks along the
+steps of its tiles through a ring in shared memory, which the copy engine keeps filled across the tiles' borders.
 
-Between two kernels memory would rest for 1 to 2 us, while the last blocks of one end and the first of the other are
-started and ask for something. So the next kernel may start as soon as this one's blocks have: where a processor has
-room for a block of it, that fills its ring and waits. Such blocks do not spread evenly but go where room is, and a
-processor with four is slower than one with one. So rings are as long as leaves room for a processor's part of the
-blocks and for no more (`even_share`), where a tile has as many steps.
+Between two kernels the memory would idle for 1 to 2 us, so the next kernel may start as soon as all blocks of this one
+run: its blocks fill their rings wherever a processor has room, and wait. They do not spread evenly, and a processor
+with four is slower than one with one, so rings are made long enough to leave room only for an even share
+(`even_share`).
 """
 
 from collections.abc import Callable
@@ -24,21 +22,24 @@ from jax.experimental import pallas as pl
 from pallas_kernels.parts.compat import PROCESSORS, Target
 from pallas_kernels.parts.staging import finish_reads
 
-PROCESSOR_MEMORY, BLOCK_MEMORY = 228 * 1024, 1024  # bytes of shared memory: all, and what a block takes beside its own
+PROCESSOR_MEMORY, BLOCK_MEMORY = (
+    228 * 1024,
+    1024,
+)  # bytes of shared memory: all, and what each block takes beside its own
 SUMS_MEMORY = 1536  # bytes of its own for sums over threads and barriers
-MOST_STAGES = 32  # of a ring: Mosaic has no more barriers in a group
-MOST_AT_ONCE = 4  # blocks on a processor: more registers than 128 a thread there are not for them
+MOST_STAGES = 32  # stages of a ring: Mosaic has no more barriers in a group
+MOST_AT_ONCE = 4  # blocks on a processor, which leaves each thread 128 registers
 
 
 @dataclass(frozen=True)
 class RowTiles:
-    """The tiles of a matrix, and the blocks that they are shared out among."""
+    """Tiles of a matrix, shared out among thread blocks."""
 
     tiles: int
     blocks: int
-    steps: int  # of a tile
-    stages: int  # of the ring
-    few: int = 0  # steps of a block's only tile that are waited for at once and written out, in a ring that holds them
+    steps: int  # steps of a tile
+    stages: int  # stages of the ring
+    few: int = 0  # steps of a block's only tile up to which they are waited for at once, without a loop
 
     def walk(
         self,
@@ -53,12 +54,12 @@ class RowTiles:
         finish: Callable[[Any, Any, Any], None],
         target: Target,
     ) -> None:
-        """All that a block does.
+        """Do all the work of a block.
 
-        `fetch(tile, step, slot)` has a step copied to a slot of the ring; `prepare()` waits for the kernel before and
-        makes ready what all tiles use; `begin()` gives the sums that a tile begins with, `wait(slot)` waits for a slot,
-        `step(step, slot, sums)` adds what is in it. `finish(tile, sums, read)` stores the results; what it adds to them
-        `ahead(tile)` reads before the first step.
+        `fetch(tile, step, slot)` starts the copy of a step to a slot of the ring. `prepare()` waits for the previous
+        kernel and makes ready what all tiles use. `begin()` gives a tile's first sums, `wait(slot)` waits for a slot,
+        and `step(step, slot, sums)` adds what is in it. `ahead(tile)` reads before the first step what `finish(tile,
+        sums, read)` adds when it stores the results.
         """
         alone = self.blocks == self.tiles
         count = 1 if alone else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
@@ -72,7 +73,7 @@ class RowTiles:
 
             if tile:
                 pl.when(tile < count)(begun)
-            else:  # which every block has
+            else:  # a tile that every block has
                 begun()
         target.let_next_start()
         prepare()
@@ -93,7 +94,7 @@ class RowTiles:
                         beyond = (j + rest >= self.steps).astype(jnp.int32)
                         fetch(block + (i + tiles + beyond) * self.blocks, j + rest - beyond * self.steps, slot)
 
-                # Not the remainder of a count, which takes some more instructions.
+                # A counter that wraps takes fewer instructions than the remainder of a count.
                 return jnp.where(slot == self.stages - 1, 0, slot + 1), sums
 
             tile = block + i * self.blocks
@@ -115,10 +116,10 @@ class RowTiles:
 
 
 def even_share(blocks: int) -> int:
-    """Bytes of shared memory with which so many blocks are spread evenly: a processor has room for its part of them.
+    """Give the bytes of shared memory of a block with which `blocks` blocks spread evenly over the processors.
 
-    Blocks that start while others still run come to where there is room, as many as there is room for. For two a
-    processor at least, so that the next kernel's blocks fit beside them.
+    Blocks that start while others still run fill any room there is. A processor therefore gets room for its share only,
+    but for two blocks at least, so that the next kernel's blocks fit too.
 
     >>> even_share(528), even_share(300), even_share(100)
     (45671, 57345, 76801)
@@ -128,9 +129,10 @@ def even_share(blocks: int) -> int:
 
 
 def blocks_for(tiles: int, *, shared: int, at_once: int, asked: int | None = None) -> int:
-    """Blocks for so many tiles, each of at least `shared` bytes of shared memory: one for each, or, where blocks would
-    come and go, `at_once` on each processor, or `asked`; fewer where a processor has no room for as many, but where a
-    block for each tile is asked for, they come and go.
+    """Choose the number of blocks for so many tiles, each with at least `shared` bytes of shared memory.
+
+    Each tile has a block of its own if all of them fit at once. Otherwise there are `asked` blocks, or `at_once` on
+    each processor, but no more than fit. `asked` may also be the number of tiles, and then blocks come and go.
 
     >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
     (400, 264)

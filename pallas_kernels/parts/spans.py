@@ -1,16 +1,17 @@
-"""How rows lie over thread blocks, where a load cannot be masked.
+"""The spread of rows over thread blocks, where a load cannot be masked.
 
-A load brings a vector of at most 16 bytes to each of the 128 threads of a block, or nothing, and rows do not end where
-that ends. So a row is cut into spans, and its tail is a span that ends where the row ends and begins a little early:
+A load brings a vector of at most 16 bytes to each of the 128 threads of a block, or nothing, and a row need not end
+where a load ends. A row is therefore cut into spans, and its tail is a span that starts early to end with the row:
 
     |--------|--------|--------|--------|           spans, a thread block each
                                    |-------|        the tail, in the block of the last span
 
-Nothing is read or written past the end, and nothing is padded. What the tail shares with the last span is read twice
-(the second time from the cache), is written twice, with the same numbers by the same block, and is kept out of sums.
+Nothing is read or written past the end, and nothing is padded. Elements in both the tail and the last span are read
+twice, the second time from the cache. They are written twice, with the same numbers by the same block, and are kept out
+of sums.
 
-Rows shorter than 128 are padded by the callers. A row of odd length is read 2 or 4 bytes a thread at a time: vectors
-of more would be misaligned in every other row.
+Callers pad rows shorter than 128. A row of odd length is read 2 or 4 bytes a thread at a time, because wider vectors
+would be misaligned in every other row.
 
 Grids are (span, row): the last axis may have 2^31 - 1 blocks, another 65,535.
 """
@@ -38,10 +39,10 @@ MAX_ELEMENTS = 2**31 - 1  # positions are int32
 class Span:
     """Consecutive elements of a row, over the registers of a thread block."""
 
-    start: Any  # in the row; often known at run time only
+    start: Any  # position in the row, often known only at run time
     size: int
     step: int = THREADS  # elements that the threads load at once, a vector each
-    overlap: int = 0  # so many of the first elements are in the span before, too
+    overlap: int = 0  # first elements that are in the span before, too
 
     @property
     def slice(self) -> Any:
@@ -52,15 +53,15 @@ class Span:
         return plgpu.Layout.WG_STRIDED((self.size,), vec_size=self.step // THREADS)
 
     def load(self, ref) -> Array:
-        """`ref`, which has the span's size, as it is stored."""
+        """Load `ref`, which has the span's size, as it is stored."""
         return plgpu.load(ref, layout=self.layout)
 
     def positions(self) -> Array:
-        """Each element's place in the row."""
+        """Give each element's position in the row."""
         return plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout) + self.start
 
     def only_new(self, values: Array, neutral: float) -> Array:
-        """`values`, with `neutral` in place of what the span before holds."""
+        """Replace the values of elements that the span before also holds by `neutral`."""
         if not self.overlap:
             return values
         place = plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout)
@@ -77,7 +78,7 @@ class Spans:
 
     @classmethod
     def of(cls, length: int, dtype: np.dtype, *, size: int) -> "Spans":
-        """Spans of about `size` elements of a row of at least 128, for loads as wide as the length allows."""
+        """Cut a row of at least 128 elements into spans of about `size`, for loads as wide as its length allows."""
         widest = 16 // np.dtype(dtype).itemsize
         vector = max(v for v in (1, 2, 4, 8) if v <= widest and length % v == 0 and v * THREADS <= length)
         step = vector * THREADS
@@ -85,7 +86,7 @@ class Spans:
 
     @property
     def count(self) -> int:
-        """Whole spans: as many thread blocks work on a row."""
+        """Number of whole spans, and of the thread blocks for a row."""
         return self.length // self.size
 
     @cached_property
@@ -98,7 +99,7 @@ class Spans:
 
     @property
     def pieces(self) -> int:
-        """Whole spans and the tail."""
+        """Number of spans, the tail included."""
         return self.count + (self.tail is not None)
 
     @property
@@ -119,7 +120,7 @@ class Spans:
 
 
 def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
-    """Raise ValueError, in the caller's words, for rows that no kernel here can take."""
+    """Raise Unsupported for rows that no kernel of this module is made for."""
     if x.dtype not in DTYPES:
         raise Unsupported(f"{op} takes float32 or bfloat16, got {x.dtype}")
     if not x.ndim or not x.size:
@@ -129,7 +130,7 @@ def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
 
 
 def as_rows(x: Array, *, pad: float) -> Array:
-    """[*batch, length] as [rows, length], filled with `pad` where rows are shorter than a thread block is wide."""
+    """Reshape [*batch, length] to [rows, length], and pad rows shorter than a thread block is wide."""
     x = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     short = THREADS - x.shape[-1]
     return jnp.pad(x, ((0, 0), (0, short)), constant_values=pad) if short > 0 else x

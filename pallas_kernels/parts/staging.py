@@ -1,7 +1,7 @@
-"""Where the threads of a kernel meet, written in Mosaic's terms: where they must, and nowhere else.
+"""Meetings of a kernel's threads, in Mosaic's terms: only where they must.
 
-By itself Pallas has them meet before and after each store, and before each copy. Each meeting takes tens of cycles, and
-no load moves across one, so loads whose results are stored one by one would wait for one another.
+By default Pallas makes threads meet before and after each store, and before each copy. A meeting takes tens of cycles,
+and no load moves across it, so loads whose results are stored one by one would wait for one another.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pallas_kernels.parts.compat import Target
 
 
 class Store(NamedTuple):
-    """`ref[at] = x` in shared memory, where `at` is where x begins, and known when the kernel is made."""
+    """The store `ref[at] = x` in shared memory; `at` is where x begins, and is known when the kernel is made."""
 
     ref: Any
     at: tuple[int, ...]
@@ -25,12 +25,11 @@ class Store(NamedTuple):
 
 
 def store_all(stores: Sequence[Store], target: Target) -> None:
-    """All of them; threads meet at the end, and then all see what is stored.
+    """Do all stores, and let the threads meet at the end, so that all see them.
 
-    They do not meet before: nobody may still be reading what is stored over. Where two overlap they must store the
-    same.
+    Threads do not meet before, so none may still read what is overwritten. Stores that overlap must store the same.
     """
-    if target.interpret:  # which has none of Mosaic's operations
+    if target.interpret:  # the interpreter has none of Mosaic's operations
         for ref, (*outer, first), x, _ in stores:
             ref[(*outer, pl.ds(first, len(x)))] = x
         return
@@ -45,11 +44,11 @@ def store_all(stores: Sequence[Store], target: Target) -> None:
 
 
 def finish_reads(target: Target) -> None:
-    """All threads have what they read of shared memory, and meet: something may be copied over it.
+    """Let all threads finish their reads of shared memory and meet, so that a copy may overwrite it.
 
-    A read waits in a queue in which the copy engine does not stand, and threads that meet do not wait for it. What
-    orders a thread's own reads and writes does. So does `plgpu.commit_smem`, and more: it is for writes that the copy
-    engine is to read, and takes longer (docs/performance-gpu.md).
+    Reads wait in a queue that the copy engine does not share, and a meeting does not wait for them; a fence of the
+    thread's own reads and writes does. `plgpu.commit_smem` would do so too, but it also orders writes before the copy
+    engine's reads, which takes longer (docs/performance-gpu.md).
     """
     if target.interpret:
         plgpu.commit_smem()
@@ -63,11 +62,11 @@ def finish_reads(target: Target) -> None:
 
 
 def own_meetings(**params: Any) -> plgpu.CompilerParams:
-    """Of a kernel that says itself where its threads meet.
+    """Give the parameters of a kernel that says itself where its threads meet.
 
-    They do in `store_all`, `finish_reads`, `plgpu.commit_smem`, `plgpu.wait_smem_to_gmem` and sums over warps. One of
-    these must be between a store and another thread's read, and between a read and what goes over it: the interpreter,
-    where the threads of a block are one, does not see it. `make test-gpu-compile` looks for it in the machine code, for
-    reads and for copies; for a store over what others read nothing does.
+    They meet in `store_all`, `finish_reads`, `plgpu.commit_smem`, `plgpu.wait_smem_to_gmem` and sums over warps. One of
+    these must stand between a store and another thread's read, and between a read and its overwriting. The interpreter
+    cannot check that, because a block is one thread there. `make test-gpu-compile` checks reads and copies in the
+    machine code; nothing checks a store over what others still read.
     """
     return plgpu.CompilerParams(unsafe_no_auto_barriers=True, **params)

@@ -1,10 +1,7 @@
-"""Tile sizes are data: `tuning/DEVICE.json`, measured; where a shape is not in it, a rule.
+"""Tile sizes: measured ones from `tuning/DEVICE.json`, and a rule for all other shapes.
 
-`tuning/h200.json` has what was faster than the rule (docs/performance-gpu.md): tiles of fewer rows, where processors
-would be idle else; wider ones, where all blocks then run at once and have as much to do, and of heads of a gigabyte, in
-as many blocks as tiles; other rings, other numbers of blocks, and steps of several chunks. TinyLlama's were found in
-whole models, in groups of 64 where there are codes, and so was down of 8B and 13B timed in them; the others in kernels
-alone. `llamaspec bench --suite kernels --tune FILE` times rows and stages of a matrix by itself.
+`tuning/h200.json` holds the tiles that were faster than the rule on an H200, alone or in whole models; each line of
+docs/performance-gpu.md says by how much. `llamaspec bench --suite kernels --tune FILE` times rows and stages again.
 """
 
 import json
@@ -14,16 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST_ROWS = 16  # of several vectors: more sums than a thread has registers for
+MOST_ROWS = 16  # rows for several vectors; a thread has no registers for more sums
 
 
 class Tile(NamedTuple):
-    """How a matrix is read."""
+    """Shape and order of the reads of a matrix."""
 
-    rows: int  # of the matrix, in a thread block: a multiple of 8
-    stages: int | None = None  # of the ring in shared memory: steps on their way at once; None: by `row_tiles`
+    rows: int  # rows of the matrix in a thread block: a multiple of 8
+    stages: int | None = (
+        None  # stages of the ring in shared memory: steps that are loaded at once; None: by `row_tiles`
+    )
     blocks: int | None = None  # thread blocks that share the tiles; None: by `row_tiles`
-    chunks: int | None = None  # of columns in a step, of a matrix of floats; None: one
+    chunks: int | None = None  # chunks of columns in a step, for a matrix of floats; None: one
 
 
 @cache
@@ -32,10 +31,10 @@ def _table(device: str) -> dict[str, list[Any]]:
 
 
 def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
-    """The tile for a matrix of this shape: as measured for one vector, or 16 rows, 8 where 16 do not divide.
+    """Choose the tile for a matrix of this shape: the measured one, or 16 rows, or 8 where 16 do not divide.
 
-    Several vectors leave less room for a ring, so that their steps are the rule's; and so are their rows, where those
-    measured are too many.
+    Tiles are measured for one vector. Several leave less room for a ring, so their stages follow the rule, and so do
+    their rows where the measured ones are too many.
 
     >>> tile_for("gemv", 4096, 512, np.float32)
     Tile(rows=16, stages=None, blocks=None, chunks=None)

@@ -171,7 +171,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def render(template: str, messages: list[dict], variables: dict) -> dict[str, str]:
-    """What transformers makes of it: `rendered`, or the message of the exception that the template raised."""
+    """Render by transformers: `rendered`, or the message of the template's exception."""
     # Imported here, since pytest imports every module for its doctests and need not have these.
     from jinja2.exceptions import TemplateError
     from tokenizers import Tokenizer, models

@@ -47,7 +47,7 @@ DISTINCT = 16  # superblocks of 256 weights
 
 
 def model(name: str, data: Path | None = None) -> Any:
-    """In float32, as `tests.gguf_files` has files; stories260K from the folder of outside data."""
+    """Make a model in float32 by `tests.gguf_files`; stories260K comes from the folder of outside data."""
     from tests import families, gguf_files
 
     if name == "stories260K":
@@ -63,7 +63,7 @@ def model(name: str, data: Path | None = None) -> Any:
 
 
 def reader() -> Any:
-    """The model that reads a text, with its tokenizer."""
+    """Make the model that reads a text, with its tokenizer."""
     from tests import families, gguf_files, tiny_tokenizers
 
     spec = json.loads(tiny_tokenizers.chatml())
@@ -81,7 +81,7 @@ def superblocks() -> np.ndarray:
 
 
 def choices() -> dict[str, np.ndarray]:
-    """Which superblocks each matrix consists of, [rows, superblocks]."""
+    """Draw which superblocks each matrix consists of, [rows, superblocks]."""
     from tests import families
 
     random = np.random.RandomState(3)
@@ -105,7 +105,7 @@ def padded_story(data: Path) -> Any:
 
 
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
-    """The file with all its matrices in `type`, and the hash of these. `codes` are those of `superblocks`."""
+    """Convert all matrices of a file to `type`, and hash them. `codes` are those of `superblocks`."""
     from reference.quantizers import ggml
     from tests import gguf_files
 
@@ -136,7 +136,7 @@ def write(folder: Path) -> None:
 
 
 def quantize(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
-    """By llama.cpp, all matrices in one type; they come back by name, as bytes [rows, bytes]."""
+    """Quantize all matrices to one type by llama.cpp; returns bytes [rows, bytes] by name."""
     import gguf  # pyright: ignore[reportMissingImports]
     import llama_cpp  # pyright: ignore[reportMissingImports]
 
@@ -174,7 +174,7 @@ def read(folder: Path) -> None:
 
 
 def read_text(folder: Path) -> dict[str, Any]:
-    """What is predicted of `TEXT`, in nats: of the tokens that are there, and beside the model in float32."""
+    """Compute the loss on `TEXT` and the divergence from the float32 model, in nats."""
     base = make_gguf.Model(folder / "reader.gguf")
     ids = base.tokens(TEXT)
 
@@ -199,12 +199,12 @@ def read_text(folder: Path) -> dict[str, Any]:
 
 
 def shown(logits: np.ndarray) -> np.ndarray:
-    """Those that are kept, [seq, SHOWN]."""
+    """Take the logits that are kept, [seq, SHOWN]."""
     return logits[:, :: logits.shape[1] // SHOWN]
 
 
 def codes_of_superblocks(codes: dict[str, np.ndarray]) -> np.ndarray:
-    """Of each of them, [distinct, bytes], from the rows of the embedding."""
+    """Take the codes of each superblock, [distinct, bytes], from the rows of the embedding."""
     blocks, chosen = codes["token_embd.weight"], choices()["model.embed_tokens.weight"][:, 0]
     return np.stack([blocks[np.argmax(chosen == i)] for i in range(DISTINCT)])
 

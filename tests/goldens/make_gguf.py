@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """A random model whose matrices are of `type`: all of them where our writer writes it, else those of the layers."""
+    """Write a random model with matrices of `type`: all of them if our writer has it, else those of the layers."""
     from model.checkpoints import open_checkpoint
     from model.checkpoints.gguf.write import write_gguf
     from model.tokenizers.gguf_writer import vocabulary_keys
@@ -72,7 +72,7 @@ def write_model(path: Path, type: str) -> None:
 
 
 def write_tokenizer(path: Path, kind: str) -> None:
-    """A model of one layer that has a tokenizer inside: SentencePiece's, or bytes split as Llama 3's or SmolLM's."""
+    """Write a model of one layer with a tokenizer inside: SentencePiece, or bytes split as in Llama 3 or SmolLM."""
     from dataclasses import replace
 
     from model.checkpoints.gguf.write import write_gguf
@@ -144,7 +144,7 @@ class Model:
         self.size = self.c.llama_vocab_n_tokens(self.vocabulary)
 
     def logits(self, ids: list[int], seen: dict[str, np.ndarray] | None = None) -> np.ndarray:
-        """[seq, vocab]. Into `seen` go all tensors of the graph, under their names, as flat float32."""
+        """Compute logits [seq, vocab]; `seen` receives all tensors of the graph by name, as flat float32."""
         options = self.c.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = 512
         options.n_threads = options.n_threads_batch = 1
@@ -169,7 +169,7 @@ class Model:
         return rows
 
     def greedy(self, text: str, count: int) -> tuple[list[int], float]:
-        """The tokens of a text and as many more, each the likeliest; and by how much at least its logit was larger."""
+        """Continue a text greedily; returns all tokens, and the smallest lead of a chosen logit."""
         ids, margin = self.tokens(text), math.inf
         for _ in range(count):
             logits = self.logits(ids)[-1]
@@ -178,14 +178,14 @@ class Model:
         return ids, margin
 
     def text(self, ids: list[int]) -> str:
-        """What they spell, without control tokens and what stands before a text."""
+        """Decode tokens, without control tokens and the text's beginning."""
         found, tokens = ctypes.create_string_buffer(10_000), (ctypes.c_int32 * len(ids))(*ids)
         count = self.c.llama_detokenize(self.vocabulary, tokens, len(ids), found, len(found), True, False)
         assert count >= 0
         return found.raw[:count].decode()
 
     def products(self, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """By matrix, the vectors that llama.cpp multiplies it by, and what it gets: [seq, features] each."""
+        """Collect each matrix's inputs and outputs in llama.cpp, [seq, features] each."""
         self.logits(ids, seen := {})
         found = {}
         for name, pair in PRODUCTS.items():
@@ -213,7 +213,7 @@ class Model:
         return self.c.ggml_backend_sched_eval_callback(watch)
 
     def tokens(self, text: str) -> list[int]:
-        """With what begins a text, and names of control tokens as text."""
+        """Encode a text with its beginning; names of control tokens are plain text."""
         raw, found = text.encode(), (ctypes.c_int32 * 1000)()
         count = self.c.llama_tokenize(self.vocabulary, raw, len(raw), found, 1000, True, False)
         assert count >= 0

@@ -37,7 +37,7 @@ def prompts() -> list[str]:
 
 
 def write_story(path: Path, type: str) -> str:
-    """The built-in model with its matrices in `type`; returns the file's hash."""
+    """Write the built-in model with its matrices in `type`, and return the file's hash."""
     from model.checkpoints import open_checkpoint
     from model.convert import convert
 

@@ -1,8 +1,8 @@
-"""Write logits.json: what Hugging Face transformers computes for a random checkpoint of each of `tests.families`.
+"""Write logits.json: the logits of Hugging Face transformers for a random checkpoint of each of `tests.families`.
 
     python -m tests.goldens.make_logits
 
-from the root of the repository, in an environment of its own (Python 3.11):
+from the root of the repository, in an environment of its own:
 
     pip install torch transformers safetensors ml_dtypes
 
@@ -24,7 +24,7 @@ POSITIONS = [0, 6, 7, 13, 23]  # through Mistral's window of 7, 6 is the last th
 
 
 def logits(directory: Path, tokens: list[int]) -> np.ndarray:
-    """What transformers computes, [seq, vocab] float32."""
+    """Compute logits by transformers, [seq, vocab] float32."""
     # Imported here, since pytest imports every module for its doctests and need not have these.
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
@@ -39,7 +39,7 @@ def logits(directory: Path, tokens: list[int]) -> np.ndarray:
 
 
 def shortest(x: np.float32) -> float:
-    """The float with the fewest digits that rounds to `x`.
+    """Return the float with the fewest digits that rounds to `x`.
 
     >>> shortest(np.float32(0.1))
     0.1
@@ -48,7 +48,7 @@ def shortest(x: np.float32) -> float:
 
 
 def golden(config: dict) -> dict:
-    """Tokens, and the logits that follow those at `POSITIONS`."""
+    """Draw tokens, and compute the logits at `POSITIONS`."""
     tokens = np.random.RandomState(1).randint(config["vocab_size"], size=SEQ).tolist()
     with tempfile.TemporaryDirectory() as directory:
         write_checkpoint(Path(directory), config)

@@ -42,7 +42,7 @@ CASES = [
 
 
 def frequencies(head_dim: int, theta: float, parameters: dict) -> np.ndarray:
-    """What transformers computes, [head_dim / 2] float32."""
+    """Compute frequencies by transformers, [head_dim / 2] float32."""
     # Imported here, since pytest imports every module for its doctests and need not have these.
     from transformers import LlamaConfig  # pyright: ignore[reportMissingImports]
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # pyright: ignore[reportMissingImports]

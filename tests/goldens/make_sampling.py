@@ -35,7 +35,7 @@ OPTIONS = [
 
 
 def shape(logits: list[float], seen: list[int], options: dict) -> list[float]:
-    """The distribution, by the processors in the order in which transformers' `generate` applies them."""
+    """Compute the distribution by the processors, in the order of transformers' `generate`."""
     # Imported here, since pytest imports every module for its doctests and need not have these.
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]

@@ -1,4 +1,4 @@
-"""Write stories.json: what Hugging Face transformers makes of the model that comes with the package.
+"""Write stories.json: ids, a story and logits by Hugging Face transformers for the built-in model.
 
     python -m tests.goldens.make_stories
 

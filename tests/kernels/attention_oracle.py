@@ -1,4 +1,4 @@
-"""What attention over a cache is, exactly, and how far a kernel that weights v in bfloat16 may be from it."""
+"""Exact attention over a cache, and the bound of a kernel that rounds its weights to bfloat16."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from pallas_kernels.parts.compat import interpreter
 from tests.strategies import DENORMAL, Noise, assert_within, dtypes, noises, roundoff
 from verify.precision import TINY
 
-settings = hypothesis.settings(max_examples=8, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=8, deadline=None)  # an interpreted call takes half a second
 # Padded; one span; a span and a tail; several, and a tail.
 shapes = st.sampled_from(
     [(1,), (127,), (128,), (129,), (3, 43), (SPAN - 1,), (SPAN,), (SPAN + 1,), (2, SPAN), (2, 3, 701)]
@@ -30,7 +30,7 @@ def test_add_is_float32_addition_rounded_once(noise, dtype, shape):
 
 @pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16])
 def test_denormals_are_added_or_taken_for_0(dtype):
-    """Each of the three numbers, where it is smaller than `TINY`; what is left is rounded once."""
+    """Any of the three numbers below `TINY` may be taken for 0; the result is rounded once."""
     noise = Noise(0, exponent=DENORMAL)
     x, y = noise(129, dtype=dtype), noise(129, dtype=dtype)
     with interpreter():

@@ -10,7 +10,7 @@ from pallas_kernels.parts.compat import interpreter
 from tests.strategies import DENORMAL, Noise, assert_within, dtypes, seeds
 from verify.precision import TINY
 
-settings = hypothesis.settings(max_examples=8, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=8, deadline=None)  # an interpreted call takes half a second
 # Padded, one span, a span and a tail, several and a tail; a prime.
 lengths = st.sampled_from([1, 127, 128, 129, 1024, 1025, 2047, 3079])
 
@@ -20,7 +20,7 @@ lengths = st.sampled_from([1, 127, 128, 129, 1024, 1025, 2047, 3079])
 @example(0, np.dtype("float32"), 3079, 1, False, False)  # all equal
 @example(0, np.dtype("float32"), 2047, 2, True, True)
 def test_the_lowest_index_of_equals(seed, dtype, length, values, low, nan):
-    """Few different values, so that many are equal; -inf and NaN as NumPy has them."""
+    """Draw few different values, so that many are equal; -inf and NaN count as in NumPy."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, values, (3, length)).astype(dtype)
     if low:

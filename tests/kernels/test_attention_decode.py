@@ -43,15 +43,15 @@ IN_TILES_OF_128 = SHAPES[-2:]
 
 
 def tile_of(shape: Shape, *, sequences: int = 1) -> int:
-    """Keys that are taken at a time."""
+    """Give the keys of a tile."""
     seen = min(shape.capacity, shape.window or shape.capacity)
     return keys_of_a_tile(sequences * shape.kv_heads, shape.group, shape.head_dim, np.dtype(shape.dtype), seen)
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
-    """Run the kernel with NaN wherever it has nothing to look for, and hold it to its bound.
+    """Run the kernel with NaN in all rows that it must not use, and hold it to its bound.
 
-    What is as large as `scores` are the numbers that scores are made of.
+    The terms of the scores are as large as `scores`.
     """
     heads = shape.kv_heads * shape.group
     q = noise(len(lengths), heads, shape.head_dim, dtype=shape.dtype) * np.asarray(scores, shape.dtype)
@@ -94,7 +94,7 @@ def test_every_shape_around_a_tile(shape):
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
-    """One beyond the cache sees all of its own, and nothing of the sequence after it, which is all NaN; 0 gives 0."""
+    """A length beyond the cache sees all keys of its own sequence and none of the next, which are NaN; 0 gives 0."""
     attend(Noise(seed=3), shape, lengths)
 
 

@@ -36,7 +36,7 @@ SHAPES = [
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
     """Run the kernel over shuffled pages, with NaN wherever nothing is visible, and with pages that do not exist.
 
-    What is as large as `scores` are the numbers that scores are made of.
+    The terms of the scores are as large as `scores`.
     """
     page, max_pages, kv_heads, group, head_dim, window, splits = shape
     capacity = page * max_pages
@@ -80,7 +80,7 @@ def test_every_page_size(shape):
 
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(lengths):
-    """One beyond the table sees all of its own pages, and no other, which are all NaN; 0 gives 0."""
+    """A length beyond the table sees all pages of its own and no others, which are NaN; 0 gives 0."""
     attend(Noise(seed=3), Shape(page=32, max_pages=3, kv_heads=2, group=3), lengths)
 
 
@@ -111,7 +111,7 @@ def test_large_scores():
 
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
-    """In one copy a tile, and in two."""
+    """A tile is one copy, or two."""
     assert 7 > 2 * ring_stages(TILE, 128, np.dtype(BFLOAT16))
     attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])
 

@@ -33,10 +33,10 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | None = None, scores: float = 1.0) -> None:
-    """Run the kernel with NaN wherever no query has anything to look for, and hold it to its bound.
+    """Run the kernel with NaN in all rows that no query may use, and hold it to its bound.
 
-    A `loud` key's value is so large that whoever sees it shows it. What is as large as `scores` are the numbers that
-    scores are made of.
+    The value of a `loud` key is so large that it shows in every query that sees it. The terms of the scores are as
+    large as `scores`.
     """
     seq, kv_heads, group, head_dim, capacity, window = shape
     q = noise(len(offsets), seq, kv_heads * group, head_dim, dtype=BFLOAT16) * BFLOAT16(scores)
@@ -88,13 +88,13 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
 
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
-    """Of 3 heads a key head, and at offsets beside a tile's end."""
+    """Draw 3 heads a key head, and offsets beside a tile's end."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 
 @pytest.mark.parametrize("beyond", [73, 2**31 - 9, 2**31 - 1])
 def test_an_offset_outside_of_the_cache_is_clamped(beyond):
-    """One beyond sees its window before the end of its own keys; one before sees nothing, least of what is all NaN."""
+    """An offset beyond the cache sees a window at the end of its own keys; one before it sees nothing."""
     attend(Noise(seed=4), Shape(8, 1, 1, 64, 72, window=64), [beyond, -(2**31)])
 
 
@@ -106,7 +106,7 @@ def test_extremes(noise, scores):
 
 
 def test_large_scores():
-    """The largest of its own is the newest key of each query, or the first."""
+    """Make the newest key of each query, or the first, score highest."""
     seq, keys, head_dim = 9, 70, 64
     one, k = pointed(2, keys, head_dim)
     q = np.repeat(one[None], seq, axis=0)

@@ -1,4 +1,4 @@
-"""What a kernel is built for."""
+"""The target that a kernel is built for."""
 
 import jax
 

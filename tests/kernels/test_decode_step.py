@@ -36,7 +36,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 
 @pytest.mark.parametrize(("dtype", "biased"), [("float32", False), ("bfloat16", True)])
 def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
-    """Two sequences of different lengths. Prefill attention is a kernel in bfloat16 alone; of a step all is."""
+    """Two sequences of different lengths. Prefill attention is a kernel only in bfloat16; a step is all kernels."""
     config = replace(TINY, layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
     checkpoint = random_checkpoint(config, seed=1, dtype=DTYPES[dtype])
     params = load_params(checkpoint, dtype=DTYPES[dtype], positions=CAPACITY)
@@ -81,7 +81,7 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
 
 @pytest.mark.parametrize("batch", [1, MOST_SEQUENCES, MOST_SEQUENCES + 1])
 def test_products_of_floats_are_kernels_for_few_sequences(batch):
-    """For more the plain form takes their place; attention is a kernel all the same."""
+    """For more sequences products are plain; attention stays a kernel."""
     dtype = DTYPES["bfloat16"]
     params = abstract_params(TINY, dtype=dtype, positions=CAPACITY)
     layer = params.layers[0]
@@ -105,7 +105,7 @@ def test_products_of_floats_are_kernels_for_few_sequences(batch):
     fixed["attend"] = {"config": TINY, "window": None}
 
     def has_kernel(ops: Ops, name: str) -> bool:
-        """Each waits for the one before it."""
+        """Look for the wait for the previous kernel, which every kernel has."""
         program = jax.make_jaxpr(partial(getattr(ops, name), **fixed.get(name, {})))(*calls[name])
         return "griddepcontrol_wait" in str(program)
 
@@ -124,7 +124,7 @@ def refused(config: Config) -> dict[str, str | None]:
 
 
 def test_what_the_kernels_refuse():
-    """Every published shape with heads of 64 or 128 decodes by kernels, but for widths that the list names."""
+    """Every published shape with heads of 64 or 128 decodes by kernels, except at two odd widths."""
     found = {name: refused(config) for name, config in SHAPES.items()}
     whole = {name for name, reasons in found.items() if not any(reasons.values())}
     assert whole == set(SHAPES) - {"stories-15m", "stories-42m"}

@@ -1,4 +1,4 @@
-"""Vectors in fixed point, as products with codes take them: what is lost, and what must not be."""
+"""Vectors in fixed point, for products with codes: the digits lost, and those that must not be."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +35,7 @@ def test_a_number_is_off_by_a_part_of_the_largest_of_its_group(noise):
 
 
 def test_whole_numbers_have_the_digits_that_they_are():
-    """All that there are, beside one that says how large."""
+    """Every digit pattern, in a group whose largest number sets the exponent."""
     whole = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
     x = np.concatenate([whole, [0]]).reshape(1, -1, 8)
     x[0, -1, -1] = 2**21 - 1

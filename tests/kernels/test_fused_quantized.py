@@ -1,4 +1,4 @@
-"""The fused ops with quantized weights, in the interpreter, against the exact numbers of what the codes stand for.
+"""The fused ops with quantized weights, in the interpreter, against exact numbers.
 
 Bounds are those of benchmarks/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
 analysis, for any order of sums.
@@ -17,7 +17,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import Codes
+from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.tile import Tile
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
 from verify.running_error import Approx
@@ -32,12 +32,12 @@ schemes = st.sampled_from(sorted(SCHEMES))
 lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
 
-def draw(noise: Noise, rows: int, cols: int, scheme: str) -> Codes:
-    """Codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
+def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
+    """Draw codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
     bits, group = SCHEMES[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
-    return Codes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
+    return ScaledCodes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
 
 
 def check(actual, expected: Approx):
@@ -64,7 +64,7 @@ def test_norm_gate_up(noise, scheme, cols, batch, dtype):
 @example(noise=Noise(1), scheme="q4", cols=5632, batch=2, dtype=np.dtype("float32"))
 @at_extremes(scheme="q4", cols=1024, batch=1, dtype=np.dtype("bfloat16"))
 def test_norm_qkv(noise, scheme, cols, batch, dtype):
-    """Heads of two pieces; no row of the cache but the new one, NaN before, has changed."""
+    """Heads have two pieces; only the new row of the cache, NaN before, changes."""
     heads, kv_heads, head_dim, capacity = 2, 1, 32, 4
     w = draw(noise, (heads + 2 * kv_heads) * head_dim, cols, scheme)
     x, norm = noise(batch, cols, dtype=dtype), noise(cols, dtype=dtype)
@@ -89,7 +89,7 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_biases_are_added_to_their_rows(scheme):
-    """Where x is zero, nothing else is left."""
+    """With x of zeros only the biases are left."""
     w = draw(Noise(0), 48, 1024, scheme)
     x, norm, bias = jnp.zeros((1, 1024)), jnp.ones(1024), jnp.arange(1.0, 49)
     with interpreter():
@@ -109,11 +109,11 @@ def test_biases_are_added_to_their_rows(scheme):
         (lambda w, x: norm_gate_up(w, x[:, :512], x[0], eps=EPS), r"x \[batch, 1024\] in float32 or bfloat16, got"),
         (lambda w, x: norm_gate_up(w, x, x[0, :8], eps=EPS), r"norm \[1024\] in float32, got \[8\]"),
         (
-            lambda w, x: norm_gate_up(Codes(w.codes[:24], w.scales[:24]), x, x[0], eps=EPS),
+            lambda w, x: norm_gate_up(ScaledCodes(w.codes[:24], w.scales[:24]), x, x[0], eps=EPS),
             "rows of W in multiples of 16, got 24",
         ),
         (
-            lambda w, x: norm_gate_up(Codes(w.codes[:, :512], w.scales[:, :8]), x[:, :512], x[0, :512], eps=EPS),
+            lambda w, x: norm_gate_up(ScaledCodes(w.codes[:, :512], w.scales[:, :8]), x[:, :512], x[0, :512], eps=EPS),
             "columns of W in multiples of 256, 1024 at least, got 512",
         ),
     ],

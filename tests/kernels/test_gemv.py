@@ -1,7 +1,7 @@
-"""Matrix times vectors, alone and in the two fused ops that decoding begins its halves with, in the interpreter.
+"""Matrix times vectors, alone and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
 
-The interpreter looks for races, reads that nobody wrote and reads outside of arrays; numbers are held against the
-exact ones by running error analysis (verify/running_error.py), which holds for any order of sums.
+The interpreter looks for races, reads of memory that was never written, and reads outside of arrays. Numbers are within
+the bounds of running error analysis (verify/running_error.py), which hold for any order of sums.
 """
 
 from math import prod
@@ -21,7 +21,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import LANES, PROCESSORS, interpreter
-from pallas_kernels.parts.matrix import MAX_BATCH, Codes, product_of
+from pallas_kernels.parts.matrix import MAX_BATCH, ScaledCodes, product_of
 from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from pallas_kernels.parts.row_product import RowProduct
 from pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
@@ -31,7 +31,7 @@ from verify.running_error import Approx, added, exactly, gamma, gated, normalize
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5
-settings = hypothesis.settings(max_examples=6, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=6, deadline=None)  # an interpreted call takes half a second
 dtypes = st.sampled_from(sorted(UNITS))
 scales = st.sampled_from([1.0, 1e-30, 1e4, 2.0**DENORMAL])
 seeds = st.integers(0, 2**32 - 1)
@@ -143,7 +143,7 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
 @example("bfloat16", 2, (3, 1), 64, 9, True, 3, True, 1.0, 0)
 @example("float32", 1, (1, 1), 16, 1, False, None, True, 2.0**DENORMAL, 1)
 def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier, scale, seed):
-    """q is returned; k and v stand in their row of the cache, and no other row of it, NaN before, has changed."""
+    """q is returned, k and v are in their row of the cache, and no other row, NaN before, changes."""
     rng = np.random.default_rng(seed)
     heads, kv_heads = heads
     capacity, cols = 8, steps * chunk(dtype)
@@ -181,13 +181,13 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
 )
 def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
-    """What stands elsewhere, in other rows, key heads and sequences, stays, bit by bit."""
+    """Other rows, key heads and sequences stay as they are, bit by bit."""
     heads, kv_heads, capacity, head_dim = 1, 2, 8, 16
     cols, rows = 256 if bits == 16 else 1024, (heads + 2 * kv_heads) * head_dim
     w: Any = jnp.ones((rows, cols), jnp.bfloat16)
     if bits < 16:
         codes = np.ones((rows, cols), np.int8)
-        w = Codes(jnp.asarray(int4.pack(codes) if bits == 4 else codes), jnp.ones((rows, cols // 64)))
+        w = ScaledCodes(jnp.asarray(int4.pack(codes) if bits == 4 else codes), jnp.ones((rows, cols // 64)))
     rng = np.random.default_rng(0)
     canaries = rng.integers(0, 2**16, (2, 2, kv_heads, capacity, head_dim), np.uint16)
     k, v = jnp.asarray(canaries.view(jnp.bfloat16))
@@ -263,10 +263,10 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
-    """Else blocks that start early come to few processors, and what many share is slower (docs/performance-gpu.md)."""
+    """With more room, early blocks crowd on few processors, which are then slower (docs/performance-gpu.md)."""
 
     if dtype == "int4":
-        w: Any = Codes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
+        w: Any = ScaledCodes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
     else:
         w = empty(rows, cols, dtype=dtype)
     normed = op != "gemv"
@@ -277,7 +277,7 @@ def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, c
 
 
 def test_no_ring_has_more_stages_than_mosaic_has_barriers():
-    """Of small steps more would fit; lowering refuses a group of more than 32."""
+    """More small steps would fit, but lowering refuses a group of more than 32 barriers."""
     w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
     assert product_of("gemv", w, x, normed=False).ring_stages == 32
 

@@ -1,4 +1,4 @@
-"""Products with quantized weights against float64, and that every column meets its own code and scale."""
+"""Products with quantized weights against float64; every column meets its own code and scale."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from benchmarks.kernel_cases import exact
 from pallas_kernels.gemv import gemv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import current_target, interpreter
-from pallas_kernels.parts.matrix import Codes, product_of
+from pallas_kernels.parts.matrix import ScaledCodes, product_of
 from pallas_kernels.parts.tile import Tile
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
 from verify.running_error import Approx, added
@@ -34,12 +34,12 @@ class Weight:
     bits: int
 
     @property
-    def stored(self) -> Codes:
+    def stored(self) -> ScaledCodes:
         codes = int4.pack(self.codes) if self.bits == 4 else self.codes
-        return Codes(jnp.asarray(codes), jnp.asarray(self.scales))
+        return ScaledCodes(jnp.asarray(codes), jnp.asarray(self.scales))
 
     def times(self, codes) -> np.ndarray:
-        """Scales, each times its group of some codes."""
+        """Multiply each group of codes by its scale."""
         scales = self.scales.astype(np.float64).reshape(len(codes), -1)
         return codes * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
 
@@ -82,7 +82,7 @@ def exactly(w: Weight, x, **options) -> Approx:
 @at_extremes(scheme=(8, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
-    """Tiles that share a thread block among them: six of 8 rows, or three."""
+    """Several tiles may share a thread block: six of 8 rows, or three."""
     bits, group = scheme
     w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group)
     x = noise(batch, cols, dtype=dtype)
@@ -128,7 +128,7 @@ def test_a_group_without_scale_counts_nothing_whatever_its_codes():
 
 
 def test_two_runs_of_rows_in_a_block():
-    """What the fused kernels do: rows of gate and rows of up share a thread block and its x."""
+    """As in the fused kernels, rows of gate and rows of up share a thread block and its x."""
     w = draw(Noise(0), 16, 2048, bits=4, group=64)
     x = Noise(1)(1, 2048)
 
@@ -166,7 +166,7 @@ def test_two_runs_of_rows_in_a_block():
 
 
 def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
-    w = Codes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
+    w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
     return lambda: gemv(w, jnp.zeros(x, dtype), **options)
 
 
@@ -217,7 +217,7 @@ def test_int4_packing_is_a_bijection(seed, rows, blocks):
 
 
 def test_int4_codes_are_bytes_in_place():
-    """Of a word the upper halves of the bytes, and the lower ones where they are moved up, are 16 times a code."""
+    """The upper halves of a word's bytes are 16 times a code; so are the lower halves, once moved up."""
     codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 128))
     words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each of all runs
     for run, of_lanes in enumerate(words.T):

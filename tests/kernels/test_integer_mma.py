@@ -1,8 +1,8 @@
-"""What the threads of a block do with registers, in NumPy: one number for each thread of all, by PTX's definitions.
+"""Work of a block's threads on registers, in NumPy by PTX's definitions: arrays hold a number for each thread.
 
-The interpreter has neither these instructions nor the layouts of shared memory. Here a word of each of 128 threads is
-an array, arithmetic is NumPy's, and the two instructions are what the PTX ISA says of `prmt.b32` and of the fragments
-of `mma.m16n8k32` for 8-bit integers.
+The interpreter has neither these instructions nor the layouts of shared memory. Here an array has a word of each of 128
+threads, arithmetic is NumPy's, and the two instructions follow the PTX ISA: `prmt.b32`, and the fragments of
+`mma.m16n8k32` for 8-bit integers.
 """
 
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def word(value: int) -> np.ndarray:
 
 
 def load(ref: np.ndarray, at: np.ndarray, kind, count: int) -> list[np.ndarray]:
-    """Words from bytes; a load of more than one must be aligned, as it says that it is."""
+    """Load words from bytes; a load of several words must be aligned."""
     assert not np.any(at % (4 * min(count, 4)))
     return [
         np.stack([ref[first + 4 * i : first + 4 * i + 4] for first in at.astype(int)]).view(kind)[:, 0]
@@ -61,7 +61,7 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
 
 @pytest.fixture
 def threads(monkeypatch):
-    """Both modules, with NumPy where they would write instructions."""
+    """Patch both modules to compute with NumPy where they would emit instructions."""
     for module in (integer_mma, fixed_point):
         for name, value in (("arith", ARITH), ("word", word), ("ptx", ptx)):
             monkeypatch.setattr(module, name, value)
@@ -79,7 +79,7 @@ def threads(monkeypatch):
 
 
 def in_lines(rows: np.ndarray) -> np.ndarray:
-    """Bytes of rows as the copy engine puts them: lines of eight rows together, pieces of 16 bytes swizzled."""
+    """Arrange bytes of rows as the copy engine does: lines of eight rows together, pieces of 16 bytes swizzled."""
     octets, pieces = len(rows) // 8, rows.shape[1] // 16
     lines = rows.reshape(octets, 8, pieces // 8, 8, 16)
     order = np.arange(8) ^ np.arange(8)[:, None]  # of a row, which piece is where
@@ -92,9 +92,9 @@ def in_lines(rows: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("runs", "rows"), [(1, 8), (2, 8), (1, 16), (2, 16)])
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)])
 def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows, batch, turn):
-    """A step of three: every code by the digits of its column, scaled by its row's group and its vector's.
+    """Multiply every code by the digits of its column, scaled by its row's group and its vector's, in each of 3 steps.
 
-    Of the last nothing beyond the end is read.
+    The last step reads nothing beyond the end.
     """
     rng = np.random.default_rng(bits * rows + batch)
     codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (runs * rows, CHUNK)).astype(np.int8)
@@ -144,7 +144,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, runs, rows
     [(4, 2, 1, 8), (4, 2, 2, 8), (4, 2, 3, 16), (4, 2, 4, 16), (4, 1, 2, 8), (4, 3, 2, 24), (8, 2, 2, 16)],
 )
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
-    """Where octets of rows are even in number; else each vector has four for each octet."""
+    """With an even number of octets of rows vectors share products; otherwise each has four for each octet."""
     asked = []
     monkeypatch.setattr(
         integer_mma, "ptx", lambda *some, results: (asked.append(some[0]), ptx(*some, results=results))[1]

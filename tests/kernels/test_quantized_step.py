@@ -18,7 +18,7 @@ from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.sampling import as_arrays
-from model.weights.codes import KINDS, Int4, QuantizedMatrix
+from model.weights.codes import CLASS_OF_FORM, Int4, QuantizedMatrix
 from model.weights.gpu_codes import Int4Words, arranged, packed, unpacked
 from model.weights.params import FeedForward, Params, load_params
 from pallas_kernels.parts import int4
@@ -40,7 +40,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def load(scheme: str, *, seed: int) -> Params:
-    """As `load_params` gives it on a GPU that the kernels are made for."""
+    """Load weights as on a GPU that the kernels are made for."""
     checkpoint = quantized(random_checkpoint(NARROW, seed=seed), scheme)
     return arranged(load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY))
 
@@ -133,7 +133,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
-    """In bfloat16 by matrix products of that dtype; in float32 nothing is rounded but the sums."""
+    """Products in bfloat16 round the weights; those in float32 round only the sums."""
     ffn = load(scheme, seed=2).layers[0].ffn
     assert isinstance(ffn, FeedForward)
     down = ffn.down.weight
@@ -177,13 +177,13 @@ def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch
     assert ("griddepcontrol_wait" in program) == (batch <= MAX_BATCH)
 
 
-@pytest.mark.parametrize("form", sorted(set(KINDS) - {"int8", "int4"}))
+@pytest.mark.parametrize("form", sorted(set(CLASS_OF_FORM) - {"int8", "int4"}))
 def test_other_codes_are_multiplied_by_the_plain_form_and_the_reason_names_them(form):
     params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
     layer = params.layers[0]
     assert isinstance(layer.ffn, FeedForward)
     rng, gate_up = np.random.default_rng(0), layer.ffn.gate_up
-    shapes = KINDS[form].shapes(
+    shapes = CLASS_OF_FORM[form].shapes(
         2 * NARROW.ffn, NARROW.dim, Codes(form, 32, zeros=False, bytes=0, parts=lambda: iter(()))
     )
     drawn = jax.tree.map(lambda a: jnp.asarray(rng.integers(1, 127, a.shape), a.dtype), shapes)

@@ -12,7 +12,7 @@ from verify.running_error import TINY, exactly, normalized, rounded
 
 EPS = 1e-5
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
-settings = hypothesis.settings(max_examples=5, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=5, deadline=None)  # an interpreted call takes half a second
 # Padded; one span; a span and a tail; a prime; several vectors a thread.
 dims = st.sampled_from([1, 127, 128, 129, 255, 256, 288, 1021, 1024, 1032])
 
@@ -20,7 +20,7 @@ dims = st.sampled_from([1, 127, 128, 129, 255, 256, 288, 1021, 1024, 1032])
 def check(y, x, weight):
     unit = 0.0 if x.dtype == FLOAT32 else roundoff(x.dtype)
     bound = rounded(normalized(exactly(x), exactly(weight).value, eps=EPS), unit)
-    # A number below the smallest normal one may be taken for 0, on the way in and on the way out.
+    # A number below the smallest normal one may be taken for 0, as an input and as a result.
     flushed = TINY * (np.abs(exactly(weight).value) / np.sqrt(EPS) + 1)
     assert y.dtype == x.dtype
     assert_within(y, bound.value, bound.error + flushed)

@@ -10,7 +10,7 @@ from pallas_kernels.rope import rope
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
 from verify.running_error import TINY, gamma
 
-settings = hypothesis.settings(max_examples=8, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=8, deadline=None)  # an interpreted call takes half a second
 # Padded; one load; a load and a tail; more than one block of heads, with and without a tail (of 64 wide).
 heads = st.sampled_from([1, 3, 4, 5, 7, 8, 17, 64, 71])
 

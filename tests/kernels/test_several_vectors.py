@@ -1,4 +1,4 @@
-"""More vectors than one kernel multiplies codes by: each has what it has alone, and its own place in the cache."""
+"""More vectors than one kernel takes with codes: each gets its own result, and its own place in the cache."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH, Codes, shares
+from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH, ScaledCodes, shares
 from pallas_kernels.parts.tile import Tile
 
 ROWS, COLS, BATCH = 48, 1024, AT_ONCE + 1
 TILE = Tile(16, 2)
 RNG = np.random.default_rng(0)
-W = Codes(
+W = ScaledCodes(
     jnp.asarray(RNG.integers(-127, 128, (ROWS, COLS)), jnp.int8),
     jnp.asarray(RNG.random((ROWS, COLS // 64)), jnp.float32),
 )
@@ -67,8 +67,10 @@ def test_each_of_several_sequences_has_its_own_place_in_the_cache():
 @pytest.mark.parametrize("batch", range(AT_ONCE + 1, MAX_BATCH + 1))
 @pytest.mark.parametrize("op", ["gemv", "norm_gate_up", "norm_qkv"])
 def test_what_a_kernel_is_given_begins_where_the_gpu_lets_it(op, batch):
-    """At a multiple of 256 bytes, also where XLA gives it a view of a slice: for five sequences with heads of 64 it was
-    refused on an H200, as the angles of the second launch began at 384."""
+    """Arrays begin at multiples of 256 bytes, also where XLA passes a view of a slice.
+
+    An H200 refused five sequences with heads of 64, because the angles of the second launch began at byte 384.
+    """
     x, cache = jnp.ones((batch, COLS), jnp.bfloat16), jnp.ones((batch, 1, 8, 16), jnp.bfloat16)
     norm, angles = jnp.ones(COLS, jnp.bfloat16), jnp.ones((batch, 8))
     run = {
@@ -84,7 +86,7 @@ def test_what_a_kernel_is_given_begins_where_the_gpu_lets_it(op, batch):
 
 
 def _slices(jaxpr) -> Iterator[int]:
-    """Bytes, from the beginning of what is cut, at which slices of rows begin, but for 0."""
+    """List the bytes at which slices of rows begin, counted from the start of the array, except 0."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "slice" and any(equation.params["start_indices"]):
             (whole,) = equation.invars

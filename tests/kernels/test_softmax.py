@@ -14,14 +14,14 @@ from verify.running_error import ELEMENTARY, TINY, gamma
 
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 U = roundoff(FLOAT32)
-settings = hypothesis.settings(max_examples=5, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=5, deadline=None)  # an interpreted call takes half a second
 # Padded; one span, with and without a tail; two kernels, likewise; odd; a span of 1,024 and a little, and all but.
 lengths = st.sampled_from([1, 127, 128, 129, 1021, 1024, WHOLE + 8, 9 * 1024, 9001])
 hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "all"])
 
 
 def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarray:
-    """Scores, of which some of the first row count nothing."""
+    """Draw scores, some of them -inf in the first row."""
     x = noise(rows, length, dtype=dtype)
     match hidden:
         case "some":
@@ -36,14 +36,14 @@ def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarra
 
 
 def spread(x: np.ndarray) -> np.ndarray:
-    """How far the finite scores of each row are apart, [rows, 1]."""
+    """Range of the finite scores of each row, [rows, 1]."""
     seen = np.isfinite(x)
     top = np.max(x, axis=-1, keepdims=True, initial=-np.inf, where=seen)
     return np.maximum(top - np.min(x, axis=-1, keepdims=True, initial=np.inf, where=seen), 0)
 
 
 def sum_error(x: np.ndarray) -> np.ndarray:
-    """How far a row's sum of exp(x_j - maximum) may be off, relatively, [rows, 1].
+    """Bound of the relative error of a row's sum of exp(x_j - maximum), [rows, 1].
 
     Each exponent is rounded by at most u times its size, which is at most the spread; so are those by which the sums
     of spans are rescaled, and together they are no larger, since a span's maximum is between a score and the row's.

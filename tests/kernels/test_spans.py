@@ -1,4 +1,4 @@
-"""Rows in pieces: everything is covered, nothing twice but what says so, and no vector is misaligned."""
+"""Rows in pieces: all elements are covered, only marked ones twice, and no vector is misaligned."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -11,7 +11,7 @@ from reference.swiglu import swiglu as exact_swiglu
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
 from verify.running_error import ELEMENTARY, TINY, gamma
 
-settings = hypothesis.settings(max_examples=8, deadline=None)  # a call of the interpreter takes half a second
+settings = hypothesis.settings(max_examples=8, deadline=None)  # an interpreted call takes half a second
 # Padded; one span; a span and a tail; several, and a tail.
 widths = st.sampled_from([1, 127, 128, 129, 172, SPAN - 1, SPAN, SPAN + 8, 2 * SPAN, 2 * SPAN + 1])
 

@@ -42,7 +42,7 @@ CONFIGS = {
 
 
 class Story:
-    """Two prompts, greedily continued: what is fed, and the logits after all of it."""
+    """Two prompts that are continued greedily: the tokens that are fed, and the logits after them."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.config = dtype, CONFIGS[dtype]
@@ -52,14 +52,14 @@ class Story:
         self.prompt = np.random.default_rng(0).integers(0, self.config.vocab, (2, PROMPT.max())).astype(np.int32)
 
     def chunk(self, ops: Ops) -> tuple[np.ndarray, Cache]:
-        """Logits of the prompts, and the cache with them."""
+        """Compute the logits of the prompts, and the cache with them."""
         empty = empty_cache(self.config, batch=2, capacity=CAPACITY, dtype=DTYPES[self.dtype])
         program = jax.jit(partial(forward, config=self.config, ops=ops))
         logits, filled = program(self.params, self.prompt, empty, lengths=jnp.asarray(PROMPT, jnp.int32))
         return np.asarray(logits), filled
 
     def decode(self, ops: Ops, logits: np.ndarray, held: Cache, *, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
-        """What follows a chunk's logits: tokens [2, steps], and the logits after each [2, steps, vocab]."""
+        """Continue after a chunk's logits: tokens [2, steps], and the logits after each [2, steps, vocab]."""
         program = jax.jit(partial(forward, config=self.config, ops=ops))
         drawn, after = [logits[np.arange(2), PROMPT - 1].argmax(axis=-1)], []
         for _ in range(steps):
@@ -69,7 +69,7 @@ class Story:
         return np.stack(drawn, axis=1), np.stack(after, axis=1)
 
     def check(self, chunk: np.ndarray, tokens: np.ndarray, after: np.ndarray) -> None:
-        """Of each sequence every logit is within the bound of the exact one."""
+        """Check that every logit of each sequence is within the bound of the exact one."""
         for row, length in enumerate(PROMPT):
             fed = np.concatenate([self.prompt[row, :length], tokens[row, : after.shape[1]]])
             due = composed_bound(self.exact, fed, self.config, unit=UNITS[self.dtype], blocks=len(fed) // 8 + 3)
@@ -79,14 +79,14 @@ class Story:
 
 @cache
 def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
-    """A story, and what the plain form makes of its prompts."""
+    """Make a story, with the plain form's logits and cache of its prompts."""
     story = Story(dtype)
     return story, *story.chunk(XLA)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
-    """Prefill attention is a kernel in bfloat16 alone; of a step all is."""
+    """Prefill attention is a kernel only in bfloat16; a step is all kernels."""
     story, chunk, held = plain(dtype)
     tokens, after = story.decode(XLA, chunk, held)
     story.check(chunk, tokens, after)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.add import add
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U
@@ -37,4 +37,5 @@ CONTRACT = Contract(
     domain="x and y [rows dim] of one dtype",
     bound="hard and alarm: u |x + y|, one rounding",
     laws=[alone("a row", "x", "y"), Law("add(y, x) is add(x, y), bit for bit", _commutes)],
+    large=Large({"rows": beyond(64, 1024, 4096), "dim": beyond(1024, 4096, 8192)}, beside={"rows": [3], "dim": [40]}),
 )

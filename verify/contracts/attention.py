@@ -6,31 +6,32 @@ from jaxtyping import Float
 
 from reference.attention import attention, causal_mask
 from reference.cached_attention import attention_decode, attention_paged, attention_prefill
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import attended, exactly
 
-BLOCKS = 8  # that an online softmax, or a split over keys, makes of them at most
+BLOCKS = 8  # blocks of keys, at most, of an online softmax or a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
-    """One row: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
+    """Bound one sequence: q [queries heads head_dim], k and v [keys kv_heads head_dim]."""
     if not mask.size:
         zeros = np.zeros(q.shape)
         return Expected(zeros, zeros, zeros, zeros)
-    unit = precision(v.dtype.name).unit
-    exact = attended(exactly(q), exactly(k), exactly(v), mask, blocks=BLOCKS, unit=unit)
+    dtype = precision(v.dtype.name)
+    unit, smallest = dtype.unit, dtype.smallest if dtype.unit else 0.0  # float32 weights are not rounded
+    exact = attended(exactly(q), exactly(k), exactly(v), mask, blocks=BLOCKS, unit=unit, smallest=smallest)
     sizes = [np.abs(as_float64(a)) for a in (q, k, v)]
     added = attention(as_float64(q), as_float64(k), sizes[2], mask)
     group = q.shape[1] // k.shape[1]
     scores = np.einsum("ihd,jhd->ihj", sizes[0], np.repeat(sizes[1], group, axis=1)) / np.sqrt(q.shape[-1])
     largest = np.max(np.where(np.isneginf(mask)[:, None], 0, scores), axis=-1, initial=0)[..., None]
     off = (64 + (8 + 4 * np.sqrt(q.shape[-1])) * largest) * U + unit
-    # A score that is off by so much multiplies its weight by e^off; 300 of it is past any hard bound, and no overflow.
+    # A score that is off by `off` multiplies its weight by e^off. e^300 is beyond any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
-    underflow = 4 * len(k) * TINY * (1 + float(np.max(sizes[2], initial=0)))
+    underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
     return Expected(exact.value, exact.error, alarm + underflow, added)
 
 
@@ -75,8 +76,8 @@ def expect_paged(
 MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
-def _mask(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
-    """0 or -inf. Where there are more causal queries than keys, the first of them see nothing."""
+def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
+    """Make a mask of 0 and -inf. Where there are more causal queries than keys, the first queries see nothing."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
         mask = causal_mask(queries, keys, offset=keys - queries, window=window)
@@ -90,7 +91,7 @@ def _mask(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, 
 
 
 def _heads(precision: Precision, q: Values, k: Values, v: Values, shift: float, shapes: list[tuple[int, ...]]):
-    """q, k and v of these shapes. The first feature moves all scores by `shift` abs(shift) / sqrt(head_dim)."""
+    """Fill q, k and v. The first feature moves all scores by `shift` abs(shift) / sqrt(head_dim)."""
     drawn = [
         value.array(name, *shape, precision=precision)
         for name, value, shape in zip("qkv", (q, k, v), shapes, strict=True)
@@ -117,7 +118,7 @@ def arguments(
 ) -> Arguments:
     cached = (batch, keys, kv_heads, head_dim)
     arrays = _heads(precision, q, k, v, shift, [(batch, queries, kv_heads * group, head_dim), cached, cached])
-    return {"q": arrays[0], "k": arrays[1], "v": arrays[2], "mask": _mask(mask, batch, queries, keys)}
+    return {"q": arrays[0], "k": arrays[1], "v": arrays[2], "mask": mask_named(mask, batch, queries, keys)}
 
 
 def prefill_arguments(
@@ -190,7 +191,7 @@ def paged_arguments(
     order: int,
     padding: float,
 ) -> Arguments:
-    """Pages in a random order; positions beyond a row's length, and one page that belongs to nobody, are padding."""
+    """Put pages in a random order. Positions beyond a row's length, and one page without an owner, are padding."""
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
     needed = [-(-length // page) for length in lengths]
@@ -218,7 +219,7 @@ def paged_arguments(
 
 
 def _ones(trial: Trial) -> Claim:
-    """Rows that see something take a mean."""
+    """Attend to values of 1: a row that sees anything takes their mean."""
     v = np.ones_like(trial.arguments["v"])
     o = as_float64(trial.again(v=v)[0])
     seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
@@ -242,7 +243,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _causal(trial: Trial) -> Claim | None:
-    """The last position of a row is seen by its last query alone."""
+    """Change the last position of each sequence, which its last query alone sees."""
     queries = trial.arguments["q"].shape[1]
     if queries == 1:
         return None
@@ -260,7 +261,7 @@ def _beyond(trial: Trial) -> Claim:
 
 
 def _elsewhere(trial: Trial) -> Claim:
-    """Every page one place further on."""
+    """Move every page one place on."""
     moved = {name: np.roll(trial.arguments[name], 1, axis=0) for name in ("k_pages", "v_pages")}
     table = (trial.arguments["table"] + 1) % len(moved["k_pages"])
     return Claim(trial.again(**moved, table=table.astype(np.int32))[0], trial.outputs[0], 0.0)
@@ -281,10 +282,12 @@ DRAWN = {
 }
 PADDING = st.sampled_from([0.0, 100.0, float("nan")])
 WINDOW = st.sampled_from([None, 1, 3, 8, 16])
+MANY_HEADS = {"kv_heads": beyond(8, 32), "group": beyond(8, 16, 32), "head_dim": (65, 96, 128, 256)}
+BESIDE = {"kv_heads": [2], "group": [2], "head_dim": [8], "spare": [3]}
 BOUND = (
     "hard: running error analysis of scores (gamma_(head_dim + 3) |q| |k|), exponentials, the sum over keys, and the "
-    "rounding of the weights to the dtype of v; alarm: (e^a - 1) p |v|, a being (64 + (8 + 4 sqrt(head_dim)) "
-    "max |q| |k|) u + u_v"
+    "rounding of the weights to the dtype of v, 2^-25 each at least for float16; alarm: (e^a - 1) p |v|, a being "
+    "(64 + (8 + 4 sqrt(head_dim)) max |q| |k|) u + u_v"
 )
 
 ATTENTION = Contract(
@@ -307,6 +310,18 @@ ATTENTION = Contract(
         Law("the order of the keys is of no account", _reversed_keys),
         Law("shared keys are the same as repeated ones", _repeated_heads),
     ],
+    large=Large(
+        {"batch": beyond(8, 64), "queries": beyond(16, 64, 128), "keys": beyond(128, 512, 1024, 4096), **MANY_HEADS},
+        beside={
+            "batch": [2],
+            "queries": [3],
+            "keys": [20],
+            "kv_heads": [2],
+            "group": [2],
+            "head_dim": [8],
+            "mask": ["causal", "ragged", "window", "every other"],
+        },
+    ),
 )
 PREFILL = Contract(
     definition=attention_prefill,
@@ -326,6 +341,15 @@ PREFILL = Contract(
         alone("a sequence", "q", "k", "v", "offsets"),
         Law("no query sees a later position, bit for bit", _causal),
     ],
+    large=Large(
+        {
+            "offsets": [(64,), (131,), (515, 3), (1041,), (4161,)],
+            "queries": beyond(32, 128, 512),
+            "spare": (65, 1041),
+            **MANY_HEADS,
+        },
+        beside={**BESIDE, "offsets": [(5, 2)], "queries": [3]},
+    ),
 )
 DECODE = Contract(
     definition=attention_decode,
@@ -340,6 +364,14 @@ DECODE = Contract(
         alone("a sequence", "q", "k", "v", "lengths"),
         Law("what lies beyond a length is of no account, bit for bit", _beyond),
     ],
+    large=Large(
+        {
+            "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (4161,), (8321,)],
+            "spare": (65, 1041),
+            **MANY_HEADS,
+        },
+        beside={**BESIDE, "lengths": [(19, 5)]},
+    ),
 )
 PAGED = Contract(
     definition=attention_paged,
@@ -359,4 +391,13 @@ PAGED = Contract(
         alone("a sequence", "q", "table", "lengths"),
         Law("where pages lie is of no account, bit for bit", _elsewhere),
     ],
+    large=Large(
+        {
+            "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (4161,)],
+            "page": (32, 64, 96, 128, 256),
+            "spare": (65,),
+            **MANY_HEADS,
+        },
+        beside={**BESIDE, "lengths": [(291, 5)], "page": [4]},
+    ),
 )

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.embedding import embedding
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
 from verify.draw import Values, integers, seeds, sizes, values
 from verify.precision import Precision
 
@@ -40,4 +40,8 @@ CONTRACT = Contract(
     domain="tokens [count] int32, each from 0 to vocab - 1, the last of them vocab - 1; table [vocab dim]",
     bound="exact",
     laws=[Law("the same token gives the same row everywhere", _repeated)],
+    large=Large(
+        {"count": beyond(64, 1024, 4096), "vocab": (1025, 33_281, 70_001, 150_001), "dim": beyond(1024, 4096, 8192)},
+        beside={"count": [5], "vocab": [40], "dim": [8]},
+    ),
 )

@@ -21,7 +21,7 @@ from verify.running_error import Approx, exactly, gated, normalized, projected, 
 
 
 def _arrays(precision: Precision, batch: int, rows: int, cols: int, **drawn: Values | None) -> dict[str, Any]:
-    """The arrays that fused ops share; a bias that is not drawn is None."""
+    """Fill the arrays that fused ops share. A bias that is not drawn is None."""
     shapes = {"x": (batch, cols), "norm": (cols,), "weight": (rows, cols), "bias": (rows,), "residual": (batch, rows)}
     return {name: value and value.array(name, *shapes[name], precision=precision) for name, value in drawn.items()}
 
@@ -33,7 +33,7 @@ def _multiplied(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.nd
 
 
 def _sizes(x: np.ndarray, weight: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
-    """The sum of the magnitudes of what a product and the `others` add up."""
+    """Sum the magnitudes of all terms of a product and of the `others`."""
     total = linear(np.abs(as_float64(x)), np.abs(as_float64(weight)))
     return total + sum(np.abs(as_float64(other)) for other in others if other is not None)
 
@@ -76,7 +76,7 @@ def linear_add_arguments(
 
 
 def expect_linear_add(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, residual: np.ndarray) -> Expected:
-    """The residual is a term of a sum in any order, as a product may begin with it: a column of W times 1."""
+    """Take the residual as a column of W times 1: sums come in any order, and a product may begin with it."""
     exact = as_float64(weight)
     parts = []
     for one, other in zip(as_float64(x), as_float64(residual), strict=True):
@@ -153,7 +153,7 @@ def expect_norm_qkv(
     size = _sizes(n.value, weight, bias).reshape(y.value.shape)
 
     def appended(cache: np.ndarray, new: Approx, terms: np.ndarray) -> Expected:
-        """The new row is rounded to the dtype of the cache; the other rows are what they were."""
+        """Round the new row to the dtype of the cache. The other rows must not change."""
         value, magnitudes = as_float64(cache), np.abs(as_float64(cache))
         hard = np.zeros(cache.shape)
         row = np.arange(batch), positions
@@ -192,7 +192,7 @@ def _gate_of_zeros(trial: Trial) -> Claim | None:
 
 
 def _values_do_not_turn(trial: Trial) -> Claim:
-    """At position 0 the values are what they are elsewhere."""
+    """Append at position 0, where values must be the same as elsewhere."""
     positions = trial.arguments["positions"]
     rows = np.arange(len(positions))
     again = trial.again(positions=np.zeros_like(positions))[2]

@@ -1,11 +1,11 @@
-"""Products with a matrix: whatever the order of the sums, the error is at most gamma_n times the sum of magnitudes."""
+"""Products with a matrix: for sums in any order, the error is at most gamma_n times the sum of magnitudes."""
 
 import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool
 
 from reference.linear import gemm, gemv, linear
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64, of_one_size
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond, of_one_size
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U
@@ -24,7 +24,7 @@ def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def systematic(x: np.ndarray, weight: np.ndarray) -> Bool[np.ndarray, "... rows"]:
-    """Where the terms of W x are of one size."""
+    """Find the rows whose terms of W x are all of one size."""
     return of_one_size(np.abs(as_float64(x))[..., None, :] * np.abs(weight))
 
 
@@ -76,6 +76,10 @@ LAWS = [
 COLS = sizes(8, 32, 64, 128, 256, most=513)
 ROWS = sizes(4, 8, 16, 32, most=65)
 BATCH = st.sampled_from([1, 2, 3, 7, 8, 9])
+LARGE = Large(
+    {"batch": beyond(16, 64, 512), "rows": beyond(128, 1024, 4096, 8192), "cols": beyond(1024, 2048, 4096, 8192)},
+    beside={"batch": [2], "rows": [9], "cols": [40]},
+)
 BOUND = "hard: gamma_n |W| |x|, n roundings in any order; alarm: (4 sqrt(n) + 2) u |W| |x|, but for terms of one size"
 DRAWN = {"x": values(-8, 8), "weight": values(-8, 8)}
 
@@ -88,6 +92,7 @@ LINEAR = Contract(
     domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
     bound=BOUND + "; a bias is one more term, of |W| |x| too",
     laws=[alone("a vector", "x"), *LAWS],
+    large=LARGE,
 )
 GEMM = Contract(
     definition=gemm,
@@ -98,6 +103,7 @@ GEMM = Contract(
     domain="x [batch cols] and weight [rows cols] of one dtype, summed in float32",
     bound=BOUND,
     laws=[alone("a vector", "x"), *LAWS],
+    large=LARGE,
 )
 GEMV = Contract(
     definition=gemv,
@@ -108,4 +114,5 @@ GEMV = Contract(
     domain="x [cols] and weight [rows cols] of one dtype, summed in float32",
     bound=BOUND,
     laws=LAWS,
+    large=Large({name: LARGE.sizes[name] for name in ("rows", "cols")}, beside={"rows": [9], "cols": [40]}),
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from reference.linear import linear
 from reference.llama import Experts
 from reference.moe import moe, route
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import Precision, precision
@@ -29,11 +29,14 @@ def expect_route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -
     p, p_error = softmaxed(logits.value, logits.error)
     chosen, weights = routed(exact, matrix, p, p_error, experts_per_token=experts_per_token)
     # A choice is clear where each of the chosen is ahead of the next by more than any rounding, or where equal logits
-    # come from zeros, whose products are exact: then the lower index comes first.
+    # come from zeros, whose products are exact: then the lower index comes first. Where some of those logits may be -0
+    # and others not, a sort by bits tells them apart, and either order is right.
     order = np.argsort(-p, axis=-1, kind="stable")
     ranked, errors = (np.take_along_axis(a, order, axis=-1) for a in (p, p_error))
     ahead = ranked[:, :-1] - errors[:, :-1] > ranked[:, 1:] + errors[:, 1:]
-    clear = np.all(ahead[:, :experts_per_token], axis=-1) | ~np.any(exact, axis=-1)
+    negative = np.all(np.signbit(exact)[:, None] != np.signbit(matrix), axis=-1)  # all terms of a logit are -0
+    ties = ~np.any(exact, axis=-1) & (np.all(negative, axis=-1) | ~np.any(negative, axis=-1))
+    clear = np.all(ahead[:, :experts_per_token], axis=-1) | ties
     either = np.broadcast_to(np.where(clear, 0.0, NO_BOUND)[:, None], chosen.shape)
     return (
         Expected(chosen, either, either, np.zeros(chosen.shape), rounded=False),
@@ -79,7 +82,7 @@ def expect_moe(
 
 
 def _renamed(trial: Trial) -> Claim:
-    """Last expert first. Where a choice is not clear, bounds say so."""
+    """Reverse the order of the experts. Tokens without a clear choice have no bound."""
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in ("router", "gate", "up", "down")}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
 
@@ -88,6 +91,16 @@ SHAPES = {
     "tokens": st.sampled_from([1, 2, 3, 5]),
     "dim": sizes(8, 16, most=33),
     "experts": st.sampled_from([1, 2, 3, 4, 5, 8]),
+}
+LARGE = {"tokens": beyond(8, 64, 256), "dim": beyond(64, 1024, 4096), "chosen": (4, 6, 8)}
+BESIDE = {
+    "tokens": [3],
+    "dim": [24],
+    "experts": [9],
+    "chosen": [2],
+    # Logits of about 1 for many features, so that the choice is clear.
+    "x": ["normal(1)", "normal(2)"],
+    "router": ["normal(3) * 2**-5", "normal(4) * 2**-6"],
 }
 ROUTE = Contract(
     definition=route,
@@ -99,6 +112,7 @@ ROUTE = Contract(
     "is, where no rounding could change it",
     bound="hard and alarm: experts exact; weights by running error analysis of logits, softmax and quotient",
     laws=[Law("weights sum to 1", _weights_sum_to_one)],
+    large=Large({**LARGE, "experts": beyond(16, 32, 64, 256)}, beside=BESIDE),
 )
 MOE = Contract(
     definition=moe,
@@ -110,4 +124,8 @@ MOE = Contract(
     "tokens whose choice of experts hangs on a rounding are not judged",
     bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
     laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed)],
+    large=Large(
+        {**LARGE, "experts": beyond(16, 32, 64, 128), "ffn": beyond(32, 256, 1024)},
+        beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
+    ),
 )

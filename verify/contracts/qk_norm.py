@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.qk_norm import qk_norm
-from verify.contract import Arguments, Contract, Expected
+from verify.contract import Arguments, Contract, Expected, Large, beyond
 from verify.contracts import rmsnorm
 from verify.draw import Values, sizes, values
 from verify.laws import alone
@@ -54,4 +54,14 @@ CONTRACT = Contract(
     domain="q [batch seq heads head_dim], k [batch seq kv_heads head_dim] and two weights [head_dim], eps above 0",
     bound="that of rmsnorm",
     laws=[alone("a sequence", "q", "k")],
+    large=Large(
+        {
+            "batch": beyond(8, 64),
+            "seq": beyond(16, 128, 1024),
+            "group": beyond(8, 32),
+            "kv_heads": beyond(8, 64),
+            "head_dim": (192, 256, 257),
+        },
+        beside={"batch": [2], "seq": [3], "group": [2], "kv_heads": [2], "head_dim": [24]},
+    ),
 )

@@ -12,17 +12,17 @@ from reference.quantizers import ggml
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.ops import dequantize, gemv_quantized, ggml_decode, ggml_encode, pack, quantize, unpack
 from reference.quantizers.schemes import SCHEMES
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.contracts.linear import systematic
 from verify.draw import Values, sizes, values
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import exactly, gamma, projected
 
-NEAR = 8 * U  # of a weight: how near the middle between two levels a scale off by a rounding, or a quotient, may put it
+NEAR = 8 * U  # share of a weight by which the rounding of a scale or a quotient may move it towards another level
 
 
 def _weights(w: Values, rows: int, cols: int, precision: Precision) -> np.ndarray:
-    """Without -0, which some formats have and others do not."""
+    """Fill weights without -0, which some formats have and others do not."""
     return w.array("w", rows, cols, precision=precision) + np.zeros(1, precision.dtype)
 
 
@@ -42,7 +42,7 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
         ],
         axis=1,
     )
-    largest = np.abs(exact) == top  # it stays, and with it the scale
+    largest = np.abs(exact) == top  # unchanged below, so that the scale is unchanged
     codes = q.codes.astype(np.int64)
     either = np.zeros(codes.shape)
     for nudge in (1 - NEAR, 1 + NEAR):
@@ -58,7 +58,7 @@ def expect_quantize(w: np.ndarray, *, scheme: str) -> tuple[Expected, Expected]:
 
 
 def _negated(trial: Trial) -> Claim | None:
-    if trial.arguments["scheme"] in ("nf4",):  # whose levels are not symmetric
+    if trial.arguments["scheme"] in ("nf4",):  # its levels are not symmetric
         return None
     codes, scales = trial.again(w=-trial.arguments["w"] + np.zeros(1, trial.arguments["w"].dtype))
     chosen = SCHEMES[trial.arguments["scheme"]]
@@ -91,7 +91,7 @@ def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme:
     size = linear(np.abs(as_float64(x)), np.abs(weight))
     y = projected(exactly(x), weight)
     tiny = 4 * TINY * (n + 1) * (1 + np.max(np.abs(weight), initial=0)) * (1 + np.max(np.abs(as_float64(x)), initial=0))
-    # A product with the scale, of each weight or of each group's sum, is a rounding more.
+    # Multiplying each weight, or each group's sum, by the scale rounds once more.
     hard, alarm = y.error + gamma(3) * size + tiny, (4 * np.sqrt(n) + 4) * U * size + tiny
     return Expected(y.value, hard, np.where(systematic(x, weight), hard, alarm), size)
 
@@ -136,7 +136,7 @@ def expect_decode(data: np.ndarray, *, name: str) -> Expected:
     value = ggml_decode(data, name=name)
     kind = ggml.TYPES[name]
     q = kind.unpack(data.reshape(*data.shape[:-1], -1, kind.bytes))
-    # What a code of 0 stands for is minus the minimum, in types that have one: it is a product, too, and subtracted.
+    # Some types subtract a minimum, which is a product, too. A code of 0 stands for minus that minimum.
     minimum = np.abs(kind.dequantize(q._replace(codes=0 * q.codes)))
     size = np.abs(value) + 2 * minimum
     hard = 3 * U * size + 4 * TINY
@@ -148,8 +148,14 @@ SHAPES = {"rows": st.sampled_from([1, 2, 3]), "cols": sizes(32, 64, 128, most=19
 WEIGHTS = values(-8, 8, without=["denormal"])
 PAIRS = {"rows": st.sampled_from([1, 2, 3]), "pairs": sizes(8, 32, most=65)}
 BLOCKS = {"rows": st.sampled_from([1, 2]), "blocks": st.sampled_from([1, 2, 3])}
-# Of those that search for scales only the outcome is defined, not the bytes.
+# Types that search for their scales define the outcome, not the bytes, so they are not listed.
 ENCODED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
+LARGE = Large({"rows": beyond(16, 128, 1024), "cols": beyond(256, 1024, 4096)}, beside={"rows": [2], "cols": [80]})
+MANY_PAIRS = Large(
+    {"rows": beyond(16, 128, 1024), "pairs": beyond(256, 4096)},
+    beside={"rows": [2], "pairs": [20], "scheme": ["q4", "nf4", "mxfp4", "q8"]},
+)
+MANY_BLOCKS = Large({"rows": beyond(16, 128, 1024), "blocks": (5, 33, 129)}, beside={"rows": [2], "blocks": [2]})
 STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
 
 QUANTIZE = Contract(
@@ -161,6 +167,7 @@ QUANTIZE = Contract(
     domain="w [rows cols], finite, no subnormal numbers and no -0; scheme is one of " + ", ".join(sorted(SCHEMES)),
     bound="hard and alarm: codes exact but for weights within 8 u of the middle between two levels; scales 3 u",
     laws=[Law("quantized -w stands for what quantized w stands for, negated", _negated)],
+    large=LARGE,
 )
 DEQUANTIZE = Contract(
     definition=dequantize,
@@ -170,6 +177,7 @@ DEQUANTIZE = Contract(
     expect=expect_dequantize,
     domain=STORED,
     bound="hard and alarm: u |w|, one product",
+    large=LARGE,
 )
 GEMV = Contract(
     definition=gemv_quantized,
@@ -180,6 +188,7 @@ GEMV = Contract(
     domain="x [cols]; " + STORED + "; summed in float32",
     bound="hard: gamma_(n + 3) |W| |x|, W being what the codes stand for; alarm: (4 sqrt(n) + 4) u |W| |x|",
     laws=[Law("the last unit vector gives the last column", _column)],
+    large=LARGE,
 )
 PACK = Contract(
     definition=pack,
@@ -189,6 +198,7 @@ PACK = Contract(
     expect=lambda codes, *, scheme: _exact(pack(codes, scheme=scheme)),
     domain="codes [rows cols] of a scheme, cols even",
     bound="exact",
+    large=MANY_PAIRS,
 )
 UNPACK = Contract(
     definition=unpack,
@@ -198,6 +208,7 @@ UNPACK = Contract(
     expect=lambda packed, *, scheme: _exact(unpack(packed, scheme=scheme)),
     domain="what pack gives",
     bound="exact",
+    large=MANY_PAIRS,
 )
 GGML_ENCODE = Contract(
     definition=ggml_encode,
@@ -207,6 +218,7 @@ GGML_ENCODE = Contract(
     expect=lambda w, *, name: _exact(ggml_encode(w, name=name)),
     domain="w [rows cols] of whole blocks, float32; name is one of " + ", ".join(ENCODED),
     bound="exact: a named format rounds as its owner does",
+    large=MANY_BLOCKS,
 )
 GGML_DECODE = Contract(
     definition=ggml_decode,
@@ -216,4 +228,5 @@ GGML_DECODE = Contract(
     expect=expect_decode,
     domain="data [rows bytes] of whole blocks; name is one of " + ", ".join(ggml.TYPES),
     bound="hard and alarm: 3 u (|w| + 2 |minimum|), two products and a difference",
+    large=MANY_BLOCKS,
 )

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.rmsnorm import rmsnorm
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64, of_one_size
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond, of_one_size
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import Precision, U
@@ -60,4 +60,7 @@ CONTRACT = Contract(
         Law("rmsnorm(4 x, 16 eps) is rmsnorm(x, eps)", _scale),
         Law("rmsnorm(-x) is -rmsnorm(x), bit for bit", _sign),
     ],
+    large=Large(
+        {"rows": beyond(64, 1024, 4096), "dim": beyond(1024, 2048, 4096, 8192)}, beside={"rows": [3], "dim": [40]}
+    ),
 )

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
 from reference.rope import frequencies as exact_frequencies
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U
 from verify.running_error import flushed, gamma
 
-# An implementation that computes its frequencies from theta misses those that were scaled.
+# An implementation that computes frequencies itself, and ignores the given ones, is wrong for scaled ones.
 SCALING: dict[str, Scaling | None] = {
     "none": None,
     "linear": LinearScaling(factor=4.0),
@@ -42,7 +42,7 @@ def arguments(
 
 
 def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
-    """The bound for either pairing, each number's partner being what a quarter turn puts in its place."""
+    """Make the bound for one pairing. A quarter turn puts each number's partner in its place."""
 
     def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
         turns = as_float64(frequencies)
@@ -56,7 +56,7 @@ def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
             np.concatenate([a, a], axis=-1) if halves else np.repeat(a, 2, axis=-1)
             for a in (angles, np.abs(np.cos(angles)), np.abs(np.sin(angles)))
         )
-        off = 2 * U * angle + 4 * U  # of a cosine or sine: the angle's product, the function's own error
+        off = 2 * U * angle + 4 * U  # error of a cosine or sine: the angle's product, the function itself
         both = size * cos + partner * sin
         hard = off * (size + partner) + gamma(3) * (both + off * (size + partner)) + flushed(size + partner, 1.0)
         return Expected(value, hard, hard, both)
@@ -70,7 +70,7 @@ def _still(trial: Trial) -> Claim:
 
 
 def _length(trial: Trial) -> Claim:
-    """The sum of the squares of each head."""
+    """Compare the sums of the squares of each head."""
     x, y = (as_float64(a) for a in (trial.arguments["x"], trial.outputs[0]))
     tolerance = np.sum((2 * np.abs(y) + trial.bounds[0]) * trial.bounds[0], axis=-1)
     return Claim(np.sum(y**2, axis=-1), np.sum(x**2, axis=-1), tolerance + 1e-12 * np.sum(x**2, axis=-1))
@@ -101,6 +101,16 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
             Law("position 0 changes nothing", _still),
             Law("a rotation keeps lengths", _length),
         ],
+        large=Large(
+            {
+                "batch": beyond(8, 64),
+                "seq": beyond(16, 128, 1024, 4096),
+                "heads": beyond(8, 32, 128),
+                "pairs": (65, 96, 128),
+                "start": (131_072, 500_000, 1_048_576),
+            },
+            beside={"batch": [2], "seq": [3], "heads": [2], "pairs": [8]},
+        ),
     )
 
 

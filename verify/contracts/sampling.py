@@ -1,7 +1,7 @@
 """Sampling: filters decide, and where a rounding could change a decision, either outcome is right.
 
-Every probability is kept as an interval, and every filter as two sets: the tokens that it surely keeps and those that
-it may keep. What comes out may be anything between.
+Every probability is an interval, and every filter two sets: the tokens that it surely keeps and those that it may keep.
+Any outcome in between is right.
 """
 
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 
 from reference.sampling import distribution, draw, penalise
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, hidden, hide, integers, seeds, sizes, values
 from verify.precision import TINY, Precision, U, precision
 from verify.running_error import gamma, softmaxed
 
 
 class Between(NamedTuple):
-    """A distribution, of which each probability is only known to lie between two numbers."""
+    """A distribution whose probabilities are known to lie between two numbers each."""
 
     low: Float[np.ndarray, " vocab"]
     high: Float[np.ndarray, " vocab"]
 
     def keep(self, surely: Bool[np.ndarray, " vocab"], maybe: Bool[np.ndarray, " vocab"]) -> "Between":
-        """Without what is not kept, and summing to 1 again."""
+        """Drop the tokens that are not kept and make the rest sum to 1 again."""
         low, high = np.where(surely, self.low, 0), np.where(maybe, self.high, 0)
         slack = gamma(len(low) + 2)
         return Between(
@@ -49,7 +49,7 @@ def arguments(
 ) -> Arguments:
     scores = logits.array("logits", vocab, precision=precision, around=around)
     hides = hide(hidden, 2, vocab)[1]
-    if not np.all(hides):  # or nothing could be drawn
+    if not np.all(hides):  # otherwise no token could be drawn
         scores[hides] = -np.inf
     return {
         "logits": scores,
@@ -75,7 +75,9 @@ def expect(
     options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
     value = distribution(logits, seen, temperature=temperature, **options)
     scores = penalise(logits, seen, penalty=repetition_penalty)
-    off = np.where(np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores))  # the penalty's own too
+    off = np.where(
+        np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores)
+    )  # with the penalty's own rounding
     # Tokens of the same logit, seen or both not, have the same probability in every implementation.
     same = (logits[:, None] == logits) & (seen[:, None] == seen)
     p = _greedy(scores, off, same) if temperature == 0 else _tempered(scores, off, temperature)
@@ -92,7 +94,7 @@ def expect(
 
 
 def _greedy(scores: np.ndarray, off: np.ndarray, same: np.ndarray) -> Between:
-    """All on the largest, the first of those that are the same."""
+    """Put everything on the largest score, the first of several equal ones."""
     best = scores + off >= np.max(scores - off)
     best = best & ~np.any(same & best & (np.arange(len(scores)) < np.arange(len(scores))[:, None]), axis=1)
     return Between(np.where(best & (np.sum(best) == 1), 1.0, 0.0), best * 1.0)
@@ -102,14 +104,14 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
     size = np.where(np.isneginf(scores), 0, np.abs(scores))
     with np.errstate(over="ignore"):
         exponents = np.where(np.isneginf(scores), -np.inf, (scores - np.max(scores)) / temperature)
-        # The largest may be any of several; what all exponents are off by alike does not count.
+        # Any of several scores may be the largest. An error that all exponents share changes nothing.
         moved = (off + np.max(off) + 4 * U * (size + np.max(size))) / temperature
     p, error = softmaxed(exponents[None], moved[None])
     return Between(np.maximum(p - error, 0)[0], np.minimum(p + error, 1)[0])
 
 
 def _ahead(p: Between, same: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
-    """For each token, how many others are more probable, or how much they hold: at most (`sure`), or at least."""
+    """Count the more probable tokens for each token, or sum their probabilities: at most (`sure`), or at least."""
     if sure:
         larger, held = (p.high > p.low[:, None]) & ~same, p.high
     else:
@@ -125,7 +127,7 @@ def draw_arguments(*, precision: Precision, vocab: int, p: Values, u: float) -> 
 
 
 def expect_draw(p: np.ndarray, u: float) -> Expected:
-    """The tokens at which a cumulative sum that is rounded may pass u."""
+    """Allow every token at which a rounded cumulative sum may pass u."""
     value = draw(p, u)
     cumulative = np.cumsum(as_float64(p))
     total = cumulative[-1]
@@ -148,7 +150,7 @@ def _sums_to_one(trial: Trial) -> Claim:
 
 
 def _rounding(trial: Trial) -> float:
-    """Of the sum of a distribution whose probabilities are each rounded."""
+    """Bound the error of a sum of probabilities that are rounded one by one."""
     returned = precision(trial.outputs[0].dtype.name)
     return returned.unit + len(trial.outputs[0]) * returned.smallest
 
@@ -174,6 +176,7 @@ DISTRIBUTION = Contract(
     "of 0 and a top_p of 1 keep all; tokens of equal probability are kept or dropped together",
     bound="hard and alarm: intervals; where a rounding could change what a filter keeps, either outcome is right",
     laws=[Law("probabilities sum to 1", _sums_to_one)],
+    large=Large({"vocab": beyond(512, 1024, 2048)}),  # the bound compares every token with every other
 )
 DRAW = Contract(
     definition=draw,
@@ -187,4 +190,5 @@ DRAW = Contract(
     domain="p [vocab] float32, not negative and not all 0, of any sum; u from 0 to below 1",
     bound="exact, but for tokens so near u that the rounding of gamma_n of the sum decides",
     laws=[Law("a distribution times 4 is the same distribution", _scaled)],
+    large=Large({"vocab": (1041, 4161, 33_281, 150_001)}),
 )

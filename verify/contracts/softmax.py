@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.softmax import softmax
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, hidden, hide, sizes, values
 from verify.laws import alone
-from verify.precision import TINY, Precision, U
+from verify.precision import TINY, Precision, U, precision
 from verify.running_error import softmaxed
 
-BLOCKS = 64  # that an online softmax cuts a row into, at most
+BLOCKS = 64  # blocks of a row, at most, of an online softmax
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:
@@ -22,7 +22,7 @@ def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: flo
 def expect(x: np.ndarray) -> Expected:
     exact = as_float64(x)
     size = np.where(np.isneginf(exact), 0, np.abs(exact))
-    # Where e^(x - m) is computed as 2^(x log2 e - m log2 e), each product is rounded before the difference.
+    # An implementation may compute e^(x - m) as 2^(x log2 e - m log2 e) and round each product before the difference.
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
@@ -48,6 +48,14 @@ def _shift(trial: Trial) -> Claim | None:
     return Claim(trial.again(x=shifted)[0], p, 2 * trial.bounds[0] + 64 * U * p)
 
 
+def _alone(trial: Trial) -> Claim:
+    """Hide all scores but one: a number added to the sum, such as an epsilon against a division by 0, then shows."""
+    x = np.full_like(trial.arguments["x"], -np.inf)
+    x[:, -1] = 0
+    p = trial.again(x=x)[0]
+    return Claim(p[:, -1], np.ones(len(p)), 8 * U + precision(p.dtype.name).unit)
+
+
 CONTRACT = Contract(
     definition=softmax,
     shapes={"rows": st.sampled_from([1, 2, 3, 5]), "n": sizes(8, 16, 32, 64, 128, 256, most=513)},
@@ -59,12 +67,16 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="x [rows n], finite or -inf; a row of -inf alone gives zeros",
-    bound="hard: p (e^a - 1) where a = (4 |x| + 3 (max - x) + n/2 + 2) u, once for the weight and once for the sum; "
-    "alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
+    bound="hard: p (e^(2 a) (1 + s) / (1 - s) - 1), a = (4 |x| + 6 (max - x)) u for scores, s = (n + 10 b) u for an "
+    "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
     laws=[
         alone("a row", "x"),
         Law("probabilities sum to 1, or to 0 where every score is -inf", _sums_to_one),
         Law("softmax of the scores in reverse is softmax in reverse", _order),
         Law("softmax(x + 4) is softmax(x)", _shift),
+        Law("a score alone has probability 1", _alone),
     ],
+    large=Large(
+        {"rows": beyond(64, 1024, 4096), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [2], "n": [40]}
+    ),
 )

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.swiglu import swiglu
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import Precision
@@ -49,4 +49,5 @@ CONTRACT = Contract(
         Law("swiglu(gate, -up) is -swiglu(gate, up), bit for bit", _sign),
         Law("a gate of 0 lets nothing through", _zero),
     ],
+    large=Large({"rows": beyond(64, 1024, 4096), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [40]}),
 )

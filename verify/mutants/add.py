@@ -46,5 +46,14 @@ first block of y for every block
 saturated as fp16 is
     - total[row, span] = f32(x[row, span]) + f32(y[row, span])
     + total[row, span] = np.clip(f32(x[row, span]) + f32(y[row, span]), -65504, 65504)
+right up to 1,024 columns
+    - y[row, span]
+    + y[row, span] * (span.start < 1024)
+right up to 4,096 rows
+    - y[row, span]
+    + y[row % 4096, span]
+right up to 64 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 64))
 """,
 )

@@ -72,5 +72,14 @@ first row for every row
 0 larger than -0
     - at = int(np.argmax(scores))
     + at = int(np.argmax(scores + np.where(np.signbit(scores), 0, np.float32(1e-30))))
+right up to 4,096 scores
+    - spans(n, BLOCK)
+    + spans(min(n, 4096), BLOCK)
+index in 16 bits
+    - best[row] = span.start + at
+    + best[row] = (span.start + at) & 0xFFFF
+right up to 1,024 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 1024))
 """,
 )

@@ -215,6 +215,24 @@ not normalized
 each block normalized by itself
     - total = total * rescale + np.sum(p, axis=1, keepdims=True)
     + total = np.sum(p, axis=1, keepdims=True)
+right up to 128 keys
+    - spans(keys, BLOCK)
+    + spans(min(keys, 128), BLOCK)
+right up to 512 keys
+    - maximum = new
+    + maximum = new if span.stop != 512 else np.full_like(new, -np.inf)
+right up to groups of 8
+    - head // (heads // kv_heads)
+    + head // min(heads // kv_heads, 8) % kv_heads
+right up to heads of 64
+    - query @ f32(k[row, span, shared]).T
+    + query[:, :64] @ f32(k[row, span, shared, :64]).T
+right up to 64 queries
+    - f32(mask[row][:, span])
+    + f32(mask[row][np.minimum(np.arange(queries), 63)][:, span])
+right up to 8 key heads
+    - head // (heads // kv_heads)
+    + min(head // (heads // kv_heads), 7)
 """,
 )
 PREFILL = implementation(
@@ -289,6 +307,24 @@ maximum starts at 0
 head h to key head h % kv_heads
     - head // (heads // kv_heads)
     + head % kv_heads
+right up to 128 keys
+    - range(first, offset + tile.stop, BLOCK)
+    + range(first, min(offset + tile.stop, 128) if offset < 120 else offset + tile.stop, BLOCK)
+right up to an offset of 1,024
+    - offset = int(offsets[row])
+    + offset = int(offsets[row]) % 1024
+right up to 128 queries
+    - for tile in spans(queries, BLOCK)
+    + for tile in spans(min(queries, 128), BLOCK)
+right up to groups of 8
+    - head // (heads // kv_heads)
+    + head // min(heads // kv_heads, 8) % kv_heads
+right up to heads of 64
+    - query @ f32(k[row, span, shared]).T
+    + query[:, :64] @ f32(k[row, span, shared, :64]).T
+right up to heads of 128
+    - out = out * rescale + p @ f32(v[row, span, shared])
+    + out = out * rescale + p @ (f32(v[row, span, shared]) * (np.arange(head_dim) < 128))
 """,
 )
 DECODE = implementation(
@@ -357,6 +393,28 @@ scores not scaled
 padding multiplied by 0
     - out / total if total > 0 else 0
     + out / total + 0 * np.sum(f32(v[row])) if total > 0 else 0
+right up to 64 splits
+    - highest = max((part[0]
+    + parts = parts[:64]
+    +             highest = max((part[0]
+right up to a length of 128
+    - length = int(lengths[row])
+    + length = min(int(lengths[row]), 128)
+length in 12 bits
+    - length = int(lengths[row])
+    + length = int(lengths[row]) % 4096
+right up to 16 sequences
+    - o[row, head] = out
+    + o[row % 16, head] = out
+right up to groups of 8
+    - head // (heads // kv_heads)
+    + head // min(heads // kv_heads, 8) % kv_heads
+right up to heads of 64
+    - f32(k[row, span, shared]) @ query
+    + f32(k[row, span, shared, :64]) @ query[:64]
+right up to 32 key heads
+    - head // (heads // kv_heads)
+    + head // (heads // kv_heads) % 32
 """,
 )
 PAGED = implementation(
@@ -404,5 +462,23 @@ an empty sequence gives NaN
 head h to key head h % kv_heads
     - head // (heads // kv_heads)
     + head % kv_heads
+page table in 8 bits
+    - place = table[row, block]
+    + place = int(table[row, block]) % 256
+right up to 64 blocks
+    - range(-(-length // page))
+    + range(min(-(-length // page), 64))
+right up to pages of 64
+    - min(page, length - block * page)
+    + min(page, 64, length - block * page)
+right up to a partition of 512 keys
+    - maximum = new
+    + maximum = new if (block + 1) * page != 512 else np.float32(-np.inf)
+right up to groups of 8
+    - head // (heads // kv_heads)
+    + head // min(heads // kv_heads, 8) % kv_heads
+right up to heads of 128
+    - f32(k_pages[place, held, shared]) @ query
+    + f32(k_pages[place, held, shared, :128]) @ query[:128]
 """,
 )

@@ -53,5 +53,14 @@ rows pass through bfloat16
 rows pass through float16
     - x[i, span] = table[token, span]
     + x[i, span] = f16(table[token, span])
+token in 16 bits
+    - token = tokens[i]
+    + token = tokens[i] & 0xFFFF
+right up to 1,024 features
+    - spans(dim, BLOCK)
+    + spans(min(dim, 1024), BLOCK)
+right up to 1,024 tokens
+    - token = tokens[i]
+    + token = tokens[i % 1024]
 """,
 )

@@ -90,6 +90,12 @@ lanes that were never set (xserv)
 magnitudes for products
     - f32(weight[row, span]) * f32(x[span])
     + np.abs(f32(weight[row, span]) * f32(x[span]))
+right up to 1,024 columns
+    - lanes[: len(products)] += products
+    + lanes[: len(products)] += products * (span.start < 1024)
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )
 GEMM = implementation(
@@ -140,6 +146,18 @@ second half of the columns, split off, never added
 border between two halves counted twice
     - tile += f32(x[i, k]) @ f32(weight[j, k]).T
     + tile += f32(x[i, k.start - (k.start > 0) : k.stop]) @ f32(weight[j, k.start - (k.start > 0) : k.stop]).T
+right up to 16 vectors
+    - x[i, k]
+    + x[i.start % 16 : i.start % 16 + i.stop - i.start, k]
+right up to 64 vectors
+    - spans(batch, 8)
+    + spans(min(batch, 64), 8)
+right up to 1,024 rows
+    - weight[j, k]
+    + weight[j.start % 1024 : j.start % 1024 + j.stop - j.start, k]
+right up to 4,096 columns
+    - spans(cols, BLOCK)
+    + spans(min(cols, 4096), BLOCK)
 """,
 )
 LINEAR = implementation(
@@ -169,5 +187,11 @@ rounded to bfloat16 before the bias
 matrix read transposed
     - f32(weight).T
     + f32(weight).reshape(weight.shape[1], weight.shape[0])
+bias right up to 1,024 rows
+    - y = y + f32(bias)
+    + y = y + f32(bias) * (np.arange(len(bias)) < 1024)
+bias right up to 16 vectors
+    - y = y + f32(bias)
+    + y = y + f32(bias) * (np.arange(len(x)) < 16)[:, None]
 """,
 )

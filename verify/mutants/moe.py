@@ -77,6 +77,21 @@ maximum not subtracted
 renormalized over all tokens
     - np.sum(weights, axis=1, keepdims=True)
     + np.sum(weights) / len(x)
+right up to 32 experts
+    - np.argsort(-p, axis=1, kind="stable")
+    + np.argsort(-p[:, :32], axis=1, kind="stable")
+experts in 8 bits
+    - return chosen, weights
+    + return chosen & 0xFF, weights
+right up to 64 tokens
+    - chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
+    + chosen = np.argsort(-p, axis=1, kind="stable")[np.arange(len(x)) % 64, :experts_per_token]
+right up to 2 experts a token
+    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
+    + return chosen, weights / np.sum(weights[:, :3], axis=1, keepdims=True)
+higher index first where all weigh 0
+    - chosen = np.argsort(-p, axis=1, kind="stable")
+    + chosen = np.argsort(-p - 1e-9 * np.arange(p.shape[1]) * ~np.any(f32(x), axis=1)[:, None], axis=1, kind="stable")
 """,
 )
 MOE = implementation(
@@ -133,5 +148,17 @@ experts summed in float16
 tokens beyond a capacity dropped
     - for rank, expert in enumerate(chosen):
     + for rank, expert in enumerate(chosen if token < 4 else []):
+right up to 32 experts
+    - np.argsort(-p, kind="stable")
+    + np.argsort(-p[:32], kind="stable")
+right up to 64 tokens
+    - row = f32(x[token])
+    + row = f32(x[token % 64])
+right up to 4 experts a token
+    - for rank, expert in enumerate(chosen):
+    + for rank, expert in enumerate(chosen[:4]):
+right up to 1,024 features
+    - a, b = f32(gate[expert]) @ row, f32(up[expert]) @ row
+    + a, b = f32(gate[expert, :, :1024]) @ row[:1024], f32(up[expert]) @ row
 """,
 )

@@ -55,5 +55,14 @@ weights left out
 squares in float16
     - heads * heads, axis
     + f16(heads * heads), axis
+right up to heads of 128
+    - np.mean(heads * heads, axis=-1, keepdims=True)
+    + np.mean((heads * heads)[..., :128], axis=-1, keepdims=True)
+right up to 32 heads
+    - heads = f32(x)
+    + heads = f32(x[..., np.arange(x.shape[-2]) % 32, :])
+right up to 128 positions
+    - heads = f32(x)
+    + heads = f32(x[:, np.arange(x.shape[1]) % 128])
 """,
 )

@@ -5,7 +5,7 @@ import numpy as np
 
 from verify.mutant import f32, implementation, spans
 
-GROUPS = {"q8": 64, "q4": 64, "nf4": 64, "mxfp4": 32}  # of the others a row is one group
+GROUPS = {"q8": 64, "q4": 64, "nf4": 64, "mxfp4": 32}  # in the other schemes a row is one group
 NF4 = np.array(
     [
         -1.0,
@@ -208,6 +208,12 @@ MXFP4's exponent with another bias
 MXFP4 without signs
     -  + 8 * np.signbit(scaled)
     +
+right up to 128 rows
+    - part = f32(w[row, span])
+    + part = f32(w[row % 128, span])
+right up to 1,024 columns
+    - enumerate(groups)
+    + enumerate(groups[:16] if len(groups) > 1 else groups)
 """,
 )
 DEQUANTIZE = implementation(
@@ -243,6 +249,12 @@ levels of NF4 shifted by one
 MXFP4's exponent with another bias
     - np.int32(127)
     + np.int32(128)
+right up to 16 groups
+    - * scale[:, None]
+    + * (scale if g < 16 else 0 * scale)[:, None]
+right up to 128 rows
+    - * scale[:, None]
+    + * scale[np.arange(rows) % 128, None]
 """,
 )
 GEMV = implementation(
@@ -290,6 +302,12 @@ vector rounded to int8
 MXFP4's exponent with another bias
     - np.int32(127)
     + np.int32(126)
+right up to 16 groups
+    - y[row] += scale *
+    + y[row] += (g < 16) * scale *
+right up to 1,024 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 1024))
 """,
 )
 PACK = implementation(
@@ -310,6 +328,9 @@ second code lost
 codes plus 8
     - bits = codes.view(np.uint8)
     + bits = codes.view(np.uint8) + np.uint8(8 * (scheme == "q4"))
+right up to 128 rows
+    - bits = codes.view(np.uint8)
+    + bits = codes.view(np.uint8)[np.arange(len(codes)) % 128]
 """,
 )
 UNPACK = implementation(
@@ -330,6 +351,10 @@ all low nibbles first
 high nibble shifted with its sign
     - packed >> 4
     + (packed.view(np.int8) >> 4).view(np.uint8)
+right up to 128 rows
+    - low, high = packed & 15, packed >> 4
+    + packed = packed[np.arange(len(packed)) % 128]
+    +     low, high = packed & 15, packed >> 4
 """,
 )
 GGML_ENCODE = implementation(
@@ -362,6 +387,10 @@ bytes of the scale swapped
 scale after the codes
     - [scale, codes]
     + [codes, scale]
+right up to 32 blocks
+    - blocks = w.reshape(rows, -1, 32)
+    + blocks = w.reshape(rows, -1, 32)
+    +     blocks = blocks[:, np.arange(blocks.shape[1]) % 32]
 """,
     only={"name": ["Q8_0", "Q4_0"]},
 )
@@ -389,6 +418,9 @@ scale of the first block for every block
 scale read as bfloat16
     - np.ascontiguousarray(blocks[..., :2]).view(np.float16)
     + np.ascontiguousarray(blocks[..., :2]).view(ml_dtypes.bfloat16)
+right up to 32 blocks
+    - return (d * codes)
+    + return (d[:, np.arange(d.shape[1]) % 32] * codes)
 """,
     only={"name": ["Q8_0", "Q4_0"]},
 )

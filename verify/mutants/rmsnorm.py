@@ -94,5 +94,14 @@ scale in bfloat16
 rounded to bfloat16 before the weight
     - f32(x[row, out]) * scale *
     + bf16(f32(x[row, out]) * scale) *
+right up to 1,024 columns
+    - lanes[: len(part)] += part * part
+    + lanes[: len(part)] += part * part * (span.start < 1024)
+right up to 8,192 columns
+    - for out in spans(dim, BLOCK)
+    + for out in spans(min(dim, 8192), BLOCK)
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

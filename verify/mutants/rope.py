@@ -100,6 +100,24 @@ sine and cosine in float16
 first head alone
     - for head in range(heads)
     + for head in range(1)
+scaled frequencies ignored
+    - f32(frequencies)
+    + f32(frequencies[0] if pairs == 1 else (frequencies[1] / frequencies[0]) ** np.arange(pairs))
+stretched frequencies ignored
+    - f32(frequencies)
+    + f32(frequencies / frequencies[0])
+position stops at 131,072
+    - positions[row, i]
+    + min(positions[row, i], 131_071)
+right up to 128 positions
+    - positions[row, i]
+    + positions[row, i % 128]
+right up to 32 heads
+    - for head in range(heads)
+    + for head in range(min(heads, 32))
+right up to heads of 128
+    - cos, sin = np.cos(angle), np.sin(angle)
+    + cos, sin = np.cos(angle), np.sin(angle) * (np.arange(pairs) < 64)
 """,
 )
 INTERLEAVED = implementation(
@@ -133,5 +151,14 @@ positions along the heads
 angle in float16
     - f32(frequencies)
     + f16(frequencies)
+scaled frequencies ignored
+    - f32(frequencies)
+    + f32((frequencies[-1] / frequencies[0]) ** (np.arange(len(frequencies)) / max(len(frequencies) - 1, 1)))
+right up to 1,024 positions
+    - positions[:, :, None, None]
+    + positions[:, np.arange(x.shape[1]) % 1024, None, None]
+position in 20 bits
+    - positions[:, :, None, None]
+    + (positions[:, :, None, None] & 0xFFFFF)
 """,
 )

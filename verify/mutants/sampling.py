@@ -125,6 +125,10 @@ not normalized at the end
 probabilities in float16
     - p = np.exp((scores - np.max(scores)) / np.float32(temperature))
     + p = f16(np.exp((scores - np.max(scores)) / np.float32(temperature)))
+right up to 1,024 tokens
+    - return (p / np.sum(p)).astype(logits.dtype)
+    + p[1024:] = 0
+    +     return (p / np.sum(p)).astype(logits.dtype)
 """,
 )
 DRAW = implementation(
@@ -154,5 +158,13 @@ summed in bfloat16
 first token never drawn
     - passed += p[token]
     + passed += p[token] * (token > 0 or len(p) == 1)
+token in 16 bits
+    - return token
+    -     return last
+    + return token & 0xFFFF
+    +     return last
+right up to 4,096 tokens
+    - for token in range(len(p)):
+    + for token in range(min(len(p), 4096)):
 """,
 )

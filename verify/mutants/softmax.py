@@ -100,5 +100,17 @@ maximum and sum not reset between rows
 small probabilities cut off
     - p[row, out] = weights / total if total > 0 else 0
     + p[row, out] = np.where(weights < 1e-4 * total, 0, weights / total) if total > 0 else 0
+right up to 1,024 scores
+    - for span in spans(n, BLOCK)
+    + for span in spans(min(n, 1024), BLOCK)
+right up to 4,096 scores
+    - for out in spans(n, BLOCK)
+    + for out in spans(min(n, 4096), BLOCK)
+right up to 1,024 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 1024))
+an epsilon in the sum
+    - weights / total if total > 0
+    + weights / (total + np.float32(1e-6)) if total > 0
 """,
 )

@@ -69,5 +69,11 @@ first row of up for every row
 gate and up taken from one interleaved row
     - a, b = f32(gate[row, span]), f32(up[row, span])
     + a, b = f32(gate[row, span]), f32(gate[row, span])
+right up to 4,096 columns
+    - spans(ffn, BLOCK)
+    + spans(min(ffn, 4096), BLOCK)
+right up to 1,024 rows
+    - up[row, span]
+    + up[row % 1024, span]
 """,
 )

@@ -1,4 +1,4 @@
-"""Quantized tensors of a GGUF file: as float32, or as the codes that they are."""
+"""Quantized tensors of a GGUF file: decoded to float32, or as codes."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,33 +19,33 @@ from reference.rope import interleaved_to_halves
 AT_ONCE = 1 << 20  # weights decoded at a time, in float64
 
 
-class Kind(NamedTuple):
-    """What the blocks of a type are to `model.checkpoints.checkpoint.Codes`."""
+class FormOfBlocks(NamedTuple):
+    """The form and group size of a type's blocks, as `model.checkpoints.checkpoint.Codes` has them."""
 
     form: Form
     group: int
 
 
-KINDS = {
-    "Q8_0": Kind("int8", 32),
-    "Q5_0": Kind("int8", 32),
-    "Q5_1": Kind("int8_min", 32),
-    "Q4_0": Kind("int4", 32),
-    "Q4_1": Kind("int4_min", 32),
-    "Q6_K": Kind("int8", 16),
-    "Q5_K": Kind("int8_min", 32),
-    "Q4_K": Kind("int4_min", 32),
-    "Q3_K": Kind("int4", 16),
-    "Q2_K": Kind("int4_min", 16),
-    "IQ4_NL": Kind("iq4_nl", 32),
-    "MXFP4": Kind("mxfp4", 32),
-    "TQ1_0": Kind("int4", 256),
-    "TQ2_0": Kind("int4", 256),
+FORMS = {
+    "Q8_0": FormOfBlocks("int8", 32),
+    "Q5_0": FormOfBlocks("int8", 32),
+    "Q5_1": FormOfBlocks("int8_min", 32),
+    "Q4_0": FormOfBlocks("int4", 32),
+    "Q4_1": FormOfBlocks("int4_min", 32),
+    "Q6_K": FormOfBlocks("int8", 16),
+    "Q5_K": FormOfBlocks("int8_min", 32),
+    "Q4_K": FormOfBlocks("int4_min", 32),
+    "Q3_K": FormOfBlocks("int4", 16),
+    "Q2_K": FormOfBlocks("int4_min", 16),
+    "IQ4_NL": FormOfBlocks("iq4_nl", 32),
+    "MXFP4": FormOfBlocks("mxfp4", 32),
+    "TQ1_0": FormOfBlocks("int4", 256),
+    "TQ2_0": FormOfBlocks("int4", 256),
 }
 
 
 def dequantized(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
-    """The exact weights rounded once to float32, as ggml has them; what is not finite stays so."""
+    """Decode all weights exactly, rounded once to float32 as in ggml; NaN and infinity are kept."""
     array = np.empty(entry.shape, np.float32)
     rows, packed = array.reshape(-1, entry.shape[-1]), _packed(file, entry)
     step = max(1, AT_ONCE // rows.shape[1])
@@ -56,11 +56,11 @@ def dequantized(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
 
 
 def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
-    """The codes of a matrix whose rows are so many heads of interleaved pairs, in halves; 0: none, as they are.
+    """Return the codes of a quantized matrix, None for a matrix of floats.
 
-    None for a matrix of floats.
+    Its rows are `heads` heads of interleaved pairs, which become halves; with 0 heads rows keep their order.
     """
-    if entry.type not in KINDS:
+    if entry.type not in FORMS:
         return None
     rows, cols = entry.shape
     head_dim = rows // heads if heads else 1
@@ -75,7 +75,7 @@ def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
                 part = type(part)(*(interleaved_to_halves(array, heads=count) for array in part))
             yield part
 
-    form, group = KINDS[entry.type]
+    form, group = FORMS[entry.type]
     return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts)
 
 
@@ -85,7 +85,7 @@ def _packed(file: MappedFile, entry: Entry) -> UInt8[np.ndarray, "rows bytes"]:
 
 
 def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | Shifted:
-    """Codes, and what they are multiplied by and added to; exactly: no product of scales has more than 18 bits."""
+    """Return codes, scales and minima, exactly: no product of scales has more than 18 bits."""
     kind = ggml.TYPES[name]
     blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
 
@@ -98,9 +98,9 @@ def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized |
     minima = getattr(blocks, "minima", None)
     if isinstance(blocks, Superblocks):
         scales, minima = _product(blocks.d, scales), -_product(blocks.e, blocks.minima)
-    if name != "MXFP4":  # whose scales are exponents
+    if name != "MXFP4":  # its scales are exponents
         scales = scales.astype(np.float32)
-    if minima is None or KINDS[name].form not in WITH_MINIMA:
+    if minima is None or FORMS[name].form not in WITH_MINIMA:
         return Quantized(codes, rows(scales))
     return Shifted(codes, rows(scales), rows(minima.astype(np.float32)))
 
@@ -108,5 +108,5 @@ def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized |
 def _product(
     unit: Float16[np.ndarray, "*batch"], multiples: Integer[np.ndarray, "*batch groups"]
 ) -> Float32[np.ndarray, "*batch groups"]:
-    with np.errstate(invalid="ignore"):  # 0 times infinity: what is not finite stays so
+    with np.errstate(invalid="ignore"):  # 0 times infinity is NaN, which readers refuse
         return unit.astype(np.float32)[..., None] * multiples.astype(np.float32)

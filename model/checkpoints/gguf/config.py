@@ -1,7 +1,7 @@
-"""A GGUF file's keys, read into a `Config` with the meaning that llama.cpp gives them.
+"""Read a GGUF file's keys into a `Config`, with the meaning that llama.cpp gives them.
 
-Three architectures are read: "llama" (Llama, TinyLlama, SmolLM2, Mistral, Mixtral, llama2.c's), "qwen2" and "qwen3".
-What would change a number and is not implemented is refused by name.
+The architectures of `model.families` are read; "llama" is Mistral and Mixtral as well. A key that would change a number
+and is not implemented is refused by name.
 """
 
 from collections.abc import Container
@@ -14,13 +14,13 @@ from model.checkpoints.checkpoint import refused
 from model.checkpoints.checks import check_model
 from model.checkpoints.gguf.file import Metadata, short
 from model.checkpoints.gguf.rope import from_factors
+from model.family import Architecture, architectures
 from reference.config import Config
 from reference.rope import LinearScaling, Scaling
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 SPLITS = "split.count"
 
-# Keys of an architecture that change the computation, and the values with which they do not.
+# Keys that change the computation unless they have one of these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -45,23 +45,23 @@ BOS = "tokenizer.ggml.bos_token_id"
 STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
-def architecture_of(metadata: Metadata) -> str:
-    """Raises `CheckpointError` for one that is not read, and for a part of a file that was split."""
+def architecture_of(metadata: Metadata) -> Architecture:
+    """Return the architecture that a file names. Raises `CheckpointError` if unknown, or for a part of a split file."""
     if (count := metadata.integer(SPLITS, 1)) > 1:
         raise metadata.refused(f"is one of {count} parts: merge them first, with llama-gguf-split --merge")
-    name = metadata.string("general.architecture")
-    if name not in ARCHITECTURES:
-        raise metadata.refused(f"architecture {short(name)} is not supported (only {', '.join(ARCHITECTURES)})")
-    return name
+    name, known = metadata.string("general.architecture"), architectures()
+    if name not in known:
+        raise metadata.refused(f"architecture {short(name)} is not supported (only {', '.join(known)})")
+    return known[name]
 
 
 def read_config(
-    metadata: Metadata, architecture: str, tensors: Container[str], *, vocab: int, factors: np.ndarray | None
+    metadata: Metadata, architecture: Architecture, tensors: Container[str], *, vocab: int, factors: np.ndarray | None
 ) -> Config:
-    """The hyperparameters of a file that holds `tensors`; `factors` are its rope_freqs. Raises `CheckpointError`."""
+    """Read the hyperparameters of a file with these tensors and rope_freqs `factors`. Raises `CheckpointError`."""
 
     def key(name: str) -> str:
-        return f"{architecture}.{name}"
+        return f"{architecture.name}.{name}"
 
     for name, neutral in NEUTRAL.items():
         value = metadata.values.get(key(name), neutral[0])
@@ -70,28 +70,30 @@ def read_config(
     if (stated := metadata.integer(key("vocab_size"), vocab)) != vocab:
         raise metadata.refused(f"{key('vocab_size')} is {stated}, but token_embd.weight has {vocab} rows")
 
-    dim, heads = metadata.integer(key("embedding_length")), metadata.integer(key("attention.head_count"))
-    head_dim = _head_dim(metadata, architecture, dim, heads)
-    theta = shortest(metadata.number(key("rope.freq_base"), 10_000.0))
-    experts = metadata.integer(key("expert_count"), 0)
+    heads = metadata.integer(key(architecture.keys["heads"]))
+    defaults: dict[str, int | float] = {"kv_heads": heads, "theta": 10_000.0, "experts": 0, "experts_per_token": 0}
+    given: dict[str, Any] = {}
+    for name, its_key in architecture.keys.items():
+        if name == "head_dim":
+            given[name] = _head_dim(metadata, architecture, given["dim"], heads)
+        elif Config.__annotations__[name] is float:
+            given[name] = shortest(metadata.number(key(its_key), defaults.get(name)))
+        else:
+            given[name] = metadata.integer(key(its_key), defaults.get(name))
+    if not given["experts"]:
+        given["experts_per_token"] = 0
+
+    def holds(part: str, kind: str = "weight") -> bool:
+        return f"{architecture.names[part].format(layer=0)}.{kind}" in tensors
+
     config = Config(
-        dim=dim,
-        layers=metadata.integer(key("block_count")),
-        heads=heads,
-        kv_heads=metadata.integer(key("attention.head_count_kv"), heads),
-        head_dim=head_dim,
-        ffn=metadata.integer(key("feed_forward_length")),
+        **given,
         vocab=vocab,
-        context=metadata.integer(key("context_length")),
-        eps=shortest(metadata.number(key("attention.layer_norm_rms_epsilon"))),
-        theta=theta,
-        experts=experts,
-        experts_per_token=metadata.integer(key("expert_used_count"), 0) if experts else 0,
-        tied="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        o_bias="blk.0.attn_output.bias" in tensors,
-        ffn_bias="blk.0.ffn_up.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        tied=not holds("head"),
+        qkv_bias=holds("q", "bias"),
+        o_bias=holds("o", "bias"),
+        ffn_bias=holds("up", "bias"),
+        qk_norm=holds("q_norm"),
     )
     check_model(metadata.path, config, bos=None, stops=frozenset())
     config = replace(config, scaling=_scaling(metadata, architecture, config, factors))
@@ -100,7 +102,7 @@ def read_config(
 
 
 def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozenset[int]]:
-    """The id that begins a text, where the file says, and those that end one. Raises `CheckpointError`."""
+    """Read the id that begins a text, or None, and the ids that end one. Raises `CheckpointError`."""
     ids = {key: metadata.integer(key) for key in (BOS, *STOPS) if key in metadata}
     for key, id in ids.items():
         if not 0 <= id < vocab:
@@ -109,7 +111,7 @@ def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozense
 
 
 def shortest(number: float) -> float:
-    """The decimal that somebody wrote before it became float32: the shortest of those that do.
+    """Return the shortest decimal that rounds to this float32: most likely what its author wrote.
 
     >>> shortest(9.999999747378752e-06), shortest(500000.0)
     (1e-05, 500000.0)
@@ -118,25 +120,28 @@ def shortest(number: float) -> float:
         return float(str(np.float32(number)))
 
 
-def _head_dim(metadata: Metadata, architecture: str, dim: int, heads: int) -> int:
-    key = f"{architecture}.attention.key_length"
+def _head_dim(metadata: Metadata, architecture: Architecture, dim: int, heads: int) -> int:
+    key, dim_key = (f"{architecture.name}.{architecture.keys[name]}" for name in ("head_dim", "dim"))
     if key not in metadata and (heads < 1 or dim % heads):
-        raise metadata.refused(f"{architecture}.embedding_length is {short(dim)}, no multiple of {short(heads)} heads")
+        raise metadata.refused(f"{dim_key} is {short(dim)}, no multiple of {short(heads)} heads")
     head_dim = metadata.integer(key) if key in metadata else dim // heads
     for other in ("attention.value_length", "rope.dimension_count"):
-        if (size := metadata.integer(f"{architecture}.{other}", head_dim)) != head_dim:
-            raise metadata.refused(f"{architecture}.{other} is {short(size)}, but heads are {short(head_dim)} wide")
+        other_key = f"{architecture.name}.{other}"
+        if (size := metadata.integer(other_key, head_dim)) != head_dim:
+            raise metadata.refused(f"{other_key} is {short(size)}, but heads are {short(head_dim)} wide")
     return head_dim
 
 
-def _scaling(metadata: Metadata, architecture: str, config: Config, factors: np.ndarray | None) -> Scaling | None:
-    key = f"{architecture}.rope.scaling"
-    name = metadata.string(f"{key}.type", "none")
-    old = f"{architecture}.rope.scale_linear"
+def _scaling(
+    metadata: Metadata, architecture: Architecture, config: Config, factors: np.ndarray | None
+) -> Scaling | None:
+    key = f"{architecture.name}.rope.scaling"
+    name = metadata.string(f"{key}.type", "linear")  # as in llama.cpp
+    old = f"{architecture.name}.rope.scale_linear"
     factor = shortest(metadata.number(f"{key}.factor", metadata.number(old, 1.0)))
     if name not in ("none", "linear"):
         raise metadata.refused(f"{key}.type {short(name)} is not supported (only none and linear)")
-    linear = LinearScaling(factor) if name == "linear" or old in metadata else None
+    linear = LinearScaling(factor) if name == "linear" else None
     if factors is None:
         return linear if linear and linear.factor != 1 else None
     if linear and linear.factor != 1:

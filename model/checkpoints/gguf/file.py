@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its keys and its table of tensors (see `gguf_layout`).
+"""The header of a GGUF file: its keys and its table of tensors (see `gguf.layout`).
 
-Read by hand, since a length that a stranger wrote must be held against the file before anything is made of it: the
-package gguf loops for minutes over a list of 2^40 numbers in a file of 60 bytes.
+We parse it ourselves, to compare every stated length with the file's size first: the package gguf loops for minutes
+over a list of 2^40 numbers in a file of 60 bytes.
 """
 
 import math
@@ -16,7 +16,7 @@ from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF
 
 # A vocabulary of 200,000 tokens, with its merges, is 640,000 strings of 14 MB in all. A string may take four times its
-# bytes in memory, so that these bounds keep what a hostile file costs to a second and 200 MB.
+# bytes in memory, so a hostile file costs at most a second and 200 MB.
 LARGEST = 32 << 20  # bytes of keys and table
 MOST_STRINGS = 1_000_000
 MOST_KEYS = 10_000
@@ -66,10 +66,10 @@ class Metadata:
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies in its file."""
+    """The location of a tensor in its file."""
 
     shape: tuple[int, ...]
-    type: str  # one of `gguf_layout.BLOCKS`
+    type: str  # one of `layout.BLOCKS`
     offset: int  # from the start of the file
 
     @property
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says about itself."""
+    """The version, keys and tensors of a file."""
 
     version: int
     metadata: Metadata
@@ -87,7 +87,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: MappedFile) -> Header:
-    """Raises `CheckpointError` unless keys and tensors fill the file without hole or overlap."""
+    """Read the header. Raises `CheckpointError` unless keys and tensors fill the file without hole or overlap."""
     cursor = _Cursor(file)
     version, tensors, keys = _read_counts(cursor)
     metadata = Metadata(_read_metadata(cursor, keys), file.path)
@@ -98,7 +98,7 @@ def read_header(file: MappedFile) -> Header:
 
 
 def short(value: object) -> str:
-    """`value` for an error's line.
+    """Format `value` to fit an error's line.
 
     >>> short("x" * 100), short(["a"]), short(True)
     ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", 'a list', 'true')
@@ -110,7 +110,7 @@ def short(value: object) -> str:
 
 
 class _Cursor:
-    """Reads on from where it is, never beyond the end."""
+    """A position in the file; reads move it forward, never beyond the end."""
 
     def __init__(self, file: MappedFile):
         self.path, self.at, self._size = file.path, 0, file.size
@@ -121,7 +121,7 @@ class _Cursor:
         return refused(self.path, what)
 
     def take(self, count: int, what: str) -> memoryview:
-        """The next `count` bytes; `what` they are, for an error."""
+        """Take the next `count` bytes; `what` names them in errors."""
         begin, end = self.at, self.at + count
         if end > len(self._bytes):
             if end > self._size:
@@ -162,7 +162,7 @@ class _Cursor:
         return self._texts(length, title)
 
     def _texts(self, length: int, title: str) -> list[str]:
-        """`string` for each, in a loop that takes half a second for a million."""
+        """Read `count` strings, a million in half a second."""
         texts, data, at = [], self._bytes, self.at
         for i in range(length):
             begin = at + layout.LENGTH.size
@@ -189,7 +189,7 @@ class _Cursor:
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
-    """The version, the number of tensors and that of keys."""
+    """Read the version, the number of tensors and the number of keys."""
     cursor.take(len(GGUF), "the header")
     version = cursor.unsigned(4, "the header")
     if version & 0xFFFF == 0 and version:
@@ -239,7 +239,7 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
 
 
 def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[Entry, int]:
-    """A tensor that begins at `end`, its offset still from the start of the data; and where the next is to begin."""
+    """Read the entry of a tensor that must begin at `end`, and where the next must begin, counted from the data."""
     axes = cursor.unsigned(4, title)
     if not 1 <= axes <= layout.MOST_AXES:
         raise cursor.refused(f"{title} has {axes} axes, outside 1 to {layout.MOST_AXES}")

@@ -1,4 +1,4 @@
-"""How GGUF files are laid out (https://github.com/ggml-org/ggml, docs/gguf.md), and what they call a Llama's parts.
+"""The layout of GGUF files (https://github.com/ggml-org/ggml, docs/gguf.md).
 
     "GGUF", u32 version, u64 number of tensors, u64 number of keys
     each key        string, u32 type of the value, the value; a list is u32 type, u64 length, the values
@@ -6,16 +6,17 @@
     padding         to a multiple of general.alignment, 32 unless it is said; offsets count from here
     each tensor     its rows, in blocks (see `reference.quantizers.ggml`), padded likewise
 
-All little-endian; a string is a u64 length and UTF-8. Version 3 only added files that are big-endian throughout.
+All numbers are little-endian; a string is a u64 length and UTF-8. Version 3 added big-endian files, and nothing else.
 
-llama.cpp keeps the pairs of q and k interleaved in the architecture "llama" and as halves in the others, the matrices
-of all experts of a layer in one tensor, and leaves out an output matrix that is the embedding.
+The architecture "llama" interleaves the pairs of q and k, the others keep them as halves. One tensor holds the matrices
+of all experts of a layer. A tied output matrix is left out.
 """
 
 import struct
 from typing import NamedTuple
 
-from model.checkpoints.checkpoint import tensor_shapes
+from model.family import Architecture
+from model.tensors import Weight, rotated_heads, weights
 from reference.config import Config
 from reference.quantizers.ggml import TYPES
 
@@ -31,12 +32,11 @@ NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", UINT32: "<u4", INT32: "<i4", 
 }  # NumPy's codes of the types of values that have a fixed size
 LENGTH = struct.Struct("<Q")
 
-INTERLEAVED = "llama"  # the architecture whose q and k have been permuted
-EMBEDDING, NORM, HEAD, ROPE_FACTORS = "token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
 
 
 class Blocks(NamedTuple):
-    """A type of ggml: so many weights of a row become so many bytes."""
+    """A type of ggml: how many weights of a row share a block, and the block's bytes."""
 
     weights: int
     bytes: int
@@ -52,45 +52,22 @@ TYPE_NAMES = {
 }  # fmt: skip
 TYPE_CODES = {name: code for code, name in TYPE_NAMES.items()}
 
-_WHOLE = {"model.embed_tokens.weight": EMBEDDING, "model.norm.weight": NORM, "lm_head.weight": HEAD}
-_OF_A_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-}
-_OF_AN_EXPERT = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
-
 
 class Place(NamedTuple):
-    """Where a file holds one of our tensors."""
+    """The location of a weight in a file."""
 
     name: str
-    expert: int | None  # which part of it, counted along the outermost axis; None: the whole
-    heads: int  # its rows are so many heads of interleaved pairs; 0: none
+    expert: int | None  # index along the outermost axis; None: the whole tensor
+    heads: int  # number of heads of interleaved pairs among its rows; 0: none
 
 
-def places(config: Config, architecture: str) -> dict[str, Place]:
-    """By our names (see `tensor_shapes`), in the order of use."""
-    return {name: _place(name, config, architecture) for name in tensor_shapes(config)}
-
-
-def _place(name: str, config: Config, architecture: str) -> Place:
-    if name in _WHOLE:
-        return Place(_WHOLE[name], None, 0)
-    _, _, layer, part = name.split(".", 3)  # model.layers.0.…
-    part, _, kind = part.rpartition(".")
-    if part in _OF_A_LAYER:
-        shared = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}
-        heads = shared.get(part, 0) if architecture == INTERLEAVED else 0
-        return Place(f"blk.{layer}.{_OF_A_LAYER[part]}.{kind}", None, heads)
-    _, _, expert, matrix = part.split(".")  # block_sparse_moe.experts.0.w1
-    return Place(f"blk.{layer}.{_OF_AN_EXPERT[matrix]}.{kind}", int(expert), 0)
+def places(config: Config, architecture: Architecture) -> dict[Weight, Place]:
+    """Return the location of each weight, in the order of use."""
+    return {
+        weight: Place(
+            weight.named(architecture.names),
+            weight.expert,
+            rotated_heads(weight, config) if architecture.interleaved else 0,
+        )
+        for weight in weights(config)
+    }

@@ -1,4 +1,4 @@
-"""Reads GGUF files of Llamas, as llama.cpp has them."""
+"""Read GGUF files of models that `model.families` describes."""
 
 from functools import partial
 
@@ -6,13 +6,14 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Shaped
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused, tensor_shapes
+from model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused
 from model.checkpoints.checks import check_model
-from model.checkpoints.codes import EMBEDDING, is_matrix
 from model.checkpoints.gguf import blocks, layout
 from model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
 from model.checkpoints.gguf.file import Entry, Metadata, read_header
 from model.checkpoints.mapped import MappedFile
+from model.family import Architecture
+from model.tensors import QUANTIZABLE, Role, Weight
 from reference.config import Config
 from reference.rope import interleaved_to_halves
 
@@ -22,19 +23,18 @@ Entries = dict[str, Entry]
 
 
 def open_gguf(file: MappedFile) -> Checkpoint:
-    """Open a file of version 2 or 3. Raises `CheckpointError` unless its tensors are exactly those of a Llama."""
+    """Open a file of version 2 or 3. Raises `CheckpointError` unless it has exactly the tensors that its keys imply."""
     version, metadata, entries = read_header(file)
     architecture = architecture_of(metadata)
     config = _config(file, metadata, architecture, entries)
     bos, stops = read_tokens(metadata, vocab=config.vocab)
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
-    shapes = tensor_shapes(config)
-    tensors = {name: _tensor(file, name, shapes[name], entries[place.name], place) for name, place in places.items()}
+    tensors = {weight.name: _tensor(file, weight, entries[place.name], place) for weight, place in places.items()}
     return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, release=file.release)
 
 
-def _config(file: MappedFile, metadata: Metadata, architecture: str, entries: Entries) -> Config:
+def _config(file: MappedFile, metadata: Metadata, architecture: Architecture, entries: Entries) -> Config:
     embedding, factors = entries.get(layout.EMBEDDING), entries.get(layout.ROPE_FACTORS)
     if embedding is None:
         raise refused(file.path, f"lacks tensor {layout.EMBEDDING}")
@@ -49,18 +49,18 @@ def _config(file: MappedFile, metadata: Metadata, architecture: str, entries: En
     )
 
 
-def _places(path: str, config: Config, architecture: str, entries: Entries) -> dict[str, layout.Place]:
-    """Where each tensor is. Refuses a file whose tensors are not exactly those of `config`."""
+def _places(path: str, config: Config, architecture: Architecture, entries: Entries) -> dict[Weight, layout.Place]:
+    """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
     if config.layers > len(entries):  # before a name is made for each
         raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
-    if config.experts and (gates := entries.get("blk.0.ffn_gate_exps.weight")) and gates.shape[0] != config.experts:
-        raise refused(path, f"{config.experts} experts, but blk.0.ffn_gate_exps.weight holds {gates.shape[0]}")
+    gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
+    if config.experts and gates in entries and (held := entries[gates].shape[0]) != config.experts:
+        raise refused(path, f"{config.experts} experts, but {gates} holds {held}")
     places = layout.places(config, architecture)
-    for name, shape in tensor_shapes(config).items():
-        place = places[name]
+    for weight, place in places.items():
         if place.name not in entries:
             raise refused(path, f"lacks tensor {place.name}")
-        expected = shape if place.expert is None else (config.experts, *shape)
+        expected = weight.shape if place.expert is None else (config.experts, *weight.shape)
         if (found := entries[place.name].shape) != expected:
             raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
     known = {place.name for place in places.values()} | {layout.ROPE_FACTORS}
@@ -70,13 +70,14 @@ def _places(path: str, config: Config, architecture: str, entries: Entries) -> d
     return places
 
 
-def _tensor(file: MappedFile, name: str, shape: tuple[int, ...], entry: Entry, place: layout.Place) -> Tensor:
+def _tensor(file: MappedFile, weight: Weight, entry: Entry, place: layout.Place) -> Tensor:
     if place.expert is not None:
-        part = entry._replace(shape=shape)
+        part = entry._replace(shape=weight.shape)
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)
     read = partial(_read, file, entry, heads=place.heads)
-    codes = blocks.codes_of(file, entry, heads=place.heads) if is_matrix(name) or name == EMBEDDING else None
-    return Tensor(shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes, entry.type)
+    in_codes = weight.role in (*QUANTIZABLE, Role.EMBEDDING)
+    codes = blocks.codes_of(file, entry, heads=place.heads) if in_codes else None
+    return Tensor(weight.shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes, entry.type)
 
 
 def _read(file: MappedFile, entry: Entry, *, heads: int) -> Shaped[np.ndarray, "..."]:

@@ -1,4 +1,4 @@
-r"""Llama 3's rescaling of RoPE as GGUF has it: a factor for each pair, by which its frequency is divided.
+r"""Llama 3's rescaling of RoPE in GGUF: one factor per pair, which divides its frequency.
 
 The factors follow from four numbers (see `reference.rope.Llama3Scaling`) that a file does not hold. With the unscaled
 frequency f of a pair,
@@ -17,16 +17,16 @@ from jaxtyping import Float, Float32
 from model.checkpoints.checkpoint import refused
 from reference.rope import LinearScaling, Llama3Scaling, Scaling, frequencies
 
-ORIGINAL_CONTEXT = 8192  # of Llama 3, for which all rescaled Llamas were made
-USUAL = (1.0, 4.0)  # their low and high, which few pairs may leave open
+ORIGINAL_CONTEXT = 8192  # of Llama 3, the origin of all rescaled Llamas
+USUAL = (1.0, 4.0)  # low and high of those; too few pairs may not determine them
 
-# llama.cpp computes k in float32 from a power, a wavelength, a quotient, a difference and a quotient: off by some
-# 16 roundings of numbers up to high / (high - low), 4/3 in Llama 3. A factor of F multiplies that by F at most.
+# llama.cpp computes k in float32 from a power, a wavelength, a quotient, a difference and a quotient. The error is
+# about 16 roundings of numbers up to high / (high - low), 4/3 in Llama 3. A factor of F multiplies it by at most F.
 ROUNDINGS = 32 * 2.0**-24
 
 
 def to_factors(scaling: Llama3Scaling, *, head_dim: int, theta: float) -> Float32[np.ndarray, " pairs"]:
-    """What the frequency of each pair is divided by."""
+    """Return the factor of each pair."""
     unscaled = frequencies(head_dim, theta=theta)
     return (unscaled / frequencies(head_dim, theta=theta, scaling=scaling)).astype(np.float32)
 
@@ -34,7 +34,7 @@ def to_factors(scaling: Llama3Scaling, *, head_dim: int, theta: float) -> Float3
 def from_factors(
     factors: Float[np.ndarray, " pairs"], *, head_dim: int, theta: float, path: str, original_context: int | None = None
 ) -> Scaling | None:
-    """A rescaling that gives these factors, up to float32's roundings. Raises `CheckpointError` where none does.
+    """Find a rescaling with these factors, up to float32's roundings. Raises `CheckpointError` if there is none.
 
     >>> llama3 = Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=8192)
     >>> factors = to_factors(llama3, head_dim=128, theta=500_000.0)
@@ -49,7 +49,7 @@ def from_factors(
     if np.all(factors == factors[0]):
         return None if factors[0] == 1 else LinearScaling(float(factors[0]))
 
-    with np.errstate(all="ignore"):  # of factors that make no sense, which end as NaN
+    with np.errstate(all="ignore"):  # meaningless factors give NaN
         scaling = _fitted(factors, head_dim, theta, original_context or ORIGINAL_CONTEXT)
     if scaling is None:
         raise refused(path, "rope_freqs.weight holds factors that are not those of Llama 3's rescaling of RoPE")
@@ -64,7 +64,11 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
     slope, shift = line
     low, high = (original * (k - shift) / (2 * np.pi * slope) for k in (0, 1))
     rounded = float(f"{low:.4g}"), float(f"{high:.4g}")
-    for low_frequency, high_frequency in (USUAL, rounded, (low, high)):  # as somebody wrote it, else as it comes out
+    for low_frequency, high_frequency in (
+        USUAL,
+        rounded,
+        (low, high),
+    ):  # round numbers if they fit
         scaling = Llama3Scaling(factor, float(low_frequency), float(high_frequency), original)
         if 0 < scaling.low_frequency < scaling.high_frequency:
             again = unscaled / frequencies(head_dim, theta=theta, scaling=scaling)
@@ -74,20 +78,20 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
 
 
 def _line(f: Float[np.ndarray, " pairs"], k: Float[np.ndarray, " pairs"], *, blur: float) -> tuple[float, float] | None:
-    """Slope and shift of a line that is k where k is between 0 and 1, below it at the zeros and above it at the ones.
+    """Fit a line to k where k is between 0 and 1, not above 0 where k is 0 and not below 1 where k is 1.
 
-    f falls from pair to pair. None where k rises, or is nowhere 0.
+    Returns slope and shift. f falls from pair to pair. Returns None if k rises, or is nowhere 0.
     """
     zeros, ones = np.flatnonzero(k <= blur), np.flatnonzero(k >= 1 - blur)
     between = np.flatnonzero((k > blur) & (k < 1 - blur))
     if not zeros.size or np.any(np.diff(k) > blur):
         return None
-    slow = (f[zeros[0]], 0.0)  # the fastest pair that is scaled in full
+    slow = (f[zeros[0]], 0.0)  # the fastest fully scaled pair
     fast = (f[ones[-1]], 1.0) if ones.size else None
     points = [(f[i], k[i]) for i in between]
     if len(points) >= 2:
         slope = (points[0][1] - points[-1][1]) / (points[0][0] - points[-1][0])
-    else:  # one point or none leaves the slope open: the least that keeps zeros and ones on their sides
+    else:  # fewer than two points do not determine the slope: take the least that fits zeros and ones
         anchors = [slow, *points, *([fast] if fast else [])]
         steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(anchors)]
         slope = max(steps)

@@ -1,8 +1,8 @@
-"""Writes GGUF files as llama.cpp reads them: weights as they are stored, in another float, or as Q8_0, Q4_0 or MXFP4.
+"""Write GGUF files for llama.cpp: weights in the stored dtype, in another float, or as Q8_0, Q4_0 or MXFP4.
 
-What is chosen holds for matrices alone. Vectors and routers are float32, since llama.cpp computes with them so. Of a
-file of four bits a weight the output matrix, or the embedding that serves as one, is Q8_0: llama.cpp spends more on it,
-too (Q6_K), as every logit depends on it. A matrix whose rows are no whole blocks stays as it is.
+The chosen type holds for matrices only. Vectors and routers are float32, as llama.cpp computes with them. With four
+bits per weight, the output matrix (or a tied embedding) is Q8_0, since every logit depends on it; llama.cpp also spends
+more on it (Q6_K). A matrix whose rows are not whole blocks keeps its stored type.
 """
 
 import struct
@@ -21,6 +21,8 @@ from model.checkpoints.gguf.file import Value
 from model.checkpoints.gguf.rope import to_factors
 from model.checkpoints.recognize import GGUF
 from model.checkpoints.staging import new_file
+from model.family import Architecture, nearest_family
+from model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight
 from reference.config import Config
 from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, halves_to_interleaved
@@ -30,17 +32,17 @@ SCHEMES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FOUR_BITS = ("Q4_0", "MXFP4")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
-QUANTIZATION = 2  # general.quantization_version: of the blocks' layouts
+QUANTIZATION = 2  # general.quantization_version, of the blocks' layouts
 AT_ONCE = 1 << 20  # weights encoded at a time
 
 
 class Stored(NamedTuple):
-    """A tensor of the file, and which of ours it is made of: several where it holds all experts of a layer."""
+    """A tensor of the file, and the weights in it: several if it holds all experts of a layer."""
 
     name: str
     shape: tuple[int, ...]
     type: str
-    ours: tuple[str, ...]
+    weights: tuple[Weight, ...]
     heads: int
 
     @property
@@ -57,7 +59,7 @@ def write_gguf(
     vocabulary: Mapping[str, Value] | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> list[str]:
-    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is told each tensor's name and bytes.
+    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
     `to` is one of `FLOATS` or `SCHEMES`; None keeps what is stored. `vocabulary` holds the keys of tokenizer and chat
     template (see `model.tokenizers.gguf_writer`). Returns the matrices that `to` could not divide into blocks. Raises
@@ -74,34 +76,24 @@ def write_gguf(
             _write_padded(file, factors.tobytes())
         for tensor in stored:
             written = 0
-            for name in tensor.ours:
-                for part in _encoded(checkpoint, name, tensor):
+            for weight in tensor.weights:
+                for part in _encoded(checkpoint, weight.name, tensor):
                     file.write(part.data)
                     written += part.nbytes
                 checkpoint.release()
                 if progress:
-                    progress(name, checkpoint.tensors[name].bytes)
+                    progress(weight.name, checkpoint.tensors[weight.name].bytes)
             file.write(bytes(-written % layout.ALIGNMENT))
     wanted = _type(to)
-    return [t.name for t in stored if wanted in ggml.TYPES and _is_matrix(t.name, t.shape) and t.type in DTYPES]
+    return [t.name for t in stored if wanted in ggml.TYPES and _may_have_type(t.weights[0]) and t.type in DTYPES]
 
 
-def architecture_for(checkpoint: Checkpoint) -> str:
-    """The architecture of llama.cpp that this model is. Raises `CheckpointError` where there is none."""
-    config = checkpoint.config
-    name = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.o_bias else "llama"
-    reasons = {"sliding windows": config.windows is not None and any(config.windows)}
-    if name != "llama":
-        reasons |= {
-            "experts": config.experts > 0,
-            "biases but those of q, k and v": config.o_bias or config.ffn_bias,
-            "biases beside norms of q and k": config.qk_norm and config.qkv_bias,
-            "Llama 3's rescaling of RoPE": isinstance(config.scaling, Llama3Scaling),
-        }
-    for reason, applies in reasons.items():
-        if applies:
-            raise refused(checkpoint.path, f"llama.cpp's {name} has no {reason}")
-    return name
+def architecture_for(checkpoint: Checkpoint) -> Architecture:
+    """Return the architecture of llama.cpp that fits this model. Raises `CheckpointError` if there is none."""
+    architecture = nearest_family(checkpoint.config).gguf
+    if lacking := architecture.lacks(checkpoint.config):
+        raise refused(checkpoint.path, f"llama.cpp's {architecture.name} has no {lacking}")
+    return architecture
 
 
 def _type(to: str | None) -> str | None:
@@ -112,65 +104,59 @@ def _type(to: str | None) -> str | None:
     return (FLOATS | SCHEMES)[to]
 
 
-def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and not name.endswith("ffn_gate_inp.weight")
+def _may_have_type(weight: Weight) -> bool:
+    """Return whether the chosen type holds for a weight."""
+    return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 
-def _stored(checkpoint: Checkpoint, architecture: str, to: str | None) -> Iterator[Stored]:
-    """What the file holds, in its order."""
-    parts: dict[str, list[str]] = {}
+def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[Stored]:
+    """Yield the tensors of the file, in its order."""
+    held: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
-    for ours, place in places.items():
-        parts.setdefault(place.name, []).append(ours)
-    head = layout.EMBEDDING if checkpoint.config.tied else layout.HEAD
-    for name, ours in parts.items():
-        first, place = checkpoint.tensors[ours[0]], places[ours[0]]
-        shape = first.shape if place.expert is None else (len(ours), *first.shape)
-        as_stored = FLOATS[first.dtype.name]
+    for weight, place in places.items():
+        held.setdefault(place.name, []).append(weight)
+    head = Role.EMBEDDING if checkpoint.config.tied else Role.HEAD
+    for name, weights in held.items():
+        first, place = weights[0], places[weights[0]]
+        shape = first.shape if place.expert is None else (len(weights), *first.shape)
+        as_stored = FLOATS[checkpoint.tensors[first.name].dtype.name]
         wanted = _type(to) or as_stored
-        if wanted in FOUR_BITS and name == head:
+        if wanted in FOUR_BITS and first.role is head:
             wanted = "Q8_0"
-        if not _is_matrix(name, shape):
+        if not _may_have_type(first):
             wanted = "F32"
         elif shape[-1] % layout.BLOCKS[wanted].weights:
             wanted = as_stored
-        yield Stored(name, shape, wanted, tuple(ours), place.heads)
+        yield Stored(name, shape, wanted, tuple(weights), place.heads)
 
 
 def _file_type(checkpoint: Checkpoint, to: str | None) -> int:
-    return FILE_TYPES[_type(to) or FLOATS[checkpoint.tensors["model.embed_tokens.weight"].dtype.name]]
+    return FILE_TYPES[_type(to) or FLOATS[checkpoint.tensors[EMBEDDING].dtype.name]]
 
 
-def _keys(checkpoint: Checkpoint, architecture: str, file_type: int) -> dict[str, Value]:
+def _keys(checkpoint: Checkpoint, architecture: Architecture, file_type: int) -> dict[str, Value]:
     config = checkpoint.config
     keys: dict[str, Value] = {
-        "general.architecture": architecture,
+        "general.architecture": architecture.name,
         "general.name": Path(checkpoint.path).stem,
         "general.file_type": file_type,
         "general.quantization_version": QUANTIZATION,
     }
-    own: dict[str, Value] = {
-        "vocab_size": config.vocab,
-        "context_length": config.context,
-        "embedding_length": config.dim,
-        "block_count": config.layers,
-        "feed_forward_length": config.ffn,
-        "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.eps),
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.theta),
-    }
-    if config.experts:
-        own |= {"expert_count": config.experts, "expert_used_count": config.experts_per_token}
+    own: dict[str, Value] = {"vocab_size": config.vocab}
+    for name, key in architecture.keys.items():
+        if config.experts or name not in ("experts", "experts_per_token"):
+            value = getattr(config, name)
+            own[key] = float(value) if Config.__annotations__[name] is float else value
+        if name == "head_dim":
+            own["attention.value_length"] = config.head_dim
+        if name == "eps":
+            own["rope.dimension_count"] = config.head_dim
     match config.scaling:
         case LinearScaling(factor):
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
         case Llama3Scaling(original_context=original):  # the rest is in rope_freqs.weight
             own |= {"rope.scaling.original_context_length": original}
-    return keys | {f"{architecture}.{key}": value for key, value in own.items()}
+    return keys | {f"{architecture.name}.{key}": value for key, value in own.items()}
 
 
 def _factors(config: Config) -> np.ndarray | None:
@@ -203,7 +189,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    """The type of a value and the value: integers in 32 bits, numbers in float32."""
+    """Encode a value behind its type: integers in 32 bits, numbers in float32."""
     match value:
         case bool():
             return struct.pack("<I?", layout.BOOL, value)
@@ -221,7 +207,7 @@ def _value(value: Value) -> bytes:
 
 
 def _encoded(checkpoint: Checkpoint, name: str, stored: Stored) -> Iterator[UInt8[np.ndarray, " bytes"]]:
-    """The bytes of one of our tensors as `stored` has it, some rows at a time."""
+    """Yield the bytes of a weight in the type of `stored`, some rows at a time."""
     array = checkpoint.tensors[name].read()
     check_finite(name, array, path=checkpoint.path)
     if stored.heads:

@@ -1,6 +1,7 @@
-"""Matrices as autoawq and AutoGPTQ store them: transposed, with zero points.
+"""Matrices in the layouts of autoawq and AutoGPTQ: transposed, with zero points.
 
-qweight, qzeros and scales, and of GPTQ g_idx: see `reference.quantizers.awq` and `reference.quantizers.gptq`.
+The tensors are qweight, qzeros and scales, and for GPTQ also g_idx: see `reference.quantizers.awq` and
+`reference.quantizers.gptq`.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from reference.quantizers.affine import Affine
 
 
 class AWQ(Rule):
-    """autoawq's "gemm"."""
+    """The layout "gemm" of autoawq."""
 
     form, zeros = "int4", True
 
@@ -48,7 +49,7 @@ class AWQ(Rule):
 
 
 class GPTQ(Rule):
-    """AutoGPTQ's, whose version 1 stores zero points less by one."""
+    """The layout of AutoGPTQ, whose version 1 stores zero points minus one."""
 
     zeros = True
 
@@ -75,7 +76,7 @@ class GPTQ(Rule):
             raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Not where columns were quantized in another order (desc_act)."""
+        """Return False if columns were quantized in another order (desc_act)."""
         return "g_idx" not in arrays or np.array_equal(arrays["g_idx"], np.arange(cols) // self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
@@ -103,7 +104,7 @@ def _check_words(rows: int, cols: int) -> None:
 
 
 def read_awq(fields: Fields) -> Rule:
-    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
     bits = fields.integer("bits", 4) if "bits" in fields.values else fields.integer("w_bit", 4)
     version, zero_point = fields.values.get("version", "gemm"), fields.boolean("zero_point", True)
     if bits != 4 or str(version).lower() != "gemm" or not zero_point:
@@ -114,7 +115,7 @@ def read_awq(fields: Fields) -> Rule:
 
 
 def read_gptq(fields: Fields) -> Rule:
-    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
     bits, form = fields.integer("bits"), fields.values.get("checkpoint_format") or "gptq"
     if bits not in (2, 3, 4, 8) or form not in ("gptq", "gptq_v2"):
         what = f"GPTQ with {bits} bits as {short(form)} is not read (only 2, 3, 4 and 8, gptq and gptq_v2)"

@@ -1,13 +1,13 @@
-"""Matrices in NF4 as bitsandbytes stores them (https://github.com/bitsandbytes-foundation/bitsandbytes), 4-bit alone.
+"""Matrices in NF4, in the layout of bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes).
 
     weight                                 codes, two a byte, the first in the high half, row after row: [bytes, 1]
     weight.absmax                          the scale of each 64 weights
     weight.quant_map                       the levels
-    weight.quant_state.bitsandbytes__nf4   JSON: how large a block is, the matrix's shape
+    weight.quant_state.bitsandbytes__nf4   JSON: the block size, the matrix's shape
 
-With scales that are quantized again, `absmax` holds their codes, and weight.nested_absmax and weight.nested_quant_map
-what `reference.quantizers.double_quantization` calls b and levels; o stands in the JSON. Blocks follow each other
-from row to row: only where rows are whole blocks are they those of `reference.quantizers.nf4`.
+If scales are quantized again, `absmax` holds their codes, weight.nested_absmax is b and weight.nested_quant_map the
+levels of `reference.quantizers.double_quantization`, and the JSON holds o. Blocks continue from row to row; they are
+those of `reference.quantizers.nf4` only if rows are whole blocks.
 """
 
 import json
@@ -29,7 +29,7 @@ LONGEST_STATE = 1 << 12  # bytes
 
 
 class BitsAndBytes(Rule):
-    """NF4, `double` where scales are quantized again."""
+    """The layout of NF4; with `double`, scales are quantized again."""
 
     form, zeros = "nf4", False
 
@@ -75,22 +75,22 @@ class BitsAndBytes(Rule):
         scales = arrays["weight.absmax"][each]
         if self.double:
             blocks = np.arange(each.start, each.stop) // double_quantization.BLOCK
-            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused with the weights
+            with np.errstate(over="ignore", invalid="ignore"):  # readers refuse scales that are not finite
                 scales = arrays["weight.nested_quant_map"][scales] * arrays["weight.nested_absmax"][blocks]
                 scales = scales + _offset(_parsed(arrays))
         return Quantized(codes, scales.reshape(stop - start, -1))
 
     def pack(self, part: Part) -> dict[str, np.ndarray]:
-        """What `part` reads, of some rows; scales as they are."""
+        """Pack some rows as `part` reads them, with plain scales."""
         return {"weight": nf4.pack(part.codes).reshape(-1, 1), "weight.absmax": part.scales.reshape(-1)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
-        """What is stored once for a matrix, beside what is packed."""
+        """Return the tensors that are stored once per matrix."""
         return {"weight.quant_map": NF4.levels, STATE: state(rows, cols)}
 
 
 def check_rows(cols: int) -> None:
-    """Raise ValueError for rows that are no whole blocks.
+    """Raise ValueError if rows are not whole blocks.
 
     >>> check_rows(96)
     Traceback (most recent call last):
@@ -102,7 +102,7 @@ def check_rows(cols: int) -> None:
 
 
 def state(rows: int, cols: int) -> np.ndarray:
-    """The bytes of a matrix's quant_state.
+    """Format the bytes of a matrix's quant_state.
 
     >>> state(16, 128).tobytes().decode()
     '{"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 128]}'
@@ -125,7 +125,7 @@ def _offset(given: dict[str, Any]) -> np.float32:
 
 
 def read_bitsandbytes(fields: Fields) -> Rule:
-    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
     four = fields.boolean("load_in_4bit", False) or fields.boolean("_load_in_4bit", False)
     kind = fields.values.get("bnb_4bit_quant_type", "fp4")
     storage = fields.values.get("bnb_4bit_quant_storage", "uint8")
@@ -136,7 +136,7 @@ def read_bitsandbytes(fields: Fields) -> Rule:
 
 
 def format_bitsandbytes(*, plain: list[str]) -> dict[str, Any]:
-    """The quantization_config of a model whose linear modules are all stored so, but for those named."""
+    """Format the quantization_config of a model with all linear modules in this layout, except `plain` ones."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

@@ -1,4 +1,4 @@
-"""Matrices as compressed-tensors stores them (https://github.com/vllm-project/compressed-tensors).
+"""Matrices in the layouts of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
 
     format                tensors beside a module's name              codes
     pack-quantized        weight_packed, weight_scale, weight_shape   integers of 4 or 8 bits
@@ -6,9 +6,9 @@
     float-quantized       weight, weight_scale                        e4m3
     mxfp4-pack-quantized  weight_packed, weight_scale                 e2m1
 
-naive-quantized is int- or float-quantized under its older name. Integers are packed along a row into words of int32,
-the first lowest, each more by 8 or 128 than it is; so is weight_zero_point, where there is one, but along the rows.
-A scale is for a group of a row, a row ("channel"), a block of rows and columns, or the whole matrix ("tensor").
+naive-quantized is the older name of int- and float-quantized. Integers, plus 8 or 128, are packed along a row into
+int32 words, the first lowest. A weight_zero_point is packed likewise, but along columns. A scale is for a group of a
+row, a row ("channel"), a block of rows and columns, or the whole matrix ("tensor").
 """
 
 from typing import Any
@@ -35,15 +35,15 @@ from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # of codes that there are formats for
+FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # bits of codes with a format
 
 
 class CompressedTensors(Rule):
-    """compressed-tensors, without packing: codes int8 or e4m3."""
+    """The layout without packing, for codes of int8 or e4m3."""
 
     def __init__(self, form: Form, *, bits: int, group: int | None, zeros: bool, rows_alike: int = 1):
         self.form, self.bits, self.group, self.zeros = form, bits, group, zeros
-        self.rows_alike = rows_alike  # rows that share a scale, too: 0 for all
+        self.rows_alike = rows_alike  # rows that share a scale; 0: all
 
     @property
     def format(self) -> str:
@@ -75,28 +75,28 @@ class CompressedTensors(Rule):
         return Quantized(codes if self.form == "int8" else codes.view(np.uint8), scales)
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
-        """What `part` reads, of some rows; zero points come by `pack_zeros`."""
+        """Pack some rows as `part` reads them; `pack_zeros` packs zero points."""
         codes = part.codes.view(E4M3) if self.form == "fp8" else part.codes
         return {"weight": codes, "weight_scale": part.scales}
 
     def pack_zeros(self, zeros: np.ndarray) -> dict[str, np.ndarray]:
-        """The zero points [rows, groups] of a whole matrix, uint8."""
+        """Pack the zero points [rows, groups] of a whole matrix, uint8."""
         return {"weight_zero_point": zeros.view(np.int8) ^ np.int8(-128)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
-        """What is stored once for a matrix, beside what is packed."""
+        """Return the tensors that are stored once per matrix."""
         del rows, cols
         return {}
 
     def _rows(self, grid: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """What belongs to some rows, of a grid of scales or zero points."""
+        """Take the part of a grid of scales or zero points that belongs to some rows."""
         if not self.rows_alike:
             return np.broadcast_to(grid.reshape(1, 1), (stop - start, 1)).copy()
         return grid[np.arange(start, stop) // self.rows_alike]
 
 
 class PackedIntegers(CompressedTensors):
-    """compressed-tensors' pack-quantized."""
+    """The layout pack-quantized."""
 
     @property
     def format(self) -> str:
@@ -145,7 +145,7 @@ class PackedIntegers(CompressedTensors):
 
 
 class PackedMX(CompressedTensors):
-    """compressed-tensors' mxfp4-pack-quantized: of two columns in a byte the first is the low half."""
+    """The layout mxfp4-pack-quantized: two columns share a byte, the first in the low half."""
 
     @property
     def format(self) -> str:
@@ -165,7 +165,7 @@ class PackedMX(CompressedTensors):
 
 
 def read_compressed_tensors(fields: Fields) -> Rule:
-    """The rule of a quantization_config. Raises `CheckpointError` for what is not read."""
+    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
 
     def refuse(what: str):
         return refused(fields.path, f"quantization_config: {what}")
@@ -222,9 +222,9 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
-    """How to write matrices of such codes, a scale a row or a group. Raises ValueError where it cannot be done.
+    """Choose the layout for such codes, with a scale per row or per group. Raises ValueError if there is none.
 
-    Readers take int-quantized for matrices that meet activations of int8, and pack-quantized for all others of int8.
+    int-quantized also tells readers to use int8 activations; pack-quantized is for all other int8 matrices.
     """
     if codes.form not in FORMS:
         raise ValueError(f"compressed-tensors has no format for {codes.form}")
@@ -238,12 +238,12 @@ def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> Com
     return kinds[codes.form](codes.form, bits=bits, group=codes.group if rows_grouped else None, zeros=codes.zeros)
 
 
-# A scale for each token, found when it is there.
+# Readers compute one scale per token, at run time.
 INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 
 def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
-    """The quantization_config of a model whose linear modules are all stored so, but for those named."""
+    """Format the quantization_config of a model with all linear modules in this layout, except `plain` ones."""
     weights = {
         "num_bits": rule.bits,
         "type": "int" if rule.form in ("int4", "int8") else "float",

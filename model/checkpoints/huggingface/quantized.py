@@ -1,7 +1,6 @@
-"""Reads the quantized matrices of Hugging Face's checkpoints, as config.json's quantization_config describes them.
+"""Read the quantized matrices of Hugging Face's checkpoints, as quantization_config in config.json describes them.
 
-A module that has a plain weight is not quantized. That activations were to be quantized, too, changes nothing: here
-they are not.
+A module with a plain weight is not quantized. Activations are never quantized here, even if config.json says so.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from model.checkpoints.checkpoint import Codes, Tensor, refused
-from model.checkpoints.codes import PART, dequantized, is_matrix
+from model.checkpoints.codes import PART, dequantized
 from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq
 from model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
 from model.checkpoints.huggingface.compressed import read_compressed_tensors
@@ -21,6 +20,7 @@ from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Store
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry
 from model.checkpoints.strict_json import short
+from model.tensors import QUANTIZABLE, Weight
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
@@ -28,7 +28,7 @@ Located = dict[str, tuple[MappedFile, Entry]]
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
-    """What config.json, parsed, says of quantization; None where nothing is quantized. Raises `CheckpointError`."""
+    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`."""
     fields = Fields(Fields(values, path).object("quantization_config"), path)
     if not fields.values:
         return None
@@ -45,20 +45,21 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
     return methods[method](fields)
 
 
-def take_quantized(rule: Rule, shapes: Mapping[str, tuple[int, ...]], located: Located, path: str) -> dict[str, Tensor]:
-    """The quantized matrices among the tensors of `shapes`; what they are made of is removed from `located`.
+def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
+    """Take the quantized matrices among the `expected` weights out of `located`; both are keyed by the file's names.
 
     Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or dtype.
     """
     taken = {}
-    for name, shape in shapes.items():
-        if is_matrix(name) and len(shape) == 2:
-            stored = rule.stored(*shape)
+    for name, weight in expected.items():
+        if weight.role in QUANTIZABLE:
+            rows, cols = weight.shape
+            stored = rule.stored(rows, cols)
             module, first = name.removesuffix(".weight"), next(iter(stored))
             entry = located.get(f"{module}.{first}")
             if entry and entry[1].dtype.name in stored[first].dtypes:
-                taken[name] = _take(rule, module, stored, (shape[0], shape[1]), located, path)
-                _drop_extras(module, located, wanted=f"{module}.bias" in shapes, path=path)
+                taken[name] = _take(rule, module, stored, (rows, cols), located, path)
+                _drop_extras(module, located, wanted=f"{module}.bias" in expected, path=path)
     if not taken:
         raise refused(path, "no tensor is quantized, but config.json has a quantization_config")
     return taken
@@ -104,7 +105,7 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Quant
 
 
 def _drop_extras(module: str, located: Located, *, wanted: bool, path: str) -> None:
-    """What quantizers write beside the weights, and what has no part in the numbers: scales of inputs, biases of 0."""
+    """Drop tensors of quantizers that change no number: scales of inputs, biases of 0."""
     for part in ("input_scale", "input_zero_point", "output_scale"):
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

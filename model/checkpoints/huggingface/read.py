@@ -1,7 +1,7 @@
-"""Reads Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
+"""Read Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
 
-A symbolic link may stand for any file that the user names, and for config.json. A shard is named by an index that came
-from elsewhere, so it must lie in the directory; or, in a hub cache's snapshots/<revision>, link into its blobs.
+Files that the user names, and config.json, may be symbolic links. The index, which is not trusted, names the shards:
+each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
 from functools import partial
@@ -10,22 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused, tensor_shapes
-from model.checkpoints.huggingface.config import read_config, read_tokens
+from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
+from model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
 from model.checkpoints.huggingface.quantized import Located, read_rule, take_quantized
 from model.checkpoints.huggingface.rule import FLOATS
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strict_json import read_object, short
+from model.tensors import EMBEDDING, HEAD
+from model.tensors import weights as weights_of
 from reference.config import Config
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
 def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
-    """Open a directory, or its file `weights` where one is named. Raises `CheckpointError`."""
+    """Open a directory, or only its file `weights`. Raises `CheckpointError`."""
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
     with os_errors(directory):
         if not config_path.exists():
@@ -41,12 +42,14 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Chec
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
     _check_number(path, config, located)
-    shapes = tensor_shapes(config)
-    quantized = take_quantized(rule, shapes, located, path) if rule else {}
-    plain = {name: shape for name, shape in shapes.items() if name not in quantized}
+    names = family_of(Fields(values, config_path)).names
+    expected = {weight.named(names): weight for weight in weights_of(config)}
+    quantized = take_quantized(rule, expected, located, path) if rule else {}
+    plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located)
     tensors = {
-        name: quantized[name] if name in quantized else _tensor(located[name], shape) for name, shape in shapes.items()
+        weight.name: quantized[name] if name in quantized else _tensor(located[name], weight.shape)
+        for name, weight in expected.items()
     }
     release = partial(_release, list(files.values()))
     return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, release=release)
@@ -67,7 +70,7 @@ def _locate(file: MappedFile) -> Located:
 
 
 def _locate_all(directory: Path) -> Located:
-    """Every tensor of a directory, from model.safetensors if it is there, else from the shards that the index names."""
+    """Locate every tensor of a directory, in model.safetensors if present, else in the shards of the index."""
     single, index_path = directory / "model.safetensors", directory / "model.safetensors.index.json"
     with os_errors(directory):
         if single.is_symlink() or single.exists():
@@ -83,7 +86,7 @@ def _locate_all(directory: Path) -> Located:
     located: Located = {}
     for shard in dict.fromkeys(_shard_name(index_path, name) for name in weight_map.values()):
         for name, place in _locate(weights_file(_shard_path(directory, index_path, shard))).items():
-            if weight_map.get(name) != shard:  # so none is in two shards
+            if weight_map.get(name) != shard:  # no tensor is in two shards
                 raise refused(index_path, f"puts tensor {quoted(name)} in {short(weight_map.get(name))}, not {shard}")
             located[name] = place
     for name, shard in weight_map.items():
@@ -102,7 +105,7 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
     with os_errors(index_path):
         try:
             home, target = directory.resolve(), (directory / name).resolve()
-        except (RuntimeError, UnicodeError) as error:  # a loop of links; half a character
+        except (RuntimeError, UnicodeError) as error:  # a loop of links; an invalid character
             raise refused(index_path, f"names a shard {short(name)}, which is not a file of this directory") from error
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
@@ -113,12 +116,12 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
 
 
 def _check_number(path: str, config: Config, located: Located) -> None:
-    if config.layers * max(1, config.experts) > len(located):  # before a name is made for each
+    if config.layers * max(1, config.experts) > len(located):  # checked before a name is made for each tensor
         raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({config.experts} experts)")
 
 
 def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...]], located: Located) -> None:
-    """Refuse a checkpoint whose tensors are not exactly those `expected`, beside the quantized ones."""
+    """Raise `CheckpointError` unless the tensors that are left are exactly the `expected` ones."""
     for name, shape in expected.items():
         if name not in located:
             raise refused(path, f"lacks tensor {name}")
@@ -129,7 +132,7 @@ def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...
         if (dtype := located[name][1].dtype.name) not in FLOATS:
             raise refused(path, f"{name} holds {dtype}, which config.json has no quantization_config for")
     for name in located:
-        # Llama 2's first conversions carry each layer's RoPE frequencies, which everyone computes anew.
+        # The first conversions of Llama 2 hold each layer's RoPE frequencies, which every reader computes itself.
         if name not in expected and name != HEAD and not name.endswith(".rotary_emb.inv_freq"):
             raise refused(path, f"tensor {quoted(name)} is not part of a model with this config.json")
     if config.tied and HEAD in located and not _equal(located[HEAD], located[EMBEDDING]):

@@ -1,4 +1,4 @@
-"""What the ways to store quantized matrices in Hugging Face's checkpoints have in common."""
+"""The common interface of the layouts of quantized matrices in Hugging Face's checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,57 +14,57 @@ Arrays = Mapping[str, np.ndarray]
 
 FLOATS = ("float32", "bfloat16", "float16")
 INT32 = ("int32",)
-ROWS = 32  # zero points of as many rows fill whole words of int32, whatever their bits
+ROWS = 32  # the zero points of so many rows fill whole int32 words, for any number of bits
 
 
 class Stored(NamedTuple):
-    """A tensor that a quantized module must have, or may have."""
+    """A required or optional tensor of a quantized module."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[str, ...]  # the first is what we write
+    dtypes: tuple[str, ...]  # we write the first
     optional: bool = False
-    any_length: bool = False  # of a vector whose length the file alone knows
+    any_length: bool = False  # a vector whose length only the file knows
 
 
 class Rule(ABC):
-    """How a checkpoint stores its quantized modules."""
+    """The layout of a checkpoint's quantized modules."""
 
     form: Form
     zeros: bool
 
     @abstractmethod
     def group_of(self, cols: int) -> int:
-        """Columns that share a scale, in a matrix with so many."""
+        """Return the columns that share a scale, in a matrix with `cols` columns."""
 
     @abstractmethod
     def stored(self, rows: int, cols: int) -> dict[str, Stored]:
-        """The tensors of a module, the first of which no plain module has."""
+        """Return the tensors of a module; no plain module has the first of them."""
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Whether columns that share a scale are neighbors; else each counts as a group of its own."""
+        """Return whether columns that share a scale are adjacent; if not, each column is a group."""
         del arrays, cols
         return True
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
-        """Raise ValueError for sizes or values that cannot be meant."""
+        """Raise ValueError for impossible sizes or values."""
         del arrays, rows, cols
 
     @abstractmethod
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
-        """Some rows of a matrix; start and stop are multiples of `ROWS`, unless they are the ends.
+        """Return some rows of a matrix; start and stop are multiples of `ROWS`, except at the ends.
 
-        With a scale for each column where they are not `in_groups`.
+        Every column has a scale if columns are not `in_groups`.
         """
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Codes of 4 or 8 bits [*batch, codes], uint8, of words of int32, the first lowest."""
+    """Unpack int32 words into codes of 4 or 8 bits [*batch, codes], uint8, the lowest bits first."""
     stored = words.astype("<i4").view(np.uint8)
     return nibbles(stored) if bits == 4 else stored
 
 
 def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Words of int32 that `unpack_words` takes apart, zeros behind the last code.
+    """Pack codes into int32 words, the inverse of `unpack_words`, padded with zeros.
 
     >>> [hex(word) for word in pack_words(np.arange(1, 10, dtype=np.uint8), 4)]
     ['-0x789abcdf', '0x9']
@@ -75,15 +75,15 @@ def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """The bytes of codes of 4 bits, whose number is even."""
+    """Pack an even number of 4-bit codes into bytes."""
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
 def nibbles(pairs: np.ndarray) -> np.ndarray:
-    """Codes of 4 bits [*batch, codes], uint8, of bytes, the low half first."""
+    """Unpack bytes into 4-bit codes [*batch, codes], uint8, the low half first."""
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 
 def group_size(size: int | None) -> int | None:
-    """None for a group that is a row, which files call -1."""
+    """Return the group size, or None for a whole row, which files call -1."""
     return size if size is not None and size > 0 else None

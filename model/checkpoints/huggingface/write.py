@@ -1,4 +1,4 @@
-"""Writes Hugging Face's directory: config.json, generation_config.json and model.safetensors."""
+"""Write Hugging Face's directory: config.json, generation_config.json and model.safetensors."""
 
 import json
 import math
@@ -12,17 +12,19 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import is_matrix
 from model.checkpoints.huggingface.bitsandbytes import BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
+from model.checkpoints.recognize import leads_out
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
+from model.family import Family, nearest_family
+from model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, quantizable, weights
 from reference.quantizers.affine import Affine
 
 Written = CompressedTensors | BitsAndBytes
 
-# What belongs to a model beside its weights: how it reads and writes text.
+# Files beside the weights that define how a model reads and writes text.
 COMPANIONS = (
     "tokenizer.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -36,79 +38,83 @@ def write_huggingface(
     files: Mapping[str, bytes] | None = None,
     int8_activations: bool = False,
     progress: Callable[[str, int], None] | None = None,
-) -> None:
+) -> list[str]:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantized matrices are written as compressed-tensors has them, NF4 as bitsandbytes does, their scales in float32
-    unless they are exponents; those of a GGUF file in float32 where there is no layout for all of them.
-    `int8_activations` tells readers to multiply matrices of int8 by activations of int8 (SmoothQuant).
-    Tokenizer files and chat template that lie in or beside the source, under their usual names, come along; `files` in
-    their place.
-    `progress` is told each tensor's name and bytes. Raises `CheckpointError`, and leaves nothing behind, where the
-    directory exists, the disk is full, a weight is not finite, no family that transformers knows is this model,
-    or neither can hold its codes.
+    Quantized matrices are written in the layouts of compressed-tensors, NF4 in that of bitsandbytes, with scales in
+    float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all of them.
+    `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
+    and chat template in or beside the source are copied, unless `files` replaces them. A link that leads out of the
+    source's folder is not followed: it could publish any file of this machine. `progress` is called with each tensor's
+    name and bytes. Returns a line for each file that was left out. Raises `CheckpointError`, and leaves nothing behind,
+    if the directory exists, the disk is full, a weight is not finite, or no family of transformers or no layout fits
+    the model.
     """
     checkpoint = _held(checkpoint)
     rule = _rule(checkpoint, int8_activations=int8_activations)
-    entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(name, tensor, rule)]
-    # Wider elements first, so that every tensor is aligned; in the order of use otherwise.
+    family = nearest_family(checkpoint.config)
+    names = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
+    entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
+    # We put wider elements first, so that every tensor is aligned, and keep the order of use otherwise.
     stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
     dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
     if rule:
-        config["quantization_config"] = _format(rule, plain=_plain_modules(checkpoint))
+        config["quantization_config"] = _format(rule, plain=_plain_modules(checkpoint, family))
     tokens = {key: value for key, value in format_tokens(checkpoint).items() if value is not None}
     header = format_header(stored)
     place, end = {}, len(header)  # where the next bytes of each tensor go
     for part, (kind, shape) in stored.items():
         place[part], end = end, end + math.prod(shape) * kind.itemsize
+    companions, notes = ([], []) if files else _companions(Path(checkpoint.path))
     with new_directory(directory) as staged:
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
         for name, data in (files or {}).items():
             (staged / name).write_bytes(data)
-        for companion in [] if files else _companions(Path(checkpoint.path)):
+        for companion in companions:
             shutil.copyfile(companion, staged / companion.name)
         with open(staged / "model.safetensors", "wb") as file:
             file.write(header)
             for name, tensor in checkpoint.tensors.items():
-                for part, array in _arrays(name, tensor, rule, path=checkpoint.path):
+                for part, array in _arrays(names[name], tensor, rule, path=checkpoint.path):
                     file.seek(place[part])
                     place[part] += file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                     checkpoint.release()
                 if progress:
                     progress(name, tensor.bytes)
+    return notes
 
 
 def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
-    """What transformers is to run in, to which it rounds scales; mxfp4 it decodes to bfloat16, exactly."""
+    """Return the dtype for transformers to run in, which also rounds scales; bfloat16 decodes mxfp4 exactly."""
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
-    return checkpoint.tensors["model.embed_tokens.weight"].dtype.name
+    return checkpoint.tensors[EMBEDDING].dtype.name
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the codes of an embedding, and of groups of one; of a GGUF file whose types differ, or are none of
-    compressed-tensors'."""
-    matrices = [tensor for name, tensor in checkpoint.tensors.items() if is_matrix(name)]
-    theirs = {(tensor.codes.form, tensor.codes.group) for tensor in matrices if tensor.codes and tensor.type}
+    """Drop codes that no layout holds: of embeddings, groups of one column, GGUF files with other or several types."""
+    matrices = quantizable(checkpoint.config)
+    stored_so = [tensor for name, tensor in checkpoint.tensors.items() if name in matrices and tensor.type]
+    theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
     keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
 
     def tensor(name: str, stored: Tensor) -> Tensor:
-        kept = is_matrix(name) and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
+        kept = name in matrices and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
         return stored if kept else stored._replace(codes=None)
 
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
 
 
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
-    """How the quantized matrices are written, all in the same way; None where there are none."""
+    """Choose one layout for all quantized matrices; None if there are none."""
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
     each = [tensor.codes for tensor in matrices.values() if tensor.codes]
     if not each:
         return None
     layout = "bitsandbytes" if each[0].form == "nf4" else "compressed-tensors"
-    # bitsandbytes goes on with a block from row to row.
+    # bitsandbytes continues blocks from row to row.
     grouped = any(one.codes.group < one.shape[1] or one.codes.form == "nf4" for one in matrices.values() if one.codes)
     for name, tensor in matrices.items():
         codes = tensor.codes
@@ -133,18 +139,18 @@ def _format(rule: Written, *, plain: list[str]) -> dict[str, Any]:
     return format_compressed_tensors(rule, plain=plain)
 
 
-def _plain_modules(checkpoint: Checkpoint) -> list[str]:
-    """What transformers has as linear modules and is not quantized."""
+def _plain_modules(checkpoint: Checkpoint, family: Family) -> list[str]:
+    """List the linear modules of transformers that are not quantized."""
     plain = [
-        name.removesuffix(".weight")
-        for name, tensor in checkpoint.tensors.items()
-        if tensor.codes is None and (is_matrix(name) or name.endswith(".gate.weight"))
+        weight.named(family.names).removesuffix(".weight")
+        for weight in weights(checkpoint.config)
+        if checkpoint.tensors[weight.name].codes is None and weight.role in (*QUANTIZABLE, Role.ROUTER)
     ]
-    return [*plain, "lm_head"] if checkpoint.config.tied else plain
+    return [*plain, HEAD.removesuffix(".weight")] if checkpoint.config.tied else plain
 
 
 def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[str, tuple[np.dtype, tuple[int, ...]]]]:
-    """The stored tensors that a tensor becomes, with their dtypes and shapes."""
+    """Yield the stored tensors of a weight, with their dtypes and shapes."""
     if rule is None or tensor.codes is None:
         yield name, (tensor.dtype, tensor.shape)
         return
@@ -154,7 +160,7 @@ def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[
 
 
 def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Runs of rows of each stored tensor, in order."""
+    """Yield consecutive rows of each stored tensor."""
     if rule is None or tensor.codes is None:
         array = tensor.read()
         check_finite(name, array, path=path)
@@ -162,7 +168,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
-        assert not isinstance(part, Shifted)  # which has no format
+        assert not isinstance(part, Shifted)  # no format holds them
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):
@@ -170,7 +176,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         for stored, array in rule.pack(part).items():
             yield f"{module}.{stored}", array
     if zeros:
-        assert isinstance(rule, CompressedTensors)  # the other has none
+        assert isinstance(rule, CompressedTensors)  # bitsandbytes has no zero points
         for stored, array in rule.pack_zeros(np.concatenate(zeros)).items():
             yield f"{module}.{stored}", array
     rows, cols = tensor.shape
@@ -178,6 +184,13 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         yield f"{module}.{stored}", array
 
 
-def _companions(source: Path) -> list[Path]:
+def _companions(source: Path) -> tuple[list[Path], list[str]]:
+    """The files to copy, and a line for each that is left out."""
     folder = source if source.is_dir() else source.parent
-    return [folder / name for name in COMPANIONS if (folder / name).is_file()]
+    copied, notes = [], []
+    for path in (folder / name for name in COMPANIONS if (folder / name).is_file()):
+        if outside := leads_out(path):
+            notes.append(f"{path} is not copied: it is a link to {outside}, outside the model's folder")
+        else:
+            copied.append(path)
+    return copied, notes

@@ -1,17 +1,17 @@
-"""How llama2.c's files are laid out (https://github.com/karpathy/llama2.c, export.py).
+"""The layouts of llama2.c's files (https://github.com/karpathy/llama2.c, export.py).
 
     v0    28 bytes of header, float32
     v1    256 bytes of header that begin with a magic number, float32, no RoPE tables
     v2    as v1; all but the norms are int8 in groups, each tensor followed by a float32 scale for each group
-    v3    KuiperLLama's (https://github.com/zjhellofss/KuiperLLama, tools/export.py), which it calls so itself: the
-          header of v0 and an int32, the group size; int8 as in v2, but the embedding, which comes after; no RoPE tables
+    v3    the version 3 of KuiperLLama (https://github.com/zjhellofss/KuiperLLama, tools/export.py): the header of v0
+          and an int32, the group size; int8 as in v2, then the embedding in float32; no RoPE tables
 
 A header is seven 32-bit integers: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len. Version 0
-negates vocab_size where the output projection is not the embedding; the others say so in a byte of its own.
-Tensors lie kind by kind, all layers of one kind together. The pairs of q and k are interleaved.
-Version 3 says nothing of itself: it is told by its size. Where the output projection is the embedding, KuiperLLama
-takes the float32 of the embedding for codes; here it is what it is.
-What a header does not say is fixed in run.c: theta 10000, eps 1e-5, BOS 1, EOS 2; and BOS ends a text as well.
+negates vocab_size if the output projection is not the embedding; the other versions have a byte for that. Tensors are
+grouped by kind, all layers of one kind together. The pairs of q and k are interleaved.
+Version 3 has no mark: we recognize it by its size. If the output projection is tied, KuiperLLama reads the embedding's
+float32 as codes; we read it as float32.
+run.c fixes what headers leave out: theta 10000, eps 1e-5, BOS 1, EOS 2; BOS also ends a text.
 """
 
 import math
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from model.checkpoints.checkpoint import tensor_shapes
+from model.tensors import Role, Weight, weights
 from reference.config import Config
 
 THETA = 10_000.0
@@ -34,30 +34,22 @@ HEADER = struct.Struct("<4si7iB")  # of versions 1 and 2, where an unaligned int
 HEADER_BYTES = {0: LEGACY_HEADER.size, 1: 256, 2: 256, 3: LEGACY_HEADER.size + 4}
 KUIPER = 3
 
-EMBEDDING = "model.embed_tokens.weight"
-ATTENTION_NORM = "model.layers.{}.input_layernorm.weight"
-Q = "model.layers.{}.self_attn.q_proj.weight"
-K = "model.layers.{}.self_attn.k_proj.weight"
-V = "model.layers.{}.self_attn.v_proj.weight"
-O = "model.layers.{}.self_attn.o_proj.weight"  # noqa: E741
-FFN_NORM = "model.layers.{}.post_attention_layernorm.weight"
-GATE = "model.layers.{}.mlp.gate_proj.weight"
-DOWN = "model.layers.{}.mlp.down_proj.weight"
-UP = "model.layers.{}.mlp.up_proj.weight"
-NORM = "model.norm.weight"
-ROPE_TABLES = "rope"  # cosines, then sines, [context, head_dim / 2] each; written for readers older than ours
-HEAD = "lm_head.weight"
+ROPE_TABLES = "rope"  # cosines, then sines, [context, head_dim / 2] each; only old readers use them
 
-_LEGACY_ORDER = (EMBEDDING, ATTENTION_NORM, Q, K, V, O, FFN_NORM, GATE, DOWN, UP, NORM, ROPE_TABLES, HEAD)
-_ORDER = (ATTENTION_NORM, FFN_NORM, NORM, EMBEDDING, Q, K, V, O, GATE, DOWN, UP, HEAD)
-_KUIPER_ORDER = (Q, K, V, O, GATE, DOWN, UP, HEAD, EMBEDDING, ATTENTION_NORM, FFN_NORM, NORM)
+# The parts of `model.tensors` in their order, each of all layers.
+_MATRICES = ("q", "k", "v", "o", "gate", "down", "up")
+_LEGACY_ORDER = (
+    "embedding", "attention_norm", "q", "k", "v", "o", "ffn_norm", "gate", "down", "up", "norm", ROPE_TABLES, "head",
+)  # fmt: skip
+_ORDER = ("attention_norm", "ffn_norm", "norm", "embedding", *_MATRICES, "head")
+_KUIPER_ORDER = (*_MATRICES, "head", "embedding", "attention_norm", "ffn_norm", "norm")
 ORDER = {0: _LEGACY_ORDER, 1: _ORDER, 2: _ORDER, KUIPER: _KUIPER_ORDER}
 
 
 class Stored(NamedTuple):
-    """A tensor as a file of one of the versions holds it."""
+    """A tensor in a file of one of the versions."""
 
-    name: str
+    weight: Weight | None  # None: the RoPE tables
     shape: tuple[int, ...]
     group: int  # values that share a scale; 0: float32
 
@@ -68,20 +60,23 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(config: Config, *, version: int, group: int = 0) -> Iterator[Stored]:
-    """What a file holds after its header, in its order."""
-    shapes = tensor_shapes(config) | {ROPE_TABLES: (2 * config.context, config.head_dim // 2)}
-    for kind in ORDER[version]:
-        for layer in range(config.layers if "{}" in kind else 1):
-            name = kind.format(layer)
-            if name in shapes:  # a tied model has no head
-                plain = len(shapes[name]) < 2 or (version == KUIPER and kind == EMBEDDING)
-                yield Stored(name, shapes[name], 0 if plain else group)
+    """Yield the tensors behind the header, in the file's order."""
+    by_part: dict[str, list[Weight]] = {}
+    for weight in weights(config):
+        by_part.setdefault(weight.part, []).append(weight)
+    for part in ORDER[version]:
+        if part == ROPE_TABLES:
+            yield Stored(None, (2 * config.context, config.head_dim // 2), 0)
+        for weight in by_part.get(part, []):  # a tied model has no head
+            plain = weight.role is Role.NORM or (version == KUIPER and weight.role is Role.EMBEDDING)
+            yield Stored(weight, weight.shape, 0 if plain else group)
 
 
 def file_bytes(config: Config, *, version: int, group: int = 0) -> int:
-    """The size of a whole file, in time that does not depend on the number of layers."""
-    one = {
-        tensor.name: tensor.bytes for tensor in stored_tensors(replace(config, layers=1), version=version, group=group)
-    }
-    a_layer = sum(size for name, size in one.items() if name.startswith("model.layers."))
-    return HEADER_BYTES[version] + sum(one.values()) + (config.layers - 1) * a_layer
+    """Compute the size of a whole file, in time that does not depend on the number of layers."""
+    of_one_layer = stored_tensors(replace(config, layers=1), version=version, group=group)
+    sizes = HEADER_BYTES[version]
+    for stored in of_one_layer:
+        in_layers = stored.weight is not None and stored.weight.layer is not None
+        sizes += stored.bytes * (config.layers if in_layers else 1)
+    return sizes

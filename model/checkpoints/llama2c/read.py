@@ -1,4 +1,4 @@
-"""Reads llama2.c's checkpoints: versions 0 and 1 in float32, version 2 in int8; and KuiperLLama's int8."""
+"""Read llama2.c's checkpoints: versions 0 and 1 in float32, version 2 in int8; and KuiperLLama's int8."""
 
 import math
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from jaxtyping import Float32
 
 from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
 from model.checkpoints.checks import check_model
-from model.checkpoints.codes import EMBEDDING, is_matrix
 from model.checkpoints.llama2c import layout
 from model.checkpoints.mapped import MappedFile
+from model.tensors import rotated_heads
 from reference.config import Config
 from reference.quantizers.blocks import Quantized
 from reference.rope import interleaved_to_halves
 
 FLOAT32 = np.dtype("<f4")
-AT_ONCE = 4 << 20  # codes handed over at a time
+AT_ONCE = 4 << 20  # codes per part
 
 
 def open_llama2c(file: MappedFile) -> Checkpoint:
@@ -40,22 +40,18 @@ def open_llama2c(file: MappedFile) -> Checkpoint:
     tensors = {}
     offset = layout.HEADER_BYTES[version]
     for tensor in layout.stored_tensors(config, version=version, group=group):
-        if tensor.name != layout.ROPE_TABLES:
-            heads = _interleaved_heads(tensor.name, config)
+        if weight := tensor.weight:
+            heads = rotated_heads(weight, config)
             read = partial(_read, file, tensor.shape, offset, group=tensor.group, heads=heads)
-            codes = (
-                _codes(file, tensor, offset, heads=heads)
-                if is_matrix(tensor.name) or tensor.name == EMBEDDING
-                else None
-            )
-            tensors[tensor.name] = Tensor(tensor.shape, FLOAT32, read, codes)
+            codes = _codes(file, tensor, offset, heads=heads) if len(tensor.shape) == 2 else None
+            tensors[weight.name] = Tensor(tensor.shape, FLOAT32, read, codes)
         offset += tensor.bytes
     name = "kuiper-int8" if version == layout.KUIPER else f"llama2c-v{version}"
     return Checkpoint(file.path, name, config, tensors, bos=layout.BOS, stops=layout.STOPS, release=file.release)
 
 
 def _read_header(file: MappedFile) -> tuple[int, Config, int]:
-    """The version, the hyperparameters and the group size (0 where nothing is quantized)."""
+    """Read the version, the hyperparameters and the group size (0 if nothing is quantized)."""
     version, group, start = 0, 0, file.bytes(0, 256)
     if not start.startswith(layout.MAGIC):
         if len(start) < layout.LEGACY_HEADER.size:
@@ -91,7 +87,7 @@ def _read_header(file: MappedFile) -> tuple[int, Config, int]:
 
 
 def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | None:
-    """The shape of a tensor that groups of so many values do not divide."""
+    """Return the shape of the first tensor that groups of this size do not divide, if any."""
     for tensor in layout.stored_tensors(replace(config, layers=1), version=version, group=group):
         if tensor.group and (group < 1 or math.prod(tensor.shape) % group):
             return tensor.shape
@@ -99,20 +95,13 @@ def _undivided(config: Config, version: int, group: int) -> tuple[int, ...] | No
 
 
 def _kuiper_group(file: MappedFile, config: Config) -> int | None:
-    """The group size, if this is a file of KuiperLLama's."""
+    """Return the group size if this is a file of KuiperLLama, else None."""
     group = int.from_bytes(
         file.bytes(layout.LEGACY_HEADER.size, layout.HEADER_BYTES[layout.KUIPER]), "little", signed=True
     )
     if _undivided(config, layout.KUIPER, group):
         return None
     return group if layout.file_bytes(config, version=layout.KUIPER, group=group) == file.size else None
-
-
-def _interleaved_heads(name: str, config: Config) -> int:
-    """How many heads of interleaved pairs the rows of a tensor are; 0: none."""
-    if name.endswith("self_attn.q_proj.weight"):
-        return config.heads
-    return config.kv_heads if name.endswith("self_attn.k_proj.weight") else 0
 
 
 def _read(
@@ -128,16 +117,16 @@ def _read(
 def _dequantized(
     file: MappedFile, shape: tuple[int, ...], offset: int, *, group: int
 ) -> Float32[np.ndarray, "rows cols"]:
-    """Code times scale, rounded once to float32, as runq.c has it; a group may span rows."""
+    """Multiply codes by scales, rounded once to float32 as in runq.c; a group may span rows."""
     groups = math.prod(shape) // group
     codes = file.array(np.dtype("i1"), (groups, group), offset)
     scales = file.array(FLOAT32, (groups, 1), offset + groups * group)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, for the reader to refuse
+    with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
         return np.multiply(codes, scales, dtype=np.float32).reshape(shape)
 
 
 def _codes(file: MappedFile, stored: layout.Stored, offset: int, *, heads: int) -> Codes | None:
-    """The int8 codes of a matrix, pairs in halves; None where there are none, or groups span rows."""
+    """Return the int8 codes of a matrix, with pairs as halves; None if there are none, or groups span rows."""
     rows, cols = stored.shape
     if not stored.group or cols % stored.group:
         return None

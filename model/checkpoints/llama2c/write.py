@@ -1,4 +1,4 @@
-"""Writes llama2.c's files: version 0 in float32, which run.c and everything else reads, and version 2 in int8."""
+"""Write llama2.c's files: version 0 in float32, which run.c and everything else reads, and version 2 in int8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,7 @@ from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.llama2c import layout
 from model.checkpoints.staging import new_file
+from model.tensors import Weight, rotated_heads
 from reference.config import Config
 from reference.quantizers import llama2c
 from reference.rope import halves_to_interleaved
@@ -24,10 +25,10 @@ def write_llama2c(
     int8: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is told each tensor's name and bytes.
+    """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
-    Weights of other dtypes become float32, exactly. With `int8` all but the norms are quantized as export.py does, in
-    groups that divide every row, of which it does not take care (see `reference.quantizers.llama2c`). Raises
+    Weights of other dtypes become float32, exactly. With `int8` all but the norms are quantized as in export.py, but in
+    groups that divide every row (see `reference.quantizers.llama2c`). Raises
     `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite, or
     the model has something that the format cannot say.
     """
@@ -37,20 +38,20 @@ def write_llama2c(
         group = llama2c.group_size(config.dim, config.ffn) if int8 else 0
         file.write(_header(config, group))
         for stored in layout.stored_tensors(config, version=2 if int8 else 0, group=group):
-            if stored.name == layout.ROPE_TABLES:
+            if stored.weight is None:
                 _write_rope_tables(file, config)
             elif stored.group:
-                file.write(llama2c.pack(llama2c.quantize(_stored(checkpoint, stored.name), group=group)).data)
+                file.write(llama2c.pack(llama2c.quantize(_values(checkpoint, stored.weight), group=group)).data)
                 checkpoint.release()
             else:
-                file.write(_stored(checkpoint, stored.name).reshape(-1).view(np.uint8).data)
+                file.write(_values(checkpoint, stored.weight).reshape(-1).view(np.uint8).data)
                 checkpoint.release()
             if progress:
-                progress(stored.name, stored.bytes)
+                progress(stored.weight.name if stored.weight else layout.ROPE_TABLES, stored.bytes)
 
 
 def _header(config: Config, group: int) -> bytes:
-    """Of version 2 where there are groups, else of version 0."""
+    """Format a header of version 2 if there are groups, else of version 0."""
     sizes = config.dim, config.ffn, config.layers, config.heads, config.kv_heads
     if group:
         header = layout.HEADER.pack(layout.MAGIC, 2, *sizes, config.vocab, config.context, config.tied)
@@ -77,20 +78,16 @@ def _refuse_unsayable(checkpoint: Checkpoint) -> None:
             raise refused(checkpoint.path, f"llama2.c's format cannot hold {reason}")
 
 
-def _stored(checkpoint: Checkpoint, name: str) -> np.ndarray:
-    array = checkpoint.tensors[name].read()
-    check_finite(name, array, path=checkpoint.path)
+def _values(checkpoint: Checkpoint, weight: Weight) -> np.ndarray:
+    array = checkpoint.tensors[weight.name].read()
+    check_finite(weight.name, array, path=checkpoint.path)
     array = np.ascontiguousarray(array, "<f4")
-    config = checkpoint.config
-    if name.endswith("self_attn.q_proj.weight"):
-        return halves_to_interleaved(array, heads=config.heads)
-    if name.endswith("self_attn.k_proj.weight"):
-        return halves_to_interleaved(array, heads=config.kv_heads)
-    return array
+    heads = rotated_heads(weight, checkpoint.config)
+    return halves_to_interleaved(array, heads=heads) if heads else array
 
 
 def _write_rope_tables(file: BinaryIO, config: Config) -> None:
-    """Cosines, then sines. The angles are rounded to float32 as export.py's are, their functions correctly."""
+    """Write cosines, then sines. Angles are rounded to float32 as in export.py, cosines and sines correctly."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = 1 / np.float32(layout.THETA) ** exponents  # [pairs]
     for function in (np.cos, np.sin):

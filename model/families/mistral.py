@@ -1,0 +1,15 @@
+"""Mistral: a Llama whose layers see a window of the last positions (https://arxiv.org/abs/2310.06825)."""
+
+from model.families.llama import ARCHITECTURE
+from model.family import DEFAULTS, Family
+
+FAMILY = Family(
+    "mistral",
+    model="MistralForCausalLM",
+    gguf=ARCHITECTURE,
+    defaults=DEFAULTS | {"context": 131_072, "kv_heads": 8},
+    windows="every layer",
+    window=4096,
+    bos=1,
+    stop=2,
+)

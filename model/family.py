@@ -1,0 +1,184 @@
+"""What a family of models is: the keys of its config.json, its names in files, its defaults and its switches.
+
+Each family is a file of `model.families` whose `FAMILY` is described here. Families are found there by module, so that
+a new one is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Literal
+
+from model import families as modules
+from model.tensors import NAMES
+from reference.config import Config
+from reference.rope import Llama3Scaling
+
+# Fields of `Config`, and the key of config.json that sets each: of several spellings the first is written.
+KEYS: dict[str, tuple[str, ...]] = {
+    "dim": ("hidden_size",),
+    "ffn": ("intermediate_size",),
+    "layers": ("num_hidden_layers",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "vocab": ("vocab_size",),
+    "context": ("max_position_embeddings",),
+    "eps": ("rms_norm_eps",),
+    "tied": ("tie_word_embeddings",),
+}
+
+# The values of fields whose keys are absent; a field in neither this nor a family's own must have its key.
+DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "theta": 10_000.0, "tied": False}
+
+# Parts of `model.tensors`, and their names in a GGUF file; the matrices of all experts of a layer are one tensor.
+GGUF_NAMES: dict[str, str] = {
+    "embedding": "token_embd",
+    "attention_norm": "blk.{layer}.attn_norm",
+    "q": "blk.{layer}.attn_q",
+    "k": "blk.{layer}.attn_k",
+    "v": "blk.{layer}.attn_v",
+    "q_norm": "blk.{layer}.attn_q_norm",
+    "k_norm": "blk.{layer}.attn_k_norm",
+    "o": "blk.{layer}.attn_output",
+    "ffn_norm": "blk.{layer}.ffn_norm",
+    "gate": "blk.{layer}.ffn_gate",
+    "up": "blk.{layer}.ffn_up",
+    "down": "blk.{layer}.ffn_down",
+    "router": "blk.{layer}.ffn_gate_inp",
+    "expert_gate": "blk.{layer}.ffn_gate_exps",
+    "expert_up": "blk.{layer}.ffn_up_exps",
+    "expert_down": "blk.{layer}.ffn_down_exps",
+    "norm": "output_norm",
+    "head": "output",
+}
+
+# Fields of `Config`, and a GGUF file's keys for them, each behind the name of the architecture.
+GGUF_KEYS: dict[str, str] = {
+    "context": "context_length",
+    "dim": "embedding_length",
+    "layers": "block_count",
+    "ffn": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "eps": "attention.layer_norm_rms_epsilon",
+    "theta": "rope.freq_base",
+    "experts": "expert_count",
+    "experts_per_token": "expert_used_count",
+}
+
+# Switches of `Config` that not every architecture of llama.cpp has, in the words of an error.
+GGUF_SWITCHES: dict[str, str] = {
+    "experts": "experts",
+    "qk_norm": "norms of q and k",
+    "qkv_bias": "biases of q, k and v",
+    "o_bias": "biases but those of q, k and v",
+    "ffn_bias": "biases but those of q, k and v",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What llama.cpp calls an architecture; several families may be one."""
+
+    name: str
+    names: Mapping[str, str] = field(default_factory=lambda: GGUF_NAMES)
+    keys: Mapping[str, str] = field(default_factory=lambda: GGUF_KEYS)
+    interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
+    has: tuple[str, ...] = ()  # of `GGUF_SWITCHES`
+    llama3_scaling: bool = False
+
+    def lacks(self, config: Config) -> str | None:
+        """What llama.cpp does not compute of a model of this configuration; None where it computes all."""
+        reasons = [what for switch, what in GGUF_SWITCHES.items() if getattr(config, switch) and switch not in self.has]
+        if config.windows and any(config.windows):
+            reasons.append("sliding windows")
+        if isinstance(config.scaling, Llama3Scaling) and not self.llama3_scaling:
+            reasons.append("Llama 3's rescaling of RoPE")
+        if not config.experts_renormalized:
+            reasons.append("experts whose weights are not divided by their sum")
+        return reasons[0] if reasons else None
+
+
+# How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same where
+# `use_sliding_window` turns it on; or then for the layers that `layer_types` names.
+Windows = Literal["none", "every layer", "every layer if on", "by layer if on"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that config.json gives one model_type."""
+
+    name: str  # the model_type
+    model: str  # the class of transformers that computes it
+    gguf: Architecture
+    defaults: Mapping[str, Any]  # of absent keys
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: KEYS)
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # of the parts of `model.tensors`
+    switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
+    # Keys that would change the computation, and the values with which they do not, the first of which is written.
+    understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    windows: Windows = "none"
+    window: int | None = None  # where sliding_window is absent
+    bos: int | None = None  # where bos_token_id is absent
+    stop: int | None = None  # where eos_token_id is absent
+
+    def differences(self, config: Config) -> list[str]:
+        """The fields of `config` that no config.json of this family can give."""
+        written = self.written(config)
+        found = []
+        for name in (each.name for each in fields(Config)):
+            value = getattr(config, name)
+            if name in ("theta", "scaling"):
+                continue
+            if name == "windows":
+                expressible = self._has_windows(config.windows)
+            elif name in self.keys:
+                expressible = written[self.keys[name][0]] == value
+            else:
+                expressible = value == self.switches.get(name, _plain(name))
+            if not expressible:
+                found.append(name)
+        if "experts" in self.keys and not config.experts:
+            found.append("experts")
+        return found
+
+    def written(self, config: Config) -> dict[str, Any]:
+        """The keys of config.json that give single fields; of fields that share one, the last counts."""
+        return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
+
+    def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
+        sizes = set(windows or ())
+        if not any(sizes):
+            return True
+        if self.windows == "by layer if on":
+            return len(sizes - {None}) == 1
+        return self.windows != "none" and len(sizes) == 1
+
+
+def _plain(name: str) -> Any:
+    """The value that a field of `Config` has where nothing is said of it."""
+    return next(each.default for each in fields(Config) if each.name == name)
+
+
+def families() -> dict[str, Family]:
+    """The description of every family, by model_type, in alphabetical order."""
+    found = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
+    return {family.name: family for family in sorted(found, key=lambda family: family.name)}
+
+
+def architectures() -> dict[str, Architecture]:
+    """The architectures of llama.cpp that families are, by name."""
+    return {family.gguf.name: family.gguf for family in families().values()}
+
+
+def nearest_family(config: Config) -> Family:
+    """The family whose config.json gives most of `config`; one without a switch of its own is the last choice."""
+
+    def distance(family: Family) -> tuple[int, int, int, str]:
+        missing = sum(getattr(config, name) != value for name, value in family.switches.items())
+        return missing, len(family.differences(config)), -len(family.switches), family.name
+
+    return min(families().values(), key=distance)

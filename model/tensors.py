@@ -1,0 +1,242 @@
+"""The table of weights: the name, shape, logical axes and role of every tensor of a model.
+
+Whatever walks over the weights is a loop over this table: loading on either backend, the layouts of files, the choice
+of what to quantize, calibration, initial values, cuts over several devices.
+
+A weight has one name, that of Hugging Face's Llamas and Mixtrals, whatever file it came from. A `part` says what it is
+within its block, in the words of `reference.llama`; `model.families` names parts as files do.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from reference.config import Config
+
+NAMES: Mapping[str, str] = {
+    "embedding": "model.embed_tokens",
+    "attention_norm": "model.layers.{layer}.input_layernorm",
+    "q": "model.layers.{layer}.self_attn.q_proj",
+    "k": "model.layers.{layer}.self_attn.k_proj",
+    "v": "model.layers.{layer}.self_attn.v_proj",
+    "q_norm": "model.layers.{layer}.self_attn.q_norm",
+    "k_norm": "model.layers.{layer}.self_attn.k_norm",
+    "o": "model.layers.{layer}.self_attn.o_proj",
+    "ffn_norm": "model.layers.{layer}.post_attention_layernorm",
+    "gate": "model.layers.{layer}.mlp.gate_proj",
+    "up": "model.layers.{layer}.mlp.up_proj",
+    "down": "model.layers.{layer}.mlp.down_proj",
+    "router": "model.layers.{layer}.block_sparse_moe.gate",
+    "expert_gate": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1",
+    "expert_up": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3",
+    "expert_down": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+EMBEDDING = f"{NAMES['embedding']}.weight"
+HEAD = f"{NAMES['head']}.weight"
+
+
+class Role(Enum):
+    """The kind of a weight."""
+
+    EMBEDDING = "embedding"  # [vocab, dim], looked up; a tied head as well
+    HEAD = "head"  # [vocab, dim], of a model that is not tied
+    MATRIX = "matrix"  # of attention, or of a feed-forward layer that every token passes
+    EXPERT = "expert"  # a matrix that only the tokens of one expert are multiplied by
+    ROUTER = "router"  # [experts, dim]
+    NORM = "norm"
+    BIAS = "bias"
+
+
+QUANTIZABLE = (Role.HEAD, Role.MATRIX, Role.EXPERT)
+
+
+class Weight(NamedTuple):
+    """A tensor of a model."""
+
+    name: str
+    part: str  # a key of `NAMES`; a bias has that of its matrix
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts
+    role: Role
+    field: str  # of `model.weights.params.Layer` and its parts: matrices that share it are stacked along their rows
+    layer: int | None = None  # None: outside the blocks
+    expert: int | None = None
+
+    def named(self, names: Mapping[str, str]) -> str:
+        """The name under a table of names such as `NAMES`.
+
+        >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
+        >>> [weight.named({**NAMES, "q": "blk.{layer}.attn_q"}) for weight in weights(config)][2]
+        'blk.0.attn_q.weight'
+        """
+        kind = "bias" if self.role is Role.BIAS else "weight"
+        return f"{names[self.part].format(layer=self.layer, expert=self.expert)}.{kind}"
+
+
+class Stack(NamedTuple):
+    """Weights of one block (or expert) that are stored as one array, one below the other, and their biases."""
+
+    field: str
+    layer: int | None
+    expert: int | None
+    weights: Sequence[Weight]
+    biases: Sequence[Weight]
+
+
+class _Part(NamedTuple):
+    part: str
+    axes: tuple[str, ...]
+    role: Role
+    field: str
+    bias: str | None = None  # the switch of `Config` that gives it one
+    switch: str | None = None  # the switch of `Config` without which it is absent
+
+
+_EMBEDDING = _Part("embedding", ("vocab", "dim"), Role.EMBEDDING, "embedding")
+_ATTENTION = (
+    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm"),
+    _Part("q", ("heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
+    _Part("k", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
+    _Part("v", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
+    _Part("q_norm", ("head_dim",), Role.NORM, "q_norm", switch="qk_norm"),
+    _Part("k_norm", ("head_dim",), Role.NORM, "k_norm", switch="qk_norm"),
+    _Part("o", ("dim", "heads"), Role.MATRIX, "o", bias="o_bias"),
+    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm"),
+)
+_FEED_FORWARD = (
+    _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
+    _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
+    _Part("down", ("dim", "ffn"), Role.MATRIX, "down", bias="ffn_bias"),
+)
+_ROUTER = _Part("router", ("experts", "dim"), Role.ROUTER, "router")
+_EXPERT = (
+    _Part("expert_gate", ("ffn", "dim"), Role.EXPERT, "gate_up"),
+    _Part("expert_up", ("ffn", "dim"), Role.EXPERT, "gate_up"),
+    _Part("expert_down", ("dim", "ffn"), Role.EXPERT, "down"),
+)
+_NORM = _Part("norm", ("dim",), Role.NORM, "norm")
+_HEAD = _Part("head", ("vocab", "dim"), Role.HEAD, "head")
+
+
+def weights(config: Config) -> Iterator[Weight]:
+    """Every weight of a model of this configuration, in the order of use.
+
+    >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
+    >>> [weight.part for weight in weights(config)][:5]
+    ['embedding', 'attention_norm', 'q', 'k', 'v']
+    """
+    yield from _made(_EMBEDDING, config)
+    for layer in range(config.layers):
+        for part in _ATTENTION:
+            yield from _made(part, config, layer)
+        for part in () if config.experts else _FEED_FORWARD:
+            yield from _made(part, config, layer)
+        if config.experts:
+            yield from _made(_ROUTER, config, layer)
+        for expert in range(config.experts):
+            for part in _EXPERT:
+                yield from _made(part, config, layer, expert)
+    yield from _made(_NORM, config)
+    if not config.tied:
+        yield from _made(_HEAD, config)
+
+
+def _made(part: _Part, config: Config, layer: int | None = None, expert: int | None = None) -> Iterator[Weight]:
+    if part.switch and not getattr(config, part.switch):
+        return
+    sizes = {
+        "vocab": config.vocab,
+        "dim": config.dim,
+        "heads": config.heads * config.head_dim,
+        "kv_heads": config.kv_heads * config.head_dim,
+        "head_dim": config.head_dim,
+        "ffn": config.ffn,
+        "experts": config.experts,
+    }
+    shape = tuple(sizes[axis] for axis in part.axes)
+    name = NAMES[part.part].format(layer=layer, expert=expert)
+    yield Weight(f"{name}.weight", part.part, shape, part.axes, part.role, part.field, layer, expert)
+    if part.bias and getattr(config, part.bias):
+        yield Weight(f"{name}.bias", part.part, shape[:1], part.axes[:1], Role.BIAS, part.field, layer, expert)
+
+
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor that a checkpoint of this configuration holds, in the order of use."""
+    return {weight.name: weight.shape for weight in weights(config)}
+
+
+def quantizable(config: Config) -> frozenset[str]:
+    """The names of the matrices that a scheme concerns: those that activations are multiplied by, except routers.
+
+    >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=2, experts_per_token=1)
+    >>> sorted(set(tensor_shapes(config)) - quantizable(config))[:2]
+    ['model.embed_tokens.weight', 'model.layers.0.block_sparse_moe.gate.weight']
+    """
+    return frozenset(weight.name for weight in weights(config) if weight.role in QUANTIZABLE)
+
+
+def stacks(config: Config) -> list[Stack]:
+    """The arrays that the weights become where they run, in the order of use: [q; k; v] and [gate; up] are one each.
+
+    >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
+    >>> [(stack.field, len(stack.weights)) for stack in stacks(config)][1:4]
+    [('attention_norm', 1), ('qkv', 3), ('o', 1)]
+    """
+    made = []
+    for (layer, expert, field), group in groupby(
+        weights(config), lambda weight: (weight.layer, weight.expert, weight.field)
+    ):
+        each = list(group)
+        biases = [weight for weight in each if weight.role is Role.BIAS]
+        made.append(Stack(field, layer, expert, [weight for weight in each if weight.role is not Role.BIAS], biases))
+    return made
+
+
+def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
+    """The weights of each block (None: those outside), by part, without biases; a part of experts has one of each."""
+    found: dict[int | None, dict[str, list[Weight]]] = {}
+    for weight in weights(config):
+        if weight.role is not Role.BIAS:
+            found.setdefault(weight.layer, {}).setdefault(weight.part, []).append(weight)
+    return found
+
+
+def rotated_heads(weight: Weight, config: Config) -> int:
+    """How many heads the rows of a weight are whose pairs RoPE turns, and whose order formats differ in; 0: none."""
+    return {"q": config.heads, "k": config.kv_heads}.get(weight.part, 0)
+
+
+def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
+    """The order of the rows of each stack of several matrices in which an even cut over `n` devices is right.
+
+    By the stack's field: "qkv" and "gate_up". Part i of n equal parts is [q_i; k_i; v_i], or [gate_i; up_i], where
+    x_i is the i-th of n equal parts of x in whole heads. For one device every row stays where it is. Raises ValueError
+    where heads, kv heads or the feed-forward width do not divide.
+
+    >>> config = Config(4, 1, 2, 2, 2, 2, vocab=10, context=8, eps=1e-5, theta=1e4)
+    >>> row_order(config, 2)["qkv"].tolist(), row_order(config, 2)["gate_up"].tolist()
+    ([0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11], [0, 2, 1, 3])
+    """
+    for what, size in (("heads", config.heads), ("kv heads", config.kv_heads), ("ffn", config.ffn)):
+        if n < 1 or size % n:
+            raise ValueError(f"{size} {what} cannot be cut into {n} equal parts")
+    feed_forward = _EXPERT if config.experts else _FEED_FORWARD
+    stacked: dict[str, list[int]] = {}  # the rows of each matrix
+    for part in (*_ATTENTION, *feed_forward):
+        if part.field in ("qkv", "gate_up"):
+            rows = next(_made(part, config, 0, 0)).shape[0]
+            stacked.setdefault(part.field, []).append(rows)
+    return {field: _interleaved(sizes, n) for field, sizes in stacked.items()}
+
+
+def _interleaved(sizes: Sequence[int], n: int) -> Int[np.ndarray, " rows"]:
+    """The rows of matrices of these sizes, one below the other, so that part i of n has part i of each."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    parts = [np.split(start + np.arange(size), n) for start, size in zip(starts, sizes, strict=True)]
+    return np.concatenate([part[i] for i in range(n) for part in parts])

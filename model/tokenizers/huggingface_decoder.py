@@ -1,0 +1,120 @@
+"""How a tokenizer.json turns tokens into text, token by token, so that text can be shown as it is generated.
+
+The library decodes whole lists of ids. Its decoders that look at one token at a time can be followed here, and so can
+removing a space from the start of the text. `read_decoder` refuses all others by their names. Text differs in one
+case: among bytes that are not UTF-8, the library also marks the valid ones in the same run, and this module keeps them.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Regex, decoders
+
+from model.checkpoints.checkpoint import CheckpointError, refused
+from model.checkpoints.strict_json import short
+from model.tokenizers.huggingface_parts import Part, check_growth, steps
+
+Decode = Callable[[list[str]], str]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The bytes that a token's piece adds to a text."""
+
+    _characters: Mapping[str, int] | None = field(repr=False)  # for byte-level pieces, the byte of each character
+    _decode: Decode = field(default="".join, repr=False)
+    _first_differs: bool = False  # whether `_decode` treats the first piece of its list in another way
+    _bytes: bool = False  # whether "<0x41>" stands for a byte
+    _strips: bool = False  # whether the text loses a space at its start
+
+    @property
+    def byte_level(self) -> bool:
+        return self._characters is not None
+
+    def bytes_of(self, piece: str) -> bytes:
+        """The bytes of a piece that does not begin a text."""
+        if self._characters is None:
+            return self._spelled(self._decode(["", piece] if self._first_differs else [piece]))
+        if all(character in self._characters for character in piece):
+            return bytes(self._characters[character] for character in piece)
+        return piece.encode()  # The library's own decoder does so for a piece that is not spelled in bytes.
+
+    def first_bytes_of(self, piece: str) -> bytes:
+        """The bytes of a piece that begins a text."""
+        whole = self._spelled(self._decode([piece])) if self._first_differs else self.bytes_of(piece)
+        return whole.removeprefix(b" ") if self._strips else whole
+
+    def _spelled(self, text: str) -> bytes:
+        if self._bytes and (byte := re.fullmatch(r"<0x(\+?[0-9a-fA-F]{1,2})>", text)) and len(text) == 6:
+            return bytes([int(byte[1], 16)])
+        return text.encode()
+
+
+def byte_characters() -> dict[str, int]:
+    """GPT-2's printable character for each of the 256 bytes: the byte's own, or for others the next from U+0100.
+
+    >>> characters = byte_characters()
+    >>> characters["a"], characters["Ġ"], characters["Ċ"]
+    (97, 32, 10)
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spelling:
+    """The spelling that a decoder and a pre-tokenizer define. Raises `CheckpointError` for parts not followed here."""
+    parts = steps(decoder)
+    types = [part["type"] for part in parts]
+    if types == ["ByteLevel"]:
+        prefixes = [step["add_prefix_space"] for step in steps(before) if step["type"] == "ByteLevel"]
+        if not prefixes or any(prefixes):
+            raise refused(path, "a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported")
+        return Spelling(byte_characters())
+    if not any(_makes_spaces(part) for part in parts):
+        found = " and ".join(types) or "no decoder"
+        raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
+    check_growth([part for part in parts if part["type"] == "Replace"], "decoder", path)
+    each = parts[: types.index("Fuse")] if "Fuse" in types else parts
+    whole = [part for part in parts[len(each) :] if part["type"] != "Fuse"]
+    falls_back = bool(each) and each[-1]["type"] == "ByteFallback"
+    chain = [_library(part, path) for part in (each[:-1] if falls_back else each)]
+    return Spelling(
+        None,
+        decoders.Sequence(chain).decode if len(chain) > 1 else chain[0].decode,
+        _first_differs="Metaspace" in types,
+        _bytes=falls_back,
+        _strips=_strips(whole, path),
+    )
+
+
+def _makes_spaces(part: Part) -> bool:
+    return part["type"] == "Metaspace" or (part["type"] == "Replace" and part["content"] == " ")
+
+
+def _library(part: Part, path: str) -> decoders.Decoder:
+    """The library's decoder for a part that treats each token alone."""
+    match part:
+        case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
+            return decoders.Replace(pattern, content)
+        case {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}:
+            return decoders.Replace(Regex(pattern), content)
+        case {"type": "Metaspace", "replacement": replacement, "prepend_scheme": scheme}:
+            return decoders.Metaspace(replacement, scheme)
+    raise _unsupported(part, path)
+
+
+def _strips(whole: Sequence[Part], path: str) -> bool:
+    """Whether the parts that treat the whole text remove a space from its start."""
+    match whole:
+        case []:
+            return False
+        case [{"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0}]:
+            return start == 1
+    raise _unsupported(whole[0], path)
+
+
+def _unsupported(part: Part, path: str) -> CheckpointError:
+    stated = ", ".join(f"{key} {short(value)}" for key, value in part.items() if key != "type")
+    return refused(path, f"its decoder's part {part['type']}{f' ({stated})' if stated else ''} is not supported there")

@@ -1,0 +1,154 @@
+"""The normalizer, pre-tokenizer and post-processor of a tokenizer.json: checks, and variants for text within a text."""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.strict_json import short
+from model.tokenizers.charsmap import check_charsmap
+
+Part = dict[str, Any]
+Places = tuple[Part | None, Part | None]  # normalizer and pre-tokenizer
+
+MOST_GROWTH = 1_000  # Transformers 5 writes normalizers that may grow a text sixfold by this count.
+MOST_REPEATS = 1_000_000  # in all numbers of a regular expression such as {1,3}, multiplied
+LONGEST_PATTERN = 1_000_000  # characters
+DEEPEST_CLASS = 8  # classes of characters within classes
+REPEAT = re.compile(r"[*+]|\{\d*,\}")
+LISTS = ("normalizers", "pretokenizers", "decoders", "processors")  # the keys of a Sequence
+
+
+def steps(component: Part | None) -> list[Part]:
+    """A normalizer, pre-tokenizer, decoder or post-processor as a list of its parts."""
+    if component is None:
+        return []
+    if component["type"] != "Sequence":
+        return [component]
+    return [step for part in component[_list_of(component)] for step in steps(part)]
+
+
+def check_patterns_and_tables(spec: Mapping[str, Any], path: str) -> None:
+    """Check regular expressions and tables of characters in a tokenizer.json, before the library compiles them.
+
+    A damaged table makes the library panic, and an expression can make it take memory or time without end. Raises
+    `CheckpointError`.
+    """
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        left = [spec.get(name)]  # A loop bears any depth, and the file may be nested deeper than calls can be.
+        while left:
+            part = left.pop()
+            if isinstance(part, list):
+                left += part
+            elif isinstance(part, dict):
+                left += part.values()
+                if isinstance(pattern := part.get("Regex"), str):
+                    check_pattern(pattern, name, path)
+                if isinstance(encoded := part.get("precompiled_charsmap"), str):
+                    check_charsmap(_decoded(encoded), path)
+
+
+def _decoded(encoded: str) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def check_growth(parts: Sequence[Part], name: str, path: str) -> None:
+    """Refuse replacements that together may make a text more than `MOST_GROWTH` times as long."""
+    growth = 1.0
+    for part in parts:
+        match part:
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if pattern:
+                growth *= max(1.0, len(content) / len(pattern))
+            case {"type": "Replace", "content": content}:  # An expression may match between any two characters.
+                growth *= 1 + len(content)
+            case {"type": "Prepend", "prepend": text}:
+                growth *= 1 + len(text) / 4
+    if growth > MOST_GROWTH:
+        raise refused(path, f"its {name}'s replacements may make a text more than {MOST_GROWTH:,} times as long")
+
+
+def check_pattern(pattern: str, name: str, path: str) -> None:
+    """Refuse a regular expression that may take exponential time: a repeated group that itself repeats something.
+
+    >>> check_pattern(r"[(+]+(?:\\(a+|b)?", "normalizer", "tokenizer.json")
+    >>> check_pattern("(?:a+|b)*", "normalizer", "tokenizer.json")
+    Traceback (most recent call last):
+    model.checkpoints.checkpoint.CheckpointError: tokenizer.json: its normalizer's regular expression repeats a group \
+that repeats: "(?:a+|b)*"
+    """
+    if len(pattern) > LONGEST_PATTERN:
+        raise refused(path, f"its {name}'s regular expression has more than {LONGEST_PATTERN:,} characters")
+    # Characters that mean themselves, and classes, become one letter each.
+    plain = re.sub(r"\\[pPx]\{[^}]*\}|\\.", "x", pattern, flags=re.DOTALL)
+    for _ in range(DEEPEST_CLASS):
+        plain = re.sub(r"\[\^?\]?[^][]*\]", "x", plain)
+    repeats = 1
+    for least, most in re.findall(r"\{(\d*)(?:,(\d*))?\}", plain):
+        repeats *= max(int(least[:9] or 0), int(most[:9] or 0), 1)
+        if repeats > MOST_REPEATS:
+            raise refused(path, f"its {name}'s regular expression repeats too often: {short(pattern)}")
+    inside = [False]  # for each open group, whether it repeats something without end
+    for token in re.finditer(r"\(|\)|[*+]|\{\d*,\}", plain):
+        if token[0] == "(":
+            inside.append(False)
+        elif token[0] == ")":
+            inner = inside.pop() if len(inside) > 1 else False
+            if inner and REPEAT.match(plain, token.end()):
+                raise refused(path, f"its {name}'s regular expression repeats a group that repeats: {short(pattern)}")
+            inside[-1] |= inner
+        else:
+            inside[-1] = True
+
+
+def check_post_processor(after: Part | None, path: str) -> None:
+    """Refuse a template with a token that it does not define, over which the library panics."""
+    for step in steps(after):
+        if step["type"] == "TemplateProcessing":
+            names = {part["SpecialToken"]["id"] for part in step["single"] if "SpecialToken" in part}
+            if missing := names - step["special_tokens"].keys():
+                raise refused(path, f"its template names a token that it does not define, {short(min(missing))}")
+
+
+def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Places, Places]:
+    """The normalizer and pre-tokenizer for the start of a text, for text after a control token, and within a text.
+
+    The library leaves out the prefix of Metaspace's scheme "first" after a control token. No prefix belongs within a
+    text, which may continue with a space of its own.
+    """
+    after_special = _changed(normalizer, _only_first), _changed(before, _only_first)
+    within = _changed(normalizer, _without_prefix), _changed(before, _without_prefix)
+    return (normalizer, before), after_special, within
+
+
+def _changed(component: Part | None, change: Callable[[Part], Part | None]) -> Part | None:
+    """A component with each of its parts changed, or dropped where `change` gives None."""
+    if component is None or component["type"] != "Sequence":
+        return None if component is None else change(component)
+    key = _list_of(component)
+    parts = (_changed(part, change) for part in component[key])
+    return component | {key: [part for part in parts if part is not None]}
+
+
+def _only_first(part: Part) -> Part | None:
+    first = part["type"] == "Metaspace" and part["prepend_scheme"] == "first"
+    return part | {"prepend_scheme": "never"} if first else part
+
+
+def _without_prefix(part: Part) -> Part | None:
+    match part:
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Replace", "pattern": {"Regex": pattern}} if pattern.startswith((r"\A", "^")):
+            return None  # This changes the start of a text alone.
+        case {"type": "Metaspace"}:
+            return part | {"prepend_scheme": "never"}
+    return part
+
+
+def _list_of(sequence: Part) -> str:
+    return next(key for key in LISTS if key in sequence)

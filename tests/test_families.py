@@ -1,0 +1,74 @@
+"""Families are found by module; the router's switch of Qwen3-MoE holds in every computation of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import model.families
+from model.family import architectures, families, nearest_family
+from model.ops.xla import XLA
+from model.running.reference_backend import load_reference_params
+from model.weights.params import load_params
+from reference.config import Config
+from reference.llama import feed_forward
+from reference.moe import route
+from tests.random_models import SMALL, random_checkpoint
+from tests.strategies import seeds
+from verify.running_error import NO_BOUND, exactly, moe_add
+
+PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, experts_renormalized=False)
+
+
+def test_a_family_is_a_file():
+    files = {path.stem for path in Path(model.families.__path__[0]).glob("*.py")} - {"__init__"}
+    assert families().keys() == files
+    assert set(architectures()) == {"llama", "qwen2", "qwen3", "qwen3moe"}
+
+
+@pytest.mark.parametrize("name", families())
+def test_a_family_is_nearest_to_its_own_models(name):
+    family = families()[name]
+    switches: dict = dict(family.switches)
+    if "experts" in family.keys:
+        switches |= {"experts": 4, "experts_per_token": 2}
+    if name == "mistral":  # without windows it is a Llama
+        switches |= {"windows": (5, 5)}
+    config = replace(SMALL, **switches)
+    assert nearest_family(config) == family
+    assert family.differences(config) == []
+
+
+@given(seed=seeds)
+def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
+    """In the definition, in JAX for one token and for several, and in the bound between the two."""
+
+    def computed(config: Config) -> tuple[np.ndarray, np.ndarray]:
+        """The exact results, and bounds on the errors of computed ones."""
+        checkpoint = random_checkpoint(config, seed=seed)
+        layer = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1).layers[0]
+        exact = load_reference_params(checkpoint).layers[0]
+        x = np.random.default_rng(seed).normal(size=(3, config.dim)).astype(np.float32)
+        together = XLA.moe_add(jnp.asarray(x[None]), layer, config=config)[0]
+        alone = XLA.moe_add(jnp.asarray(x[None, :1]), layer, config=config)[0]
+        found = moe_add(exactly(x), exact, config=config, unit=0.0)
+        np.testing.assert_allclose(found.value, feed_forward(x, exact, config=config), rtol=1e-12)
+        assert (np.abs(np.asarray(together) - found.value) <= found.error).all()
+        assert (np.abs(np.asarray(alone) - found.value[:1]) <= found.error[:1]).all()
+        return found.value, found.error
+
+    value, error = computed(PLAIN)
+    renormalized, _ = computed(replace(PLAIN, experts_renormalized=True))
+    clear = (error < NO_BOUND).all(axis=1)
+    assert (np.abs(renormalized - value) > error)[clear].any(axis=1).all()
+
+
+def test_without_renormalization_weights_are_probabilities():
+    x, router = np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]])
+    _, kept = route(x, router, experts_per_token=2, renormalized=False)
+    _, divided = route(x, router, experts_per_token=2)
+    np.testing.assert_allclose(kept, [[0.6, 0.3]])
+    np.testing.assert_allclose(divided, [[2 / 3, 1 / 3]])

@@ -1,0 +1,201 @@
+"""Runs that end before they are over: by a signal, by a fault of the judge, by a candidate that changes its mind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from verify import runner
+from verify.candidate import Direct, Worker
+from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.precision import precision
+from verify.runner import Unjudged, verify
+
+CANDIDATES = """
+import os, time
+import numpy as np
+
+calls = []
+
+def slow(x, y):
+    time.sleep(0.02)
+    return x + y
+
+def garbage(x, y):
+    calls.append(1)
+    if len(calls) == 5:
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b"garbage, garbage, garbage")
+            except OSError:
+                pass
+    return x + y
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "candidates.py").write_text(CANDIDATES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(op: str, candidate: Callable[..., Any], **options: Any):
+    options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
+    return verify(CONTRACTS[op], Direct(candidate), **options)
+
+
+def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A right function whose fifth result is another."""
+    right, calls = IMPLEMENTATIONS[op].function, []
+
+    def candidate(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        result = right(*arguments, **named)
+        return change(result) if len(calls) == 5 else result
+
+    return candidate
+
+
+def structured(result):
+    return np.zeros(result.shape, [("value", np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "kind"),
+    [
+        ("softmax", structured, "raised: TypeError: returned an array of [('value', '<f4')], which is no number"),
+        ("distribution", lambda p: 3 * p, "value: "),
+        ("distribution", lambda p: np.concatenate([p, p, p]), "shape: "),
+        ("distribution", lambda p: 3 * p.astype(np.float64), "value: "),
+        ("softmax", lambda p: p.astype("datetime64[s]"), "raised: TypeError: "),
+        ("softmax", lambda p: p + np.nan, "not finite: "),
+        ("softmax", lambda p: None, "raised: TypeError: "),
+    ],
+)
+def test_what_is_wrong_once_is_a_violation_of_its_own_kind(op, change, kind):
+    report = run(op, at_the_fifth(op, change))
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding.kind == "not the same twice"
+    message = report.worst.finding.message
+    assert message.startswith(f"right when called again with the same inputs; the first time: {kind}")
+
+
+def test_garbage_on_the_pipe_is_the_fault_of_the_candidate(folder):
+    with Worker("candidates:garbage", arrays="numpy", timeout=5.0) as worker:
+        report = verify(CONTRACTS["add"], worker, precision=precision("float32"), examples=60, seed=0)
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding.kind in ("reply", "not the same twice")
+    assert "wrote something else than its result to the pipe that the judge reads" in report.worst.finding.message
+
+
+@pytest.mark.parametrize("kind", ["once", "always"])
+def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
+    calls, right = [], runner.judge
+
+    def judge(*arguments):
+        calls.append(1)
+        if len(calls) == 5 or (kind == "always" and len(calls) > 5):
+            raise KeyError("no such thing")
+        return right(*arguments)
+
+    monkeypatch.setattr(runner, "judge", judge)
+    if kind == "always":
+        with pytest.raises(Unjudged, match=r"add: the result for .* cannot be judged: KeyError: 'no such thing'"):
+            run("add", lambda x, y: x + y)
+        return
+    report = run("add", lambda x, y: x + y)
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding == (
+        "not the same twice",
+        "the first result could not be judged (KeyError: 'no such thing'), the second one, of the same inputs, could",
+        "",
+    )
+
+
+@pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt(), GeneratorExit()])
+def test_what_ends_the_program_passes_through(ending):
+    def raises(x, y):
+        raise ending
+
+    with pytest.raises(type(ending)) as ended:
+        run("add", raises)
+    assert ended.value is ending
+
+
+@pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt()])
+def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
+    """While Hypothesis itself is at work, which takes it for a failing example or sees its own state upset."""
+    calls, right = [], runner._strategy
+
+    def strategy(*arguments, **named):
+        def draw(drawn):
+            calls.append(1)
+            if len(calls) == 5:
+                raise ending
+            return drawn
+
+        return right(*arguments, **named).map(draw)
+
+    monkeypatch.setattr(runner, "_strategy", strategy)
+    with pytest.raises(type(ending)) as ended:
+        run("add", lambda x, y: x + y)
+    assert ended.value is ending
+
+
+def started(folder: Path, *arguments: str, until: str) -> subprocess.Popen[str]:
+    """A command, once it has written `until` to stderr."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        # As a shell starts it: where this runs in the background, SIGINT is ignored.
+        [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+         "import cli; cli.main()", "verify", *arguments],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while until not in process.stderr.readline():
+        assert process.poll() is None
+    return process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("patience", [1.0, 2.2])
+def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, patience):
+    slow = ("add", "--candidate", "candidates:slow", "--arrays", "numpy", "--examples", "10000")
+    process = started(folder, *slow, until="seed")
+    time.sleep(patience)
+    process.send_signal(number)
+    start = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert time.monotonic() - start < 10
+    assert "within bounds" not in out and "violated" not in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_mutants_without_a_score(folder, number, status):
+    process = started(folder, "--mutants", "--seed", "0", until="seed")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "mutants killed" not in err and "| all |" not in out
+
+
+def test_a_signal_ends_what_runs_side_by_side(folder):
+    process = started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", until="seed")
+    time.sleep(4)
+    start = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143 and "within bounds" not in out
+    assert time.monotonic() - start < 20

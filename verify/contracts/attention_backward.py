@@ -1,0 +1,156 @@
+"""Backward of attention: five products and a softmax, whose errors are carried from step to step.
+
+The row sums D = sum_j p_j dp_j may be computed from the probabilities or, as FlashAttention does, as <o, do>. Between
+two products, probabilities, their gradients and o may be rounded to the dtype of the inputs, as matrix units take them.
+"""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.backward.attention import attention_backward
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from verify.contracts.attention import MASKS, mask_named
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import TINY, Precision, U, precision
+from verify.running_error import gamma, softmaxed
+
+BLOCKS = 8  # parts that an online softmax makes of the keys, at most
+
+
+def arguments(
+    *,
+    precision: Precision,
+    batch: int,
+    queries: int,
+    keys: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    q: Values,
+    k: Values,
+    v: Values,
+    do: Values,
+    mask: str,
+) -> Arguments:
+    asking, cached = (batch, queries, kv_heads * group, head_dim), (batch, keys, kv_heads, head_dim)
+    return {
+        "q": q.array("q", *asking, precision=precision),
+        "k": k.array("k", *cached, precision=precision),
+        "v": v.array("v", *cached, precision=precision),
+        "mask": mask_named(mask, batch, queries, keys),
+        "do": do.array("do", *asking, precision=precision),
+    }
+
+
+def expect(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, do: np.ndarray
+) -> tuple[Expected, Expected, Expected]:
+    values = attention_backward(q, k, v, mask, do)
+    dtype = precision(v.dtype.name)
+    rows = [
+        _bounds(*(as_float64(a) for a in row), unit=dtype.unit, smallest=dtype.smallest)
+        for row in zip(q, k, v, mask, do, strict=True)
+    ]
+    dq, dk, dv = (
+        Expected(value, *(np.stack([row[i][part] for row in rows]) for part in (0, 0, 1)))
+        for i, value in enumerate(values)
+    )
+    return dq, dk, dv
+
+
+def _bounds(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, do: np.ndarray, *, unit: float, smallest: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Error and sum of magnitudes of dq, dk and dv, for one sequence."""
+    (queries, heads, head_dim), (keys, kv_heads, _) = q.shape, k.shape
+    group, root = heads // kv_heads, np.sqrt(head_dim)
+    q, do = (a.swapaxes(0, 1) for a in (q, do))  # [heads queries head_dim]
+    k, v = (np.repeat(a.swapaxes(0, 1), group, axis=0) for a in (k, v))
+    size_q, size_k, size_v, size_do = (np.abs(a) for a in (q, k, v, do))
+    scores = q @ k.swapaxes(1, 2) / root + mask
+    moved = gamma(head_dim + 3) * (size_q @ size_k.swapaxes(1, 2)) / root
+    p, p_error = softmaxed(scores, np.where(np.isneginf(scores), 0, moved), blocks=BLOCKS)
+
+    dp_size = size_do @ size_v.swapaxes(1, 2)  # [heads queries keys]
+    row_size = np.sum(p * dp_size, axis=-1, keepdims=True)  # of D
+    dp_error = gamma(head_dim) * dp_size
+    row_error = np.sum(p_error * dp_size, axis=-1, keepdims=True)
+    row_error = row_error + (gamma(keys + head_dim + 3) + 2 * unit) * (row_size + row_error) + smallest * head_dim
+    both = dp_size + row_size
+    ds_error = (p + p_error) * (dp_error + row_error + 4 * U * both) + p_error * both
+    ds_error = (ds_error + unit * (p * both + ds_error)) / root + smallest + TINY
+    ds_error = ds_error * np.isfinite(scores)  # a key that is not seen has a slope of exactly 0
+    ds_size = p * both / root
+    p_error = p_error + (unit * (p + p_error) + smallest) * np.isfinite(scores)
+
+    def shared(a: np.ndarray) -> np.ndarray:
+        """Add up the heads that share a key head: [heads keys head_dim] to [keys kv_heads head_dim]."""
+        return a.reshape(kv_heads, group, keys, head_dim).sum(axis=1).swapaxes(0, 1)
+
+    transposed, terms = ds_size.swapaxes(1, 2), queries * group
+    dq = ds_error @ size_k + gamma(keys + 2) * ((ds_size + ds_error) @ size_k), ds_size @ size_k
+    dk_sum = transposed + ds_error.swapaxes(1, 2)
+    dk = shared(ds_error.swapaxes(1, 2) @ size_q + gamma(terms + 2) * (dk_sum @ size_q)), shared(transposed @ size_q)
+    dv_sum = (p + p_error).swapaxes(1, 2) @ size_do
+    dv_error = p_error.swapaxes(1, 2) @ size_do + gamma(terms + 1) * dv_sum + terms * TINY * (1 + np.max(size_do))
+    dv = shared(dv_error), shared(p.swapaxes(1, 2) @ size_do)
+    # Subnormal numbers that are flushed to zero.
+    tiny = TINY * terms * keys * (1 + np.max(size_q)) * (1 + np.max(size_k)) * (1 + np.max(dp_size))
+    return [(dq[0].swapaxes(0, 1) + tiny, dq[1].swapaxes(0, 1)), (dk[0] + tiny, dk[1]), dv]
+
+
+def _unseen(trial: Trial) -> Claim | None:
+    """Keys that no query sees have no gradient, bit for bit."""
+    unseen = np.all(np.isneginf(trial.arguments["mask"]), axis=1)[..., None, None]
+    if not unseen.any():
+        return None
+    dk = np.where(unseen, as_float64(trial.outputs[1]), 0)
+    return Claim(dk, np.zeros(dk.shape), 0.0)
+
+
+def _sign(trial: Trial) -> Claim:
+    return Claim(trial.again(do=-trial.arguments["do"])[0], -trial.outputs[0], 0.0)
+
+
+CONTRACT = Contract(
+    definition=attention_backward,
+    shapes={
+        "batch": st.sampled_from([1, 2]),
+        "queries": st.sampled_from([1, 2, 3, 8, 9]),
+        "keys": sizes(8, 16, 32, most=65),
+        "kv_heads": st.sampled_from([1, 2, 3]),
+        "group": st.sampled_from([1, 2, 3, 7]),
+        "head_dim": st.sampled_from([1, 2, 3, 8, 16, 64]),
+    },
+    values={
+        "q": values(-4, 2),
+        "k": values(-4, 2),
+        "v": values(-6, 6),
+        "do": values(-6, 6),
+        "mask": st.sampled_from(MASKS),
+    },
+    arguments=arguments,
+    expect=expect,
+    domain="q and do [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] of one dtype, "
+    "mask [batch queries keys] float32 of 0 and -inf; dq, dk and dv",
+    bound="hard and alarm: errors of the scores, of softmax, of dp = do v^T and of D = sum p dp, carried through "
+    "ds = p (dp - D) and the three products; p, ds and o may be rounded to the inputs' dtype in between",
+    laws=[
+        alone("a sequence's dq", "q", "k", "v", "mask", "do"),
+        Law("attention_backward of -do is that of do, negated, bit for bit", _sign),
+        Law("a key that no query sees has a gradient of 0", _unseen),
+    ],
+    large=Large(
+        {"queries": beyond(64, 128), "keys": beyond(128, 512), "head_dim": [128], "group": [9]},
+        beside={
+            "batch": [1],
+            "queries": [3],
+            "keys": [5],
+            "kv_heads": [1],
+            "group": [2],
+            "head_dim": [8],
+            "mask": ["causal"],
+        },
+    ),
+)

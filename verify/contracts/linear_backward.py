@@ -1,0 +1,69 @@
+"""Backward of a product with a matrix: two more products, one of them over the vectors of a batch."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.backward.linear import linear_backward
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from verify.draw import Values, sizes, values
+from verify.precision import TINY, Precision, precision
+from verify.running_error import exactly, gamma, projected
+
+
+def arguments(
+    *, precision: Precision, batch: int, rows: int, cols: int, x: Values, weight: Values, dy: Values
+) -> Arguments:
+    return {
+        "x": x.array("x", batch, cols, precision=precision),
+        "weight": weight.array("weight", rows, cols, precision=precision),
+        "dy": dy.array("dy", batch, rows, precision=precision),
+    }
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> Expected:
+    """left [m n] times the transpose of right [k n], summed in any order."""
+    y = projected(exactly(left), right)
+    return Expected(y.value, y.error, y.error, np.abs(left) @ np.abs(right).T)
+
+
+def expect(x: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> tuple[Expected, ...]:
+    exact_x, exact_weight, exact_dy = (as_float64(a) for a in (x, weight, dy))
+    magnitudes = np.abs(exact_dy).sum(axis=0)
+    db_error = gamma(len(dy)) * magnitudes + len(dy) * TINY
+    db = Expected(exact_dy.sum(axis=0), db_error, db_error, magnitudes)
+    return _product(exact_dy, exact_weight.T), _product(exact_dy.T, exact_x.T), db
+
+
+def _split(trial: Trial) -> Claim | None:
+    """Gradients of the weight from two parts of a batch add up to the whole batch's."""
+    x, dy = trial.arguments["x"], trial.arguments["dy"]
+    if len(x) < 2:
+        return None
+    parts = [trial.again(x=x[part], dy=dy[part])[1] for part in (slice(None, 1), slice(1, None))]
+    return Claim(as_float64(parts[0]) + as_float64(parts[1]), trial.outputs[1], 3 * trial.bounds[1] + _rounding(parts))
+
+
+def _rounding(parts: list[np.ndarray]) -> np.ndarray:
+    """Each part is rounded to the dtype that is returned, at a size that the whole may not have."""
+    dtype = precision(parts[0].dtype.name)
+    return sum(dtype.unit * np.abs(as_float64(part)) + dtype.smallest for part in parts)
+
+
+CONTRACT = Contract(
+    definition=linear_backward,
+    shapes={
+        "batch": st.sampled_from([1, 2, 3, 7, 8, 9, 33]),
+        "rows": sizes(4, 8, 16, 32, most=65),
+        "cols": sizes(8, 32, 64, most=129),
+    },
+    values={"x": values(-8, 8), "weight": values(-8, 8), "dy": values(-8, 8)},
+    arguments=arguments,
+    expect=expect,
+    domain="x [batch cols], weight [rows cols] and dy [batch rows] of one dtype, summed in float32",
+    bound="hard and alarm: gamma_n of the sum of magnitudes, n terms in any order: rows for dx, vectors for dW and db",
+    laws=[Law("the gradient of a batch is the sum of its parts' gradients", _split)],
+    large=Large(
+        {"batch": beyond(128, 1024), "rows": beyond(1024), "cols": beyond(1024)},
+        beside={"batch": [2], "rows": [3], "cols": [5]},
+    ),
+)

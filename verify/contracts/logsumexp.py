@@ -1,0 +1,82 @@
+"""Log-sum-exp: the errors of all exponentials together move the logarithm by no more than the largest of them."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.logsumexp import logsumexp
+from reference.softmax import softmax
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from verify.contracts.softmax import BLOCKS
+from verify.draw import HIDDEN, Values, hide, sizes, values
+from verify.laws import alone
+from verify.precision import TINY, Precision, U
+from verify.running_error import ELEMENTARY, gamma
+
+
+def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:
+    scores = x.array("x", rows, n, precision=precision, around=around)
+    hides = hide(hidden, rows, n)
+    return {"x": np.where(hides & ~np.all(hides, axis=-1, keepdims=True), precision.dtype.type(-np.inf), scores)}
+
+
+def expect(x: np.ndarray) -> Expected:
+    exact, n = as_float64(x), x.shape[-1]
+    value = logsumexp(exact)
+    top = np.max(exact, axis=-1, keepdims=True)
+    shown = np.isfinite(exact)
+    below, size = np.where(shown, top - exact, 0), np.where(shown, np.abs(exact), 0)
+    # A term is off by its exponent, rounded once or, as 2^(x log2 e - m log2 e), with each product; an online softmax
+    # rescales it by exponents that add up to the spread of the row.
+    off = U * (4 * (size + np.abs(top)) + 6 * np.max(below, axis=-1, keepdims=True))
+    blocks = min(BLOCKS, n)
+    slack = 2 * blocks * ELEMENTARY + gamma(n + 2 * blocks)
+    moved = np.log(np.sum(softmax(exact) * np.exp(np.minimum(off, 100)), axis=-1)) - np.log1p(-slack)
+    log_sum = value - top[:, 0]
+    hard = (moved + ELEMENTARY * (log_sum + moved)) * (1 + U) + 2 * U * np.abs(value) + 4 * TINY
+    furthest = np.max(size, axis=-1)
+    alarm = (16 + 2 * np.sqrt(n) + 8 * furthest + 4 * log_sum) * U + 2 * U * np.abs(value) + 4 * TINY
+    return Expected(value, hard, np.minimum(alarm, hard), np.abs(top[:, 0]) + log_sum)
+
+
+def _shift(trial: Trial) -> Claim | None:
+    x = trial.arguments["x"]
+    shifted = (x + 4).astype(x.dtype)
+    if not np.array_equal(as_float64(shifted), as_float64(x) + 4):
+        return None
+    y = as_float64(trial.outputs[0])
+    return Claim(as_float64(trial.again(x=shifted)[0]) - 4, y, 2 * trial.bounds[0] + 64 * U + _coarser(trial, y))
+
+
+def _coarser(trial: Trial, y: np.ndarray) -> np.ndarray:
+    """The rounding of y + 4, which may be larger than that of y."""
+    return 2 * 2.0**-8 * (np.abs(y) + 4) if trial.outputs[0].dtype.itemsize == 2 else 8 * U * (np.abs(y) + 4)
+
+
+def _one_score(trial: Trial) -> Claim:
+    x = np.full_like(trial.arguments["x"], -np.inf)
+    x[:, -1] = 2
+    return Claim(trial.again(x=x)[0], np.full(len(x), 2.0), 8 * U)
+
+
+CONTRACT = Contract(
+    definition=logsumexp,
+    shapes={"rows": st.sampled_from([1, 2, 3, 5]), "n": sizes(8, 16, 32, 64, 128, 256, most=513)},
+    values={
+        "x": values(-6, 6),
+        "around": st.sampled_from([0.0, -20_000.0, 20_000.0, -100.0, 100.0]),
+        "hidden": st.sampled_from([name for name in HIDDEN if name not in ("first row", "all")]),
+    },
+    arguments=arguments,
+    expect=expect,
+    domain="x [rows n], finite or -inf, but no row of -inf alone",
+    bound="hard: a + s + 4 u log(sum) + 2 u |L|, a = (4 |x| + 4 |max| + 6 (max - x)) u for scores, s = (n + 10 b) u "
+    "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u",
+    laws=[
+        alone("a row", "x"),
+        Law("logsumexp(x + 4) is logsumexp(x) + 4", _shift),
+        Law("a score alone is its own log-sum-exp", _one_score),
+    ],
+    large=Large(
+        {"rows": beyond(64, 1024, 4096), "n": beyond(1024, 4096, 8192, 131_072)}, beside={"rows": [2], "n": [40]}
+    ),
+)
