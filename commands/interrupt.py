@@ -51,8 +51,8 @@ class Interrupts:
         """Wait for the numbers of signals on `pipe`, and end the process after one that `handle` is for."""
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
-            # A command that acts on a signal in its own way has another handler, and is left alone.
-            if number[0] in SIGNALS and signal.getsignal(number[0]) in (self.handle, signal.SIG_IGN):
+            # A command that acts on a signal in its own way is left alone.
+            if number[0] in SIGNALS and not isinstance(signal.getsignal(number[0]), OwnWay):
                 self.end(128 + number[0])
         os.close(pipe)
 
@@ -69,6 +69,16 @@ class Interrupts:
             if sys.stderr and sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), f"{SHOW_CURSOR}\n".encode())
             os._exit(status)
+
+
+class OwnWay:
+    """A handler by which a command acts on a signal and goes on."""
+
+    def __init__(self, act: Callable[[], object]):
+        self._act = act
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._act()
 
 
 def is_importing(frame: FrameType | None) -> bool:
@@ -122,7 +132,7 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
     if before is signal.SIG_IGN:
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, frame: act())
+    signal.signal(signal.SIGINT, OwnWay(act))
     try:
         yield
     finally:

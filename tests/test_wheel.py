@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Path):
     files = [path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
-    expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {"cli.py"}
+    expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {"cli.py", "llamaspec.py"}
     expected = {name for name in expected if not name.startswith(NOT_PACKED)}
     assert {"reference/py.typed", "model/py.typed", "benchmarks/gpu/suite.py"} <= expected
 
