@@ -97,7 +97,7 @@ class Architecture:
             reasons.append("sliding windows")
         if isinstance(config.scaling, Llama3Scaling) and not self.llama3_scaling:
             reasons.append("Llama 3's rescaling of RoPE")
-        if not config.experts_renormalized:
+        if not config.renormalize_experts:
             reasons.append("experts whose weights are not divided by their sum")
         return reasons[0] if reasons else None
 
