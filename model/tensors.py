@@ -208,7 +208,7 @@ def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
 
 
 def rotated_heads(weight: Weight, config: Config) -> int:
-    """Return how many heads, whose pairs RoPE turns, the rows of a weight form; 0: none. Formats order pairs differently."""
+    """Return how many heads with pairs for RoPE the rows of a weight form; 0: none. Formats order pairs differently."""
     return {"q": config.heads, "k": config.kv_heads}.get(weight.part, 0)
 
 
