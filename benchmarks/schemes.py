@@ -29,7 +29,7 @@ from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight
 from model.checkpoints.checkpoint import Codes, Tensor
 from model.checkpoints.checkpoint import Form as CodeForm
 from model.checkpoints.codes import form_of
-from model.checkpoints.gguf.blocks import KINDS
+from model.checkpoints.gguf.blocks import FORMS
 from model.checkpoints.open import open_checkpoint
 from model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
 from model.insight.evaluation_by_tensor import decoded
@@ -64,7 +64,7 @@ DECODED = {
     "float32": Stored(),
     "bfloat16": Stored("bfloat16"),
     **{name: Stored(codes=form_of(name), group=SCHEMES[name].group) for name in SCHEMES},
-    **{f"GGUF {type}": Stored("float32", *KINDS[type]) for type in (*GGML, *SUPERBLOCKS) if type != "Q5_0"},
+    **{f"GGUF {type}": Stored("float32", *FORMS[type]) for type in (*GGML, *SUPERBLOCKS) if type != "Q5_0"},
 }
 DECODED_AS = {"awq": "q4", "gptq": "q4", "smoothquant": "q8_row", "GGUF Q5_0": "GGUF Q8_0"}
 

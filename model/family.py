@@ -1,4 +1,4 @@
-"""What a family of models is: the keys of its config.json, its names in files, its defaults and its switches.
+"""The description of a family of models: its keys of config.json, names in files, defaults and switches.
 
 Each family is a file of `model.families` whose `FAMILY` is described here. Families are found there by module, so that
 a new one is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
@@ -81,7 +81,7 @@ GGUF_SWITCHES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """What llama.cpp calls an architecture; several families may be one."""
+    """An architecture of llama.cpp; several families may share one."""
 
     name: str
     names: Mapping[str, str] = field(default_factory=lambda: GGUF_NAMES)
@@ -91,13 +91,13 @@ class Architecture:
     llama3_scaling: bool = False
 
     def lacks(self, config: Config) -> str | None:
-        """What llama.cpp does not compute of a model of this configuration; None where it computes all."""
+        """Return the first feature of `config` that llama.cpp does not compute here, or None."""
         reasons = [what for switch, what in GGUF_SWITCHES.items() if getattr(config, switch) and switch not in self.has]
         if config.windows and any(config.windows):
             reasons.append("sliding windows")
         if isinstance(config.scaling, Llama3Scaling) and not self.llama3_scaling:
             reasons.append("Llama 3's rescaling of RoPE")
-        if not config.experts_renormalized:
+        if not config.renormalize_experts:
             reasons.append("experts whose weights are not divided by their sum")
         return reasons[0] if reasons else None
 
@@ -126,7 +126,7 @@ class Family:
     stop: int | None = None  # where eos_token_id is absent
 
     def differences(self, config: Config) -> list[str]:
-        """The fields of `config` that no config.json of this family can give."""
+        """List the fields of `config` that no config.json of this family can give."""
         written = self.written(config)
         found = []
         for name in (each.name for each in fields(Config)):
@@ -146,7 +146,7 @@ class Family:
         return found
 
     def written(self, config: Config) -> dict[str, Any]:
-        """The keys of config.json that give single fields; of fields that share one, the last counts."""
+        """Return the keys of config.json that hold one field each; of fields that share a key, the last counts."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
@@ -159,23 +159,23 @@ class Family:
 
 
 def _plain(name: str) -> Any:
-    """The value that a field of `Config` has where nothing is said of it."""
+    """Return the default of a field of `Config`."""
     return next(each.default for each in fields(Config) if each.name == name)
 
 
 def families() -> dict[str, Family]:
-    """The description of every family, by model_type, in alphabetical order."""
+    """Find the description of every family, by model_type, in alphabetical order."""
     found = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
     return {family.name: family for family in sorted(found, key=lambda family: family.name)}
 
 
 def architectures() -> dict[str, Architecture]:
-    """The architectures of llama.cpp that families are, by name."""
+    """Find the architectures of llama.cpp, by name."""
     return {family.gguf.name: family.gguf for family in families().values()}
 
 
 def nearest_family(config: Config) -> Family:
-    """The family whose config.json gives most of `config`; one without a switch of its own is the last choice."""
+    """Choose the family whose config.json gives most of `config`; families with a switch that it lacks come last."""
 
     def distance(family: Family) -> tuple[int, int, int, str]:
         missing = sum(getattr(config, name) != value for name, value in family.switches.items())

@@ -1,10 +1,10 @@
 """The table of weights: the name, shape, logical axes and role of every tensor of a model.
 
-Whatever walks over the weights is a loop over this table: loading on either backend, the layouts of files, the choice
-of what to quantize, calibration, initial values, cuts over several devices.
+Loading on either backend, the layouts of files, quantization, calibration, initial values and cuts over several devices
+are loops over this table.
 
-A weight has one name, that of Hugging Face's Llamas and Mixtrals, whatever file it came from. A `part` says what it is
-within its block, in the words of `reference.llama`; `model.families` names parts as files do.
+A weight has one name in all formats, that of Hugging Face's Llamas and Mixtrals. Its `part` is its place in a block, in
+the words of `reference.llama`; `model.families` maps parts to the names in files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ class Weight(NamedTuple):
     expert: int | None = None
 
     def named(self, names: Mapping[str, str]) -> str:
-        """The name under a table of names such as `NAMES`.
+        """Return the name under a table of names such as `NAMES`.
 
         >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
         >>> [weight.named({**NAMES, "q": "blk.{layer}.attn_q"}) for weight in weights(config)][2]
@@ -125,7 +125,7 @@ _HEAD = _Part("head", ("vocab", "dim"), Role.HEAD, "head")
 
 
 def weights(config: Config) -> Iterator[Weight]:
-    """Every weight of a model of this configuration, in the order of use.
+    """Yield every weight of a model of this configuration, in the order of use.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [weight.part for weight in weights(config)][:5]
@@ -167,12 +167,12 @@ def _made(part: _Part, config: Config, layer: int | None = None, expert: int | N
 
 
 def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor that a checkpoint of this configuration holds, in the order of use."""
+    """Return the name and shape of every tensor of a checkpoint, in the order of use."""
     return {weight.name: weight.shape for weight in weights(config)}
 
 
 def quantizable(config: Config) -> frozenset[str]:
-    """The names of the matrices that a scheme concerns: those that activations are multiplied by, except routers.
+    """Return the names of the matrices to quantize: those that activations are multiplied by, except routers.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=2, experts_per_token=1)
     >>> sorted(set(tensor_shapes(config)) - quantizable(config))[:2]
@@ -182,7 +182,7 @@ def quantizable(config: Config) -> frozenset[str]:
 
 
 def stacks(config: Config) -> list[Stack]:
-    """The arrays that the weights become where they run, in the order of use: [q; k; v] and [gate; up] are one each.
+    """List the arrays to load, in the order of use: [q; k; v] is one, and so is [gate; up].
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> [(stack.field, len(stack.weights)) for stack in stacks(config)][1:4]
@@ -199,7 +199,7 @@ def stacks(config: Config) -> list[Stack]:
 
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
-    """The weights of each block (None: those outside), by part, without biases; a part of experts has one of each."""
+    """Group the weights without biases by block (None: outside) and part; a part of experts has one per expert."""
     found: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:
@@ -208,16 +208,16 @@ def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
 
 
 def rotated_heads(weight: Weight, config: Config) -> int:
-    """How many heads the rows of a weight are whose pairs RoPE turns, and whose order formats differ in; 0: none."""
+    """Return how many heads with pairs for RoPE the rows of a weight form; 0: none. Formats order pairs differently."""
     return {"q": config.heads, "k": config.kv_heads}.get(weight.part, 0)
 
 
 def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
-    """The order of the rows of each stack of several matrices in which an even cut over `n` devices is right.
+    """Order the rows of each stack so that cutting it into `n` equal parts gives every device whole heads.
 
-    By the stack's field: "qkv" and "gate_up". Part i of n equal parts is [q_i; k_i; v_i], or [gate_i; up_i], where
-    x_i is the i-th of n equal parts of x in whole heads. For one device every row stays where it is. Raises ValueError
-    where heads, kv heads or the feed-forward width do not divide.
+    Returns an index by the stack's field, "qkv" and "gate_up". Part i of n is [q_i; k_i; v_i], or [gate_i; up_i], where
+    x_i is the i-th of n equal parts of x. For one device the order is the identity. Raises ValueError if n does not
+    divide the heads, the kv heads or the feed-forward width.
 
     >>> config = Config(4, 1, 2, 2, 2, 2, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> row_order(config, 2)["qkv"].tolist(), row_order(config, 2)["gate_up"].tolist()
@@ -236,7 +236,7 @@ def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
 
 
 def _interleaved(sizes: Sequence[int], n: int) -> Int[np.ndarray, " rows"]:
-    """The rows of matrices of these sizes, one below the other, so that part i of n has part i of each."""
+    """Order the rows of stacked matrices of these sizes so that part i of n has part i of each."""
     starts = np.cumsum([0, *sizes[:-1]])
     parts = [np.split(start + np.arange(size), n) for start, size in zip(starts, sizes, strict=True)]
     return np.concatenate([part[i] for i in range(n) for part in parts])

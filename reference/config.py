@@ -29,7 +29,7 @@ class Config:
 
     experts: int = 0  # feed-forward layers to choose from in each block; 0: one, always used (Mixtral)
     experts_per_token: int = 0
-    experts_renormalized: bool = True  # the chosen experts' weights are divided by their sum (not in every Qwen3-MoE)
+    renormalize_experts: bool = True  # the chosen experts' weights are divided by their sum (not in every Qwen3-MoE)
 
     tied: bool = False  # the output projection is the embedding table (Llama 3.2, Qwen)
     qkv_bias: bool = False  # Qwen2

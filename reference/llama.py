@@ -116,7 +116,7 @@ def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Confi
     """The feed-forward half of a block: one layer, or some of many experts."""
     n = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
-        chosen, renormalized = config.experts_per_token, config.experts_renormalized
+        chosen, renormalized = config.experts_per_token, config.renormalize_experts
         return add(x, moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized))
     gate, up, down = layer.ffn
     return add(x, linear(swiglu(linear(n, *gate), linear(n, *up)), *down))

@@ -170,8 +170,8 @@ def test_heads_that_cannot_share_are_refused():
         attention_backward(q, k, k, np.zeros((1, 1)), q)
 
 
-@given(seed=seeds, tokens=sizes, experts=sizes, per_token=st.integers(1, 3))
-def test_moe(seed, tokens, experts, per_token):
+@given(seed=seeds, tokens=sizes, experts=sizes, per_token=st.integers(1, 3), renormalized=st.booleans())
+def test_moe(seed, tokens, experts, per_token, renormalized):
     per_token, draw = min(per_token, experts), normal(seed)
     x, router, dy = draw(size=(tokens, 4)), draw(size=(experts, 4)), draw(size=(tokens, 4))
     gate, up, down = draw(size=(experts, 3, 4)), draw(size=(experts, 3, 4)), draw(size=(experts, 4, 3))
@@ -183,9 +183,10 @@ def test_moe(seed, tokens, experts, per_token):
         hidden = jnp_swiglu(jnp.einsum("td,efd->tef", x, gate), jnp.einsum("td,efd->tef", x, up))
         outputs = jnp.einsum("tef,edf->ted", hidden, down)
         picked = jnp.take_along_axis(outputs, chosen[..., None], axis=1)
-        return jnp.einsum("tc,tcd->td", weights / weights.sum(axis=-1, keepdims=True), picked)
+        weights = weights / weights.sum(axis=-1, keepdims=True) if renormalized else weights
+        return jnp.einsum("tc,tcd->td", weights, picked)
 
-    slopes = moe_backward(x, router, gate, up, down, dy, experts_per_token=per_token)
+    slopes = moe_backward(x, router, gate, up, down, dy, experts_per_token=per_token, renormalized=renormalized)
     assert_is_vjp(mixed, (x, router, gate, up, down), dy, slopes)
 
 

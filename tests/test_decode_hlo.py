@@ -12,7 +12,7 @@ from benchmarks.model_speed import GREEDY, _decoding
 from benchmarks.random_model import random_cache, random_params, random_shapes
 from benchmarks.schemes import Stored, shapes
 from model.cache import LayerCache, empty_cache
-from model.checkpoints.gguf.blocks import KINDS
+from model.checkpoints.gguf.blocks import FORMS
 from model.forward import decode
 from model.insight.profile import named, parts_of
 from model.ops.attention import SPANS
@@ -45,8 +45,8 @@ PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "con
 
 
 def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
-    if scheme in KINDS:
-        params = shapes(CONFIG, Stored(dtype, *KINDS[scheme]), positions=CAPACITY)
+    if scheme in FORMS:
+        params = shapes(CONFIG, Stored(dtype, *FORMS[scheme]), positions=CAPACITY)
     else:
         params = random_shapes(CONFIG, dtype=np.dtype(dtype), positions=CAPACITY, quantize=scheme)
     cache = jax.eval_shape(partial(empty_cache, CONFIG, batch=1, capacity=CAPACITY, dtype=np.dtype(dtype)))

@@ -20,7 +20,7 @@ from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import seeds
 from verify.running_error import NO_BOUND, exactly, moe_add
 
-PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, experts_renormalized=False)
+PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, renormalize_experts=False)
 
 
 def test_a_family_is_a_file():
@@ -61,7 +61,7 @@ def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
         return found.value, found.error
 
     value, error = computed(PLAIN)
-    renormalized, _ = computed(replace(PLAIN, experts_renormalized=True))
+    renormalized, _ = computed(replace(PLAIN, renormalize_experts=True))
     clear = (error < NO_BOUND).all(axis=1)
     assert (np.abs(renormalized - value) > error)[clear].any(axis=1).all()
 

@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def both(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
-    """One tokenizer, in a GGUF file and in a file of its own."""
+    """Load one tokenizer from a GGUF file, and from a file of its own."""
     folder = tmp_path_factory.mktemp("tokenizer")
     name, make = KINDS[request.param]
     raw, keys = make()

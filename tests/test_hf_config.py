@@ -46,7 +46,7 @@ def test_absent_keys_mean_what_transformers_makes_them(family, kv_heads, head_di
     assert config.windows == (window and (window,) * 3)
     experts = {"mixtral": (8, 2), "qwen3_moe": (128, 8)}
     assert (config.experts, config.experts_per_token) == experts.get(family, (0, 0))
-    assert config.experts_renormalized == (family != "qwen3_moe")
+    assert config.renormalize_experts == (family != "qwen3_moe")
     assert config.qkv_bias == (family == "qwen2")
     assert config.qk_norm == family.startswith("qwen3")
     assert not config.o_bias
@@ -85,7 +85,7 @@ def test_absent_keys_mean_what_transformers_makes_them(family, kv_heads, head_di
         ),
         ("qwen3_moe", {"intermediate_size": 5}, {"ffn": 24}),
         ("qwen3_moe", {"num_experts": 9}, {"experts": 9}),
-        ("qwen3_moe", {"num_local_experts": 9, "norm_topk_prob": True}, {"experts": 9, "experts_renormalized": True}),
+        ("qwen3_moe", {"num_local_experts": 9, "norm_topk_prob": True}, {"experts": 9, "renormalize_experts": True}),
         ("qwen3_moe", {"sliding_window": 4}, {"windows": None}),
         ("qwen3_moe", {"sliding_window": 4, "use_sliding_window": True}, {"windows": (4, 4, 4)}),
         ("qwen3_moe", {"mlp_only_layers": None, "decoder_sparse_step": 1}, {"experts": 128}),
@@ -161,7 +161,7 @@ def configs(draw) -> dict:
         windows=windows if windows and any(windows) else None,
         experts=experts,
         experts_per_token=draw(st.integers(1, experts)) if experts else 0,
-        experts_renormalized=family != "qwen3_moe" or draw(st.booleans()),
+        renormalize_experts=family != "qwen3_moe" or draw(st.booleans()),
         tied=draw(st.booleans()),
         qkv_bias=bias or family == "qwen2",
         o_bias=bias,

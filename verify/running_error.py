@@ -304,7 +304,7 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts)
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
-    chosen, renormalized = config.experts_per_token, config.experts_renormalized
+    chosen, renormalized = config.experts_per_token, config.renormalize_experts
     return rounded(mixed(n, layer.ffn, x, experts_per_token=chosen, renormalized=renormalized, unit=unit), unit)
 
 

@@ -12,7 +12,7 @@ FAMILY = Family(
         "ffn": ("moe_intermediate_size",),
         "experts": ("num_experts", "num_local_experts"),  # as the hub has it, and as transformers 5 writes it
         "experts_per_token": ("num_experts_per_tok",),
-        "experts_renormalized": ("norm_topk_prob",),
+        "renormalize_experts": ("norm_topk_prob",),
         "qkv_bias": ("attention_bias",),
         "o_bias": ("attention_bias",),
     },
@@ -29,7 +29,7 @@ FAMILY = Family(
         "kv_heads": 4,
         "experts": 128,
         "experts_per_token": 8,
-        "experts_renormalized": False,
+        "renormalize_experts": False,
         "qkv_bias": False,
         "o_bias": False,
     },

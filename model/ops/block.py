@@ -68,7 +68,7 @@ def moe_add(
     n = rmsnorm(x, layer.ffn_norm, eps=config.eps).astype(x.dtype)
     p = jax.nn.softmax(product(n, layer.ffn.router), axis=-1)  # [batch, seq, experts]
     weights, chosen = lax.top_k(p, config.experts_per_token)
-    if config.experts_renormalized:
+    if config.renormalize_experts:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)  # [batch, seq, experts_per_token]
 
     def expert(ffn: FeedForward):

@@ -4,7 +4,8 @@ r"""Backward of a mixture of experts (Shazeer et al., 2017, https://arxiv.org/ab
 
 An expert gets w_e dy, and passes it back as a feed-forward layer does. Its weight gets dw_e = <dy, f_e(x)>. The w of
 the chosen T are a softmax over their scores alone, so the scores of T get a softmax's gradient and all others get 0:
-which experts are chosen is a step function, whose gradient is 0 wherever it has one.
+which experts are chosen is a step function, whose gradient is 0 wherever it has one. Where the weights are not
+renormalized, w_e = p_e, and the softmax over all experts passes dw back to all scores.
 """
 
 import numpy as np
@@ -15,6 +16,7 @@ from reference.backward.softmax import softmax_backward
 from reference.backward.swiglu import swiglu_backward
 from reference.linear import linear
 from reference.moe import route
+from reference.softmax import softmax
 from reference.swiglu import swiglu
 
 
@@ -27,6 +29,7 @@ def moe_backward(
     dy: Float[np.ndarray, "tokens dim"],
     *,
     experts_per_token: int,
+    renormalized: bool = True,
 ) -> tuple[
     Float[np.ndarray, "tokens dim"],
     Float[np.ndarray, "experts dim"],
@@ -42,7 +45,7 @@ def moe_backward(
     array([[0.]])
     """
     x, dy = x.astype(np.float64, copy=False), dy.astype(np.float64, copy=False)
-    chosen, weights = route(x, router, experts_per_token=experts_per_token)
+    chosen, weights = route(x, router, experts_per_token=experts_per_token, renormalized=renormalized)
     dx, dweights = np.zeros(x.shape), np.zeros(weights.shape)
     dgate, dup, ddown = (np.zeros(a.shape) for a in (gate, up, down))
     for expert in range(len(router)):
@@ -55,7 +58,12 @@ def moe_backward(
         by_gate, dgate[expert], _ = linear_backward(x[token], gate[expert], da)
         by_up, dup[expert], _ = linear_backward(x[token], up[expert], db)
         dx[token] += by_gate + by_up
-    dscores = np.zeros((len(x), len(router)))
-    np.put_along_axis(dscores, chosen, softmax_backward(weights, dweights), axis=-1)
+    if renormalized:
+        dscores = np.zeros((len(x), len(router)))
+        np.put_along_axis(dscores, chosen, softmax_backward(weights, dweights), axis=-1)
+    else:
+        dp = np.zeros((len(x), len(router)))
+        np.put_along_axis(dp, chosen, dweights, axis=-1)
+        dscores = softmax_backward(softmax(linear(x, router)), dp)
     by_router, drouter, _ = linear_backward(x, router, dscores)
     return dx + by_router, drouter, dgate, dup, ddown

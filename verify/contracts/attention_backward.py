@@ -52,11 +52,13 @@ def expect(
         _bounds(*(as_float64(a) for a in row), unit=dtype.unit, smallest=dtype.smallest)
         for row in zip(q, k, v, mask, do, strict=True)
     ]
-    dq, dk, dv = (
-        Expected(value, *(np.stack([row[i][part] for row in rows]) for part in (0, 0, 1)))
-        for i, value in enumerate(values)
-    )
+    dq, dk, dv = (_expected(value, [row[i] for row in rows]) for i, value in enumerate(values))
     return dq, dk, dv
+
+
+def _expected(value: np.ndarray, rows: list[tuple[np.ndarray, np.ndarray]]) -> Expected:
+    error, size = (np.stack([row[part] for row in rows]) for part in (0, 1))
+    return Expected(value, error, error, size)
 
 
 def _bounds(

@@ -46,7 +46,7 @@ def _split(trial: Trial) -> Claim | None:
 def _rounding(parts: list[np.ndarray]) -> np.ndarray:
     """Each part is rounded to the dtype that is returned, at a size that the whole may not have."""
     dtype = precision(parts[0].dtype.name)
-    return sum(dtype.unit * np.abs(as_float64(part)) + dtype.smallest for part in parts)
+    return np.sum([dtype.unit * np.abs(as_float64(part)) + dtype.smallest for part in parts], axis=0)
 
 
 CONTRACT = Contract(
