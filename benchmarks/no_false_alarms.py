@@ -122,7 +122,9 @@ def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.no_false_alarms", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.no_false_alarms", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("groups", nargs="+", choices=EXAMPLES, metavar="|".join(EXAMPLES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", type=int, help="default: 10,000, and 200 for kernels")

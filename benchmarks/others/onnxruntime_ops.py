@@ -80,15 +80,17 @@ def _rope(x, positions, frequencies, *, interleaved):
 def attention_prefill(q, k, v, offsets, *, window):
     """Attend over a prompt, with one offset for the whole batch."""
     offset, queries = int(offsets[0]), q.shape[1]
-    new = (a[:, offset : offset + queries] for a in (k, v))
-    return _grouped(q, *new, k[:, :offset], v[:, :offset], np.full(len(q), offset + queries), window=window)
+    new_k, new_v = (a[:, offset : offset + queries] for a in (k, v))
+    return _grouped(q, new_k, new_v, k[:, :offset], v[:, :offset], np.full(len(q), offset + queries), window=window)
 
 
 def attention_decode(q, k, v, lengths, *, window):
     """Attend over a cache with lengths of 1 or more."""
-    new = (np.stack([row[length - 1] for row, length in zip(a, lengths, strict=True)])[:, None] for a in (k, v))
-    past = (a[:, : max(lengths) - 1] for a in (k, v))
-    return _grouped(q[:, None], *new, *past, lengths, window=window)[:, 0]
+    new_k, new_v = (
+        np.stack([row[length - 1] for row, length in zip(a, lengths, strict=True)])[:, None] for a in (k, v)
+    )
+    past_k, past_v = (a[:, : max(lengths) - 1] for a in (k, v))
+    return _grouped(q[:, None], new_k, new_v, past_k, past_v, lengths, window=window)[:, 0]
 
 
 def _grouped(q, new_k, new_v, past_k, past_v, lengths, *, window):
