@@ -312,7 +312,15 @@ ATTENTION = Contract(
     ],
     large=Large(
         {"batch": beyond(8, 64), "queries": beyond(16, 64, 128), "keys": beyond(128, 512, 1024, 4096), **MANY_HEADS},
-        beside={"batch": [2], "queries": [3], "keys": [20], "kv_heads": [2], "group": [2], "head_dim": [8]},
+        beside={
+            "batch": [2],
+            "queries": [3],
+            "keys": [20],
+            "kv_heads": [2],
+            "group": [2],
+            "head_dim": [8],
+            "mask": ["causal", "ragged", "window", "every other"],
+        },
     ),
 )
 PREFILL = Contract(
@@ -390,6 +398,6 @@ PAGED = Contract(
             "spare": (65,),
             **MANY_HEADS,
         },
-        beside={**BESIDE, "lengths": [(19, 5)], "page": [4]},
+        beside={**BESIDE, "lengths": [(291, 5)], "page": [4]},
     ),
 )

@@ -37,10 +37,23 @@ def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str)
 def _powers_of_two(trial: Trial) -> Claim | None:
     """Multiply x by 4, which changes its exponents and nothing else."""
     x = trial.arguments["x"]
-    larger = (x * 4).astype(x.dtype)
+    with np.errstate(over="ignore"):  # what overflows is no power of two larger
+        larger = (x * 4).astype(x.dtype)
     if not np.array_equal(as_float64(larger), 4 * as_float64(x)):
         return None
     return Claim(as_float64(trial.again(x=larger)[0]), 4 * as_float64(trial.outputs[0]), 5 * trial.bounds[0])
+
+
+def _groups_apart(trial: Trial) -> Claim | None:
+    """Make the first group of x large where the codes are 0: it costs the other groups nothing."""
+    x, codes = trial.arguments["x"].copy(), trial.arguments["codes"].copy()
+    group = SCHEMES[trial.arguments["scheme"]].group or GROUP
+    if len(x) <= group or np.max(np.abs(as_float64(x))) > 16:
+        return None
+    codes[:, :group] = 0
+    before = trial.again(codes=codes)[0]
+    x[:group] = 1024
+    return Claim(trial.again(x=x, codes=codes)[0], before, 2 * trial.bounds[0])
 
 
 CONTRACT = Contract(
@@ -52,7 +65,7 @@ CONTRACT = Contract(
     domain="x [cols], |x| below 2^127; " + STORED + "; schemes of whole numbers: " + ", ".join(INTEGER),
     bound="hard: that of gemv_quantized, or of digits whose sums are exact, and 2^-21 |W| max |x| over each group of "
     "columns, the scale's own or 128; alarm: (4 sqrt(n) + 16) u |W| |x| and the same",
-    laws=[Law("4 x gives 4 y", _powers_of_two)],
+    laws=[Law("4 x gives 4 y", _powers_of_two), Law("groups keep their own exponents", _groups_apart)],
     large=Large(
         {"cols": beyond(2048, 4096, 8192), "rows": beyond(64, 1024, 4096)}, beside={"rows": [3], "cols": [192]}
     ),

@@ -93,7 +93,15 @@ SHAPES = {
     "experts": st.sampled_from([1, 2, 3, 4, 5, 8]),
 }
 LARGE = {"tokens": beyond(8, 64, 256), "dim": beyond(64, 1024, 4096), "chosen": (4, 6, 8)}
-BESIDE = {"tokens": [3], "dim": [24], "experts": [9], "chosen": [2]}
+BESIDE = {
+    "tokens": [3],
+    "dim": [24],
+    "experts": [9],
+    "chosen": [2],
+    # Logits of about 1 for many features, so that the choice is clear.
+    "x": ["normal(1)", "normal(2)"],
+    "router": ["normal(3) * 2**-5", "normal(4) * 2**-6"],
+}
 ROUTE = Contract(
     definition=route,
     shapes={**SHAPES, "chosen": st.sampled_from([1, 2, 3])},
@@ -104,7 +112,7 @@ ROUTE = Contract(
     "is, where no rounding could change it",
     bound="hard and alarm: experts exact; weights by running error analysis of logits, softmax and quotient",
     laws=[Law("weights sum to 1", _weights_sum_to_one)],
-    large=Large({**LARGE, "experts": beyond(16, 32, 64, 256)}, beside=BESIDE),
+    large=Large({**LARGE, "experts": (*beyond(16, 32, 64), 601)}, beside=BESIDE),
 )
 MOE = Contract(
     definition=moe,
@@ -117,6 +125,7 @@ MOE = Contract(
     bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
     laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed)],
     large=Large(
-        {**LARGE, "experts": beyond(16, 32, 64, 128), "ffn": beyond(32, 256, 1024)}, beside={**BESIDE, "ffn": [5]}
+        {**LARGE, "experts": beyond(16, 32, 64, 128), "ffn": beyond(32, 256, 1024)},
+        beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
     ),
 )

@@ -151,7 +151,10 @@ BLOCKS = {"rows": st.sampled_from([1, 2]), "blocks": st.sampled_from([1, 2, 3])}
 # Types that search for their scales define the outcome, not the bytes, so they are not listed.
 ENCODED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
 LARGE = Large({"rows": beyond(16, 128, 1024), "cols": beyond(256, 1024, 4096)}, beside={"rows": [2], "cols": [80]})
-MANY_PAIRS = Large({"rows": beyond(16, 128, 1024), "pairs": beyond(256, 4096)}, beside={"rows": [2], "pairs": [20]})
+MANY_PAIRS = Large(
+    {"rows": beyond(16, 128, 1024), "pairs": beyond(256, 4096)},
+    beside={"rows": [2], "pairs": [20], "scheme": ["q4", "nf4", "mxfp4", "q8"]},
+)
 MANY_BLOCKS = Large({"rows": beyond(16, 128, 1024), "blocks": (5, 33, 129)}, beside={"rows": [2], "blocks": [2]})
 STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
 

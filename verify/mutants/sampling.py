@@ -126,10 +126,9 @@ probabilities in float16
     - p = np.exp((scores - np.max(scores)) / np.float32(temperature))
     + p = f16(np.exp((scores - np.max(scores)) / np.float32(temperature)))
 right up to 1,024 tokens
-    - p = p / np.sum(p)
-    -     if 0 < top_k
-    + p = p / np.sum(p[:1024])
-    +     if 0 < top_k
+    - return (p / np.sum(p)).astype(logits.dtype)
+    + p[1024:] = 0
+    +     return (p / np.sum(p)).astype(logits.dtype)
 """,
 )
 DRAW = implementation(
