@@ -250,6 +250,18 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
     return found
 
 
+def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """`only` of a contract itself, which may leave the domains of its draws, with the texts of arrays read."""
+
+    def read(choice: Any) -> Any:
+        try:
+            return Values.parse(choice) if isinstance(choice, str) else choice
+        except ValueError:
+            return choice
+
+    return {name: tuple(map(read, choices)) for name, choices in only.items()}
+
+
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
     """For each draw that `only` narrows, how many of its values or kinds of array are left, and of how many."""
     found = {}

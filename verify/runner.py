@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from verify.candidate import Candidate, Failure, NoVerdict
 from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
-from verify.domain import narrowed, shares
+from verify.domain import narrowed, parsed, shares
 from verify.judge import Finding, broken, judge, returned_precision
 from verify.precision import Precision
 
@@ -103,7 +103,7 @@ def verify(
     search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
         if not search.smallest and not search.cut_short:
-            strategy = _strategy(contract, seed=seed, shapes=None, only=narrowed(contract, sizes))
+            strategy = _strategy(contract, seed=seed, shapes=None, only=parsed(sizes))
             search.run(strategy, examples=2, seed=seed + number)
     if search.may_shrink and shapes is not None:  # a smaller one may exist among all shapes
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
