@@ -118,7 +118,7 @@ def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, confi
     """Gradients through the feed-forward half for its input, its norm and its matrices."""
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
-        chosen, renormalized = config.experts_per_token, config.experts_renormalized
+        chosen, renormalized = config.experts_per_token, config.renormalize_experts
         dnormed, *slopes = moe_backward(normed, *layer.ffn, dy, experts_per_token=chosen, renormalized=renormalized)
         ffn = Experts(*slopes)
     else:
