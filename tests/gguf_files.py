@@ -154,7 +154,7 @@ def tensors_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32
 
 
 def rope_factors(config: dict) -> np.ndarray | None:
-    """What llama.cpp's converter makes of Llama 3's rescaling, in float32 as there."""
+    """Compute llama.cpp's factors for Llama 3's rescaling, in float32 as its converter does."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type") != "llama3":
         return None

@@ -34,7 +34,7 @@ class Libggml:
         self._requests, self._answers = process.stdin, process.stdout
 
     def quantize(self, w: np.ndarray, type: str) -> np.ndarray:
-        """Of float32 [rows, cols], bytes [rows, bytes]."""
+        """Quantize float32 [rows, cols] to bytes [rows, bytes]."""
         blocks = self._ask(quantize=type, cols=w.shape[1], data=_text(w.astype("<f4").tobytes()))
         return np.frombuffer(base64.b64decode(blocks), np.uint8).reshape(len(w), -1)
 
@@ -43,7 +43,7 @@ class Libggml:
         return _floats(self._ask(dequantize=type, data=_text(blocks.tobytes())))
 
     def logits(self, file: Path, ids: list[int]) -> np.ndarray:
-        """What llama.cpp computes, float32 [seq, vocab]."""
+        """Compute llama.cpp's logits, float32 [seq, vocab]."""
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -67,7 +67,7 @@ class Libggml:
 
 @contextmanager
 def libggml(python: str) -> Iterator[Libggml]:
-    """Of a Python that has it."""
+    """Start the Python that has libggml."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([python, "-m", "tests.libggml"], text=True, cwd=ROOT, **pipes) as process:
         try:

@@ -34,7 +34,7 @@ HF_NAMES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a header says. Four heads of four, two of them shared: every dimension is different."""
+    """Sizes in a header. Four heads of four, two of them shared: every dimension is different."""
 
     dim: int = 16
     ffn: int = 24
@@ -114,7 +114,7 @@ def write(path: Path, version: int = 0, **kwargs) -> Path:
 
 
 def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, group: int = 8) -> dict[str, np.ndarray]:
-    """What a reader should return for `file_bytes` of the same arguments, by Hugging Face's names."""
+    """Give the tensors that a reader must return for `file_bytes` of the same arguments, by Hugging Face's names."""
     expected = {}
     for name, stacked in random_weights(sizes, tied=tied, seed=seed).items():
         for layer in range(sizes.layers if name in PER_LAYER else 1):

@@ -29,7 +29,7 @@ def load_with_tokenizer(path: str | Path) -> None:
 
 
 def refusal(path: str | Path, *, named: str | None = None) -> str:
-    """What `load` says about `path`, which must be refused; the message names `named`, or else `path`."""
+    """Return the message with which `load` refuses `path`; the message names `named`, or else `path`."""
     message = bounded.process().refusal(load, str(path))
     assert message is not None, "it was loaded"
     check_message(message, named or str(path))

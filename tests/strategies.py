@@ -1,4 +1,4 @@
-"""What the tests draw, and how they judge what comes back."""
+"""Strategies that the tests draw from, and assertions that judge results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_to
 
 
 class Rule(NamedTuple):
-    """What the files at or under `place` may import. A name stands for the modules under it, too."""
+    """Imports allowed in the files at or under `place`. A name stands for the modules under it, too."""
 
     place: str
     only: tuple[str, ...] = ()  # nothing else; empty: anything

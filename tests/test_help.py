@@ -1,4 +1,4 @@
-"""What help and README tell people to type is understood."""
+"""Commands in help texts and README are understood."""
 
 import re
 import shlex

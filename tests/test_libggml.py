@@ -74,7 +74,7 @@ def test_weights_are_those_of_ggml(live, name, seed):
 
 @pytest.mark.parametrize("form", ["float32", "q8_0"])
 def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form):
-    """Where activations are rounded, at the first position: later ones see numbers that are at a tie."""
+    """Compare the first position where activations are rounded: later ones see numbers at a tie."""
     path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
     quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
     convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
@@ -95,7 +95,7 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """Of its own vectors, rounded here, with the matrices that its own quantizer made: no number is at a tie.
+    """Compare products of llama.cpp's own vectors and matrices, rounded here: no number is at a tie.
 
     Float32 sums of exact sums of integers: no more roundings than there are products, and a few of the scales.
     """

@@ -9,7 +9,7 @@ lengths = sizes(4)
 
 
 def magnitude(x, weight):
-    """What the bound of a dot product is relative to: sum |x_i| |w_i|."""
+    """Compute sum |x_i| |w_i|, which the bound of a dot product is relative to."""
     return linear(np.abs(x), np.abs(weight))
 
 

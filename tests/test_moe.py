@@ -20,7 +20,7 @@ def draw_layer(noise, experts):
 
 
 def opinions(x, gate, up, down):
-    """What every expert says of every token, and a magnitude for its error: [experts, tokens, dim] each."""
+    """Compute every expert's output for every token, and a magnitude for its error: [experts, tokens, dim] each."""
     hidden = [swiglu(linear(x, g), linear(x, u)) for g, u in zip(gate, up, strict=True)]
     says = np.stack([linear(h, d) for h, d in zip(hidden, down, strict=True)])
     # Sums of DIM terms go into gate and up, and silu changes by at most 1.1 of what its argument does.

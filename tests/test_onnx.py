@@ -26,7 +26,7 @@ from tests.strategies import assert_within, attention_bound, roundoff
 
 
 class Due(NamedTuple):
-    """What an output of a case should be."""
+    """An expected output of a case."""
 
     value: np.ndarray
     bound: np.ndarray | float

@@ -104,7 +104,7 @@ def test_the_search_is_no_worse_than_ggmls(name):
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_every_block_comes_back(name):
-    """What is stored, whatever it is, is read and written again without loss."""
+    """Any stored block is read and written again without loss."""
     kind = TYPES[name]
     stored = read(GOLDENS["dequantized"][name]["blocks"]).reshape(-1, kind.bytes)
     if name == "TQ1_0":  # 13 of 256 bytes are no five trits, and a fifth trit may stand where there are four

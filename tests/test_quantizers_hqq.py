@@ -18,7 +18,7 @@ weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2*
 
 
 def plain(w: np.ndarray, *, bits: int, group: int) -> hqq.Hqq:
-    """What the iteration starts from."""
+    """Quantize to nearest, where the iteration starts."""
     groups = w.astype(np.float64).reshape(len(w), -1, group)
     lo = np.min(groups, axis=-1)
     scales = ((np.max(groups, axis=-1) - lo) / (2**bits - 1)).astype(np.float32)
@@ -40,7 +40,7 @@ def test_the_sum_is_no_larger_than_hqqs():
 
 
 def test_a_step_is_hqqs():
-    """Which computes in float32."""
+    """HQQ computes in float32."""
     groups = 4 * Weights("normal", seed=20)(4, 64).astype(np.float64)
     start = plain(groups, bits=2, group=64)
     zeros = hqq.refit(groups, start.scales[:, 0], start.zeros[:, 0], bits=2, beta=hqq.BETA)

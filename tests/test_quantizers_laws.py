@@ -1,4 +1,4 @@
-"""What every quantizer does, or says that it does not: the laws in a table, so that no family is left out.
+"""Laws that every quantizer keeps, or says that it does not keep: a table, so that no family is left out.
 
 Of what is read back, Q(w) = dequantize(quantize(w)):
 
@@ -63,7 +63,7 @@ class Family(NamedTuple):
 
 
 def inputs(cols: int) -> np.ndarray:
-    """Of a layer: the same each time, and correlated."""
+    """Draw a layer's inputs: the same each time, and correlated."""
     random = np.random.RandomState(6)
     return random.standard_normal((2 * cols, cols)) @ random.standard_normal((cols, cols))
 
@@ -183,7 +183,7 @@ def tied(seed: int, cols: int) -> np.ndarray:
 
 
 def wide(seed: int, cols: int) -> np.ndarray:
-    """Of blocks of 16 the first up to 1, the others from 2^-20 to 2^-10: to the end of what scales of 8 bits hold."""
+    """Draw blocks of 16, the first up to 1, the others from 2^-20 to 2^-10: the ends of 8-bit scales."""
     random = np.random.RandomState(seed)
     w = random.uniform(0.5, 1, (ROWS, cols)) * np.copysign(1, random.standard_normal((ROWS, cols)))
     exponents = np.repeat(random.uniform(-20, -10, (ROWS, cols // 16)), 16, axis=1)
@@ -267,7 +267,7 @@ def test_nvfp4_is_a_fixed_point_where_its_scales_are_normal(kind, seed):
 
 @given(kind=kinds, seed=seeds, bits=st.integers(2, 8))
 def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
-    """Where zero is not so near to the middle between two codes that the rounding of s may move it across."""
+    """Laws hold unless zero is so near the middle between two codes that the rounding of s may move it across."""
     w = draw(kind, seed, COLS)
 
     def read(w: np.ndarray) -> np.ndarray:

@@ -88,7 +88,7 @@ def test_every_tie_and_its_neighbors(name):
 
 @given(name=names, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-30, 30))
 def test_rounding_is_that_of_ml_dtypes(name, seed, exponent):
-    """Which rounds float32 once, too, and does not saturate: it is clipped first."""
+    """ml_dtypes also rounds float32 once, but does not saturate: numbers are clipped first."""
     to = FORMATS[name]
     x = Weights("normal", seed, exponent)(64)
     clipped = np.clip(x, -to.largest, to.largest).astype(np.float32)
@@ -189,7 +189,7 @@ def test_powers_of_two_pass_into_the_scale(to, exponent, seed, power):
 @pytest.mark.parametrize("to", FORMATS.values())
 @pytest.mark.parametrize("power", [-100, 0, 100])
 def test_exponents_at_the_ends_of_a_format(to, power):
-    """Where the largest number fits exactly, and a little beyond."""
+    """Try the exponents where the largest number fits exactly, and a little beyond."""
     top = np.array([np.ldexp(to.largest, power)])
     beyond = np.nextafter(top, np.inf)
     np.testing.assert_array_equal([mx.ceil_exponent(a, to)[0] for a in (top, beyond)], [power, power + 1])

@@ -139,7 +139,7 @@ def test_codebooks(weights, bits):
 
 @given(weights=weights)
 def test_masks(weights):
-    """What is kept is kept when more is kept."""
+    """A weight that is kept stays kept when more weights are."""
     w = weights(4, 16)
     for keep in range(16):
         for few, more in (

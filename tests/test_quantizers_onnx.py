@@ -130,7 +130,7 @@ def cast(case: Case) -> None:
 
 
 def casts() -> list[Case]:
-    """Those to or from a minifloat that is defined here; all but three of ONNX's tests of saturation."""
+    """List casts to or from a minifloat that is defined here; all but three of ONNX's tests of saturation."""
     cases = []
     for case in node_cases()["Cast"]:
         dtypes = {needed(case, 0).dtype, output(case).dtype}

@@ -126,7 +126,7 @@ def test_every_byte_comes_back(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_codes_come_back(name, seed):
-    """Of random bytes, so that all combinations may occur; bit for bit, as some are a scale that is NaN."""
+    """Random bytes cover all combinations. Compare bit for bit, since some are a scale that is NaN."""
     unpack, pack, count = LAYOUTS[name]
     codes = unpack(np.random.RandomState(seed).randint(0, 256, (32, count)).astype(np.uint8))
     again = unpack(pack(codes))

@@ -22,7 +22,7 @@ alphas = st.sampled_from([0.0, 0.25, 0.5, 0.85, 1.0])
 
 @pytest.mark.parametrize("alpha", sorted(GOLDENS["factors"]))
 def test_factors_are_those_of_torchao(alpha):
-    """Which adds 2^-23 to both maxima, and works in float32."""
+    """torchao adds 2^-23 to both maxima, and works in float32."""
     x, w = inputs(GOLDENS["tokens"], GOLDENS["cols"]), Weights("normal", seed=20)(GOLDENS["rows"], GOLDENS["cols"])
     x_tops, w_tops = np.max(np.abs(x), axis=0), np.max(np.abs(w), axis=0)
     s = smoothquant.factors(x_tops, w, alpha=float(alpha))

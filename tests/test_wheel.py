@@ -1,4 +1,4 @@
-"""What is published works away from this repository: the wheel's contents, and a generation from it alone."""
+"""The published wheel works away from this repository: its contents, and a generation from it alone."""
 
 import os
 import shutil

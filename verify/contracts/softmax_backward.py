@@ -37,7 +37,7 @@ def _constant(trial: Trial) -> Claim:
 
 
 def _nothing(trial: Trial) -> Claim | None:
-    """Where p is 0, so is the gradient, bit for bit."""
+    """A probability of 0 has a gradient of 0, bit for bit."""
     seen = as_float64(trial.arguments["p"]) != 0
     return None if seen.all() else Claim(np.where(seen, 0, as_float64(trial.outputs[0])), np.zeros(seen.shape), 0.0)
 
