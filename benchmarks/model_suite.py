@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,17 +12,13 @@ from benchmarks.model_profile import profiled
 from benchmarks.model_speed import (
     GREEDY,
     Programs,
-    compile_programs,
     decoding,
     first_token_seconds,
     prefill_seconds,
 )
-from benchmarks.random_model import random_checkpoint, random_params, random_shapes
 from benchmarks.report import Row, skipped, timed, with_shares
 from benchmarks.resident import forget_peak, peak_resident_bytes
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.checkpoints.open import open_checkpoint
+from benchmarks.timed_model import DRAWN, TimedModel, choose_model
 from model.insight.cost import Cost, decode_cost, prefill_cost
 from model.insight.machine import (
     Ceilings,
@@ -36,125 +31,22 @@ from model.insight.machine import (
     this_machine,
 )
 from model.insight.plan import DEVICES, Plan, make_plan
-from model.insight.profile import Trace, named
-from model.insight.shapes import SHAPES
+from model.insight.profile import Trace
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
-from model.llama import BackendName, choose_dtype, load_backend
-from model.ops.choice import check_kernels, ops_for
+from model.llama import BackendName, load_backend
 from model.options import SamplingOptions, choose_context
-from model.running.device import default_device, free_bytes
-from model.running.memory import Memory, check_fits, memory_of
-from model.running.programs import longest_burst, prompt_chunk
 from model.running.session import Session
 from model.system import return_freed_memory
-from model.weights.params import Params, abstract_params, check_weights, load_params
-from reference.config import Config
+from model.weights.params import Params
 
 PROMPT = 512  # tokens, unless the model's context is short
-DRAWN = 16  # tokens: for the reference, and the least for programs
 GROWTH = (128, 8192)  # least and most tokens; each length is twice the last
 BATCHES = (1, 2, 4, 8, 16, 32)
-EFFORT = Effort(5)
 PATIENT = Effort(3, warm=1)  # for slow calls
 # These take memory that a generation does not: a program that samples beside the greedy one, and a trace.
 NOT_COUNTED = ("decode, top-p", "breakdown")
 
 Progress = Callable[[str, float], object]
-
-
-@dataclass(frozen=True)
-class TimedModel:
-    """Model to be timed, with its weights as shapes until they are needed, and the ops that run it."""
-
-    name: str
-    config: Config
-    shapes: Callable[[int], Params]  # by number of positions
-    load: Callable[[Params], Params]
-    checkpoint: Callable[[], Checkpoint]
-    kernels: str  # auto, xla, cpu or pallas
-    dtype: str
-    quantize: str | None
-    effort: Effort = EFFORT
-
-    def about(self) -> dict[str, Any]:
-        return {"name": self.name, "dtype": self.dtype, "quantize": self.quantize}
-
-    def memory(self, shapes: Params, *, context: int, batch: int) -> Memory:
-        """Compute the memory of sequences of up to `context` tokens on the default device."""
-        return memory_of(
-            *(shapes, self.config),
-            **{"batch": batch, "context": context, "chunk": prompt_chunk(self.config, jax.default_backend())},
-            platform=jax.default_backend(),
-            cache_dtype=np.dtype(self.dtype),
-        )
-
-    @property
-    def burst(self) -> int:
-        """Tokens that one call draws: few if the context is short, so that other tokens fit before them."""
-        return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
-
-    def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
-        """Compile programs for sequences of up to `longest` tokens.
-
-        Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
-        """
-        chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
-        capacity = -(-(longest + burst + chunk) // 8) * 8
-        shapes = shapes or self.shapes(capacity)
-        memory = self.memory(shapes, context=capacity - chunk, batch=batch)
-        # Two caches are in memory while one is read and the next is drawn.
-        check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
-        dtype = shapes.embedding.dtype
-        ops = ops_for(self.kernels, self.config, shapes, batch=batch, capacity=capacity, cache_dtype=dtype).ops
-        programs = compile_programs(
-            shapes, self.config, ops=named(ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
-        )
-        return programs, shapes
-
-
-def choose_model(
-    *, model: str, shape: str | None, dtype: str | None, quantize: str | None, kernels: str = "auto", platform: str = ""
-) -> TimedModel:
-    """Choose a published shape with random weights, or a model. Raises ValueError for unknown names.
-
-    `platform` is "cpu" or "gpu" where it is not the default device's.
-    """
-    check_kernels(kernels, default_device())
-    platform = platform or jax.default_backend()
-    if shape is not None:
-        if shape not in SHAPES:
-            raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
-        config = SHAPES[shape]
-        published = choose_dtype(dtype, None, platform=platform)
-        return TimedModel(
-            name=f"{shape}, random weights",
-            config=config,
-            shapes=lambda rows: random_shapes(config, dtype=published, positions=rows, quantize=quantize),
-            load=lambda shapes: random_params(shapes, config),
-            checkpoint=lambda: random_checkpoint(config),
-            kernels=kernels,
-            dtype=published.name,
-            quantize=quantize,
-        )
-    checkpoint = open_checkpoint(model)
-    config = checkpoint.config
-    run = quantized(checkpoint, quantize) if quantize else checkpoint
-    chosen = choose_dtype(dtype, run, platform=platform)
-
-    def load(shapes: Params) -> Params:
-        check_weights(checkpoint)
-        return load_params(run, dtype=chosen, positions=len(shapes.rope.cos))
-
-    return TimedModel(
-        name=model,
-        config=config,
-        shapes=lambda rows: abstract_params(config, dtype=chosen, positions=rows, tensors=run.tensors),
-        load=load,
-        checkpoint=lambda: checkpoint,
-        kernels=kernels,
-        dtype=chosen.name,
-        quantize=quantize,
-    )
 
 
 def planned(

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import model_suite
-from benchmarks.model_suite import choose_model
+from benchmarks import timed_model
+from benchmarks.timed_model import choose_model
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
 from model.insight import machine
@@ -261,7 +261,7 @@ def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, others, scheme, on
 def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, monkeypatch: pytest.MonkeyPatch):
     plain = random_checkpoint(SMALL, seed=0, dtype=np.float32)
     checkpoint = quantized(plain, scheme) if scheme else plain
-    monkeypatch.setattr(model_suite, "open_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr(timed_model, "open_checkpoint", lambda path: checkpoint)
     for platform, dtype in (("cpu", "float32"), ("gpu", on_a_gpu)):
         subject = choose_model(model="m", shape=None, dtype=None, quantize=None, platform=platform)
         assert subject.dtype == dtype

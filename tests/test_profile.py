@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.model_suite import choose_model
+from benchmarks.timed_model import choose_model
 from model.insight.profile import REST, Event, events_of, parts_of, seconds_by
 from model.insight.shapes import SHAPES
 from reference.config import Config

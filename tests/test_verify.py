@@ -17,11 +17,12 @@ from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Expected
 from verify.draw import KINDS, Values, integers, values
+from verify.examination import examine
 from verify.judge import judge
 from verify.precision import PRECISIONS, precision
 from verify.replay import Replay
 from verify.report import as_json, as_junit, counterexample
-from verify.runner import examine, verify
+from verify.runner import verify
 
 FLOAT32 = precision("float32")
 RMSNORM = contract_for("rmsnorm")

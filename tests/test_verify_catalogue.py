@@ -13,10 +13,11 @@ from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, found
 from verify.contract import Contract, as_float64
 from verify.draw import Values
+from verify.examination import examine
 from verify.judge import judge
 from verify.mutant import Implementation
 from verify.precision import U, precision
-from verify.runner import examine, verify
+from verify.runner import verify
 
 HALVE = """
 import numpy as np

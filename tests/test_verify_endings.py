@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from verify import runner
+from verify import examination, runner
 from verify.candidate import Direct, Worker
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.examination import Unjudged
 from verify.precision import precision
-from verify.runner import Unjudged, verify
+from verify.runner import verify
 
 CANDIDATES = """
 import os, time
@@ -98,7 +99,7 @@ def test_garbage_on_the_pipe_is_the_fault_of_the_candidate(folder):
 
 @pytest.mark.parametrize("kind", ["once", "always"])
 def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
-    calls, right = [], runner.judge
+    calls, right = [], examination.judge
 
     def judge(*arguments):
         calls.append(1)
@@ -106,7 +107,7 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
             raise KeyError("no such thing")
         return right(*arguments)
 
-    monkeypatch.setattr(runner, "judge", judge)
+    monkeypatch.setattr(examination, "judge", judge)
     if kind == "always":
         with pytest.raises(Unjudged, match=r"add: the result for .* cannot be judged: KeyError: 'no such thing'"):
             run("add", lambda x, y: x + y)

@@ -12,9 +12,9 @@ import pytest
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from verify.draw import Values
+from verify.examination import examine
 from verify.mutant import implementation
 from verify.precision import precision
-from verify.runner import examine
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
 

@@ -17,9 +17,10 @@ from verify import replay as replays
 from verify.campaign import Job
 from verify.candidate import Candidate, Direct, Worker
 from verify.catalogue import contract_for
+from verify.examination import examine
 from verify.precision import precision
 from verify.report import counterexample
-from verify.runner import examine, verify
+from verify.runner import verify
 from verify.worker import load
 
 ROOT = Path(__file__).parents[1]

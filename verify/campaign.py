@@ -18,10 +18,11 @@ from verify.candidate import ENDING, NoVerdict, Worker, check_seconds
 from verify.catalogue import contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
+from verify.examination import examine
 from verify.precision import precision
 from verify.replay import Replay
 from verify.report import counterexample
-from verify.runner import Progress, Report, examine, verify
+from verify.runner import Progress, Report, verify
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
 LINES = 10  # shown at most of those that a candidate printed

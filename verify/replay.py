@@ -13,8 +13,8 @@ import numpy as np
 from verify.contract import Arguments, Contract
 from verify.domain import narrowed
 from verify.draw import Values
+from verify.examination import LAW, Draw
 from verify.precision import precision
-from verify.runner import LAW, Draw
 
 FORMAT = 1  # raised when a draw stands for other inputs than before
 LARGEST = 2**20  # bytes of a file

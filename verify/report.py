@@ -11,8 +11,9 @@ import numpy as np
 
 from verify.contract import Arguments, Contract
 from verify.domain import domain
+from verify.examination import LAW, Draw
 from verify.precision import precision
-from verify.runner import LAW, Draw, Report
+from verify.runner import Report
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves

@@ -16,9 +16,10 @@ from reference.config import Config
 from reference.llama import Params
 from reference.rope import LinearScaling
 from verify import running_error as bound
+from verify.examination import Examination
 from verify.judge import Finding
 from verify.precision import precision
-from verify.runner import Examination, Report
+from verify.runner import Report
 from verify.running_error import Approx, exactly
 
 PROMPT = 24  # tokens that are walked through at once, where the context has room
