@@ -103,12 +103,15 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
-        """Split `arguments` into those that are passed by position and those that are passed by name."""
+        """Split `arguments` into those that are passed by position and those that are passed by name.
+
+        A parameter that is passed by name and that the contract does not draw keeps its default.
+        """
         parameters = inspect.signature(self.definition).parameters
         named = {name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
         return (
             {name: arguments[name] for name in parameters if name not in named},
-            {name: arguments[name] for name in parameters if name in named},
+            {name: arguments[name] for name in parameters if name in named & arguments.keys()},
         )
 
     def expected(self, arguments: Arguments) -> tuple[Expected, ...]:
