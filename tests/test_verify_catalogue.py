@@ -165,6 +165,14 @@ def test_a_router_that_tells_zeros_apart_passes_where_their_signs_differ(zero):
     assert judge(outputs, ties, precision("float32")).finding is not None
 
 
+def test_a_parameter_that_a_contract_does_not_draw_keeps_its_default():
+    given = {"x": np.ones((1, 1)), "router": np.ones((1, 1)), "experts_per_token": 1}
+    positional, by_name = contract_for("route").split(given)
+    assert [*positional] == ["x", "router"] and by_name == {"experts_per_token": 1}
+    with pytest.raises(KeyError, match="router"):
+        contract_for("route").split({"x": given["x"], "experts_per_token": 1})
+
+
 def test_the_printed_bound_of_softmax_is_the_one_in_force():
     """For equal scores a = 0, and ((1 + s) / (1 - s) - 1) p is left, with s = (n + 10 b) u."""
     n = 64

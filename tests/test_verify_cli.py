@@ -72,6 +72,7 @@ def test_a_wrong_softmax(verify, tmp_path):
     assert line.startswith("error: none.json: No such file or directory")
 
     again = verify("--replay", replay, status=1).stdout.splitlines()
+    assert "(1 example, " in again[0] and "seed" not in again[0]  # a replay draws nothing
     assert again[1:] == lines[1:-1]
     verify("--replay", replay, "--candidate", "mine:right")
 

@@ -231,7 +231,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
             saved.op,
             worker.name,
             saved.dtype,
-            campaign.seed,
+            None,
             1,
             monotonic() - start,
             found,

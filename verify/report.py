@@ -26,7 +26,9 @@ def headline(report: Report) -> str:
         number += " until the time was up"
     if report.outcome != "violated":
         number += f", {report.compared:,} numbers compared"
-    rest = f"{number}, seed {report.seed}, {report.seconds:.1f} s"
+    if report.seed is not None:
+        number += f", seed {report.seed}"
+    rest = f"{number}, {report.seconds:.1f} s"
     if report.outcome != "violated":
         rest += f", at most {report.worst.hard:.2g} of the bound"
     return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"

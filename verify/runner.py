@@ -31,7 +31,7 @@ class Report:
     op: str
     candidate: str
     dtype: str
-    seed: int
+    seed: int | None  # of the draws; None for a replay, which draws nothing
     examples: int  # until the first that is wrong, or in all
     seconds: float
     worst: Examination  # the counterexample if there is one, or the suspicious draw, or the one nearest to its bound
