@@ -8,7 +8,7 @@ by `verify/`.
 Order of reading
 ----------------
 1. embedding, linear, add                    what a model is made of
-2. rmsnorm, softmax, swiglu                  one vector at a time; softmax also in the online form that kernels use
+2. rmsnorm, softmax, logsumexp, swiglu       one vector at a time; softmax also in the online form that kernels use
 3. rope, attention                           positions as rotations; what a token takes from those before it
 4. qk_norm, moe                              what Qwen3 and Mixtral add
 5. config, llama                             the whole model: blocks, cache, logits
