@@ -96,9 +96,6 @@ def main() -> NoReturn:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:
         fail("standard output is closed", 1)
-    from model.running.process import prepare_process
-
-    prepare_process(debug="--debug" in sys.argv)
     with answered_at_once() as interrupts:
         try:
             width = min(shutil.get_terminal_size().columns, WIDEST) - 2  # click would not go below 50

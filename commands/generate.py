@@ -64,6 +64,7 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
     request = checked_request(options)
     llama = load(options, prompt=prompt, greedy=request["sampling"].greedy)
     generation = llama.generate(prompt, **request)
+    print_seed(options, request)
     if as_json:
         for _ in generation:
             pass
@@ -79,7 +80,6 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
             }
         )
     else:
-        print_seed(options, request)
         stream(generation, prompt=prompt, wrap=wrap)
     say(_summary(generation, llama))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,13 @@ class Verb(click.Command):
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Prepare the process, then run the command, which may import JAX. `--help` does not come here."""
+        from model.running.process import prepare_process
+
+        prepare_process(debug="--debug" in sys.argv)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section."""

@@ -57,15 +57,17 @@ def test_text_is_the_prompt_and_its_continuation(run, stories):
     assert (story["tokens"], story["finish_reason"], story["seed"]) == (9, "length", 1)
 
 
-def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories):
-    _, out, err = run("story", *stories, "--max-new-tokens", "20")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories, form):
+    _, out, err = run("story", *stories, "--max-new-tokens", "20", *form)
     (seed,) = [line.removeprefix("seed ") for line in err.splitlines() if line.startswith("seed ")]
     _, again, _ = run("story", *stories, "--max-new-tokens", "20", "--seed", seed)
-    assert again == out
+    assert again == (json.loads(out)["text"] + "\n" if form else out)
 
 
-def test_a_seed_that_means_nothing_is_not_told(run, stories):
-    _, _, err = run("generate", *stories, "--max-new-tokens", "2", "--temperature", "0")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_seed_that_means_nothing_is_not_told(run, stories, form):
+    _, _, err = run("generate", *stories, "--max-new-tokens", "2", "--temperature", "0", *form)
     assert "seed" not in err and err.count("\n") == 1
 
 
