@@ -40,11 +40,13 @@ from model.insight.profile import Trace, named
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, choose_dtype, load_backend
-from model.ops.choice import check_kernels, ops_for
+from model.ops.choice import Choice, check_kernels, ops_for
 from model.options import SamplingOptions, choose_context
 from model.running.device import default_device, free_bytes
+from model.running.jax_backend import describe_run
 from model.running.memory import Memory, check_fits, memory_of
 from model.running.programs import longest_burst, prompt_chunk
+from model.running.reference_backend import BY_REFERENCE
 from model.running.session import Session
 from model.system import return_freed_memory
 from model.weights.params import Params, abstract_params, check_weights, load_params
@@ -93,19 +95,28 @@ class TimedModel:
         """Tokens that one call draws: few if the context is short, so that other tokens fit before them."""
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
+    def capacity(self, longest: int) -> int:
+        """Count the positions of a cache for sequences of up to `longest` tokens, with a burst and a chunk after."""
+        chunk = min(prompt_chunk(self.config, jax.default_backend()), longest)
+        return -(-(longest + self.burst + chunk) // 8) * 8
+
+    def choice(self, shapes: Params, *, capacity: int, batch: int) -> Choice:
+        """Choose the ops for `batch` sequences of up to `capacity` positions."""
+        sizes = {"batch": batch, "capacity": capacity, "cache_dtype": shapes.embedding.dtype}
+        return ops_for(self.kernels, self.config, shapes, **sizes)
+
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
         Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
         """
         chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
-        capacity = -(-(longest + burst + chunk) // 8) * 8
+        capacity = self.capacity(longest)
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # Two caches are in memory while one is read and the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
-        dtype = shapes.embedding.dtype
-        ops = ops_for(self.kernels, self.config, shapes, batch=batch, capacity=capacity, cache_dtype=dtype).ops
+        ops = self.choice(shapes, capacity=capacity, batch=batch).ops
         programs = compile_programs(
             shapes, self.config, ops=named(ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )
@@ -179,6 +190,20 @@ def planned(
     )
 
 
+def describe_suite(suite: str, *, context: int | None, batch: int, backend: BackendName = "jax", **chosen: Any) -> str:
+    """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU which ops are plain and why.
+
+    Raises as `choose_model` does, and ValueError for more tokens than the model can hold.
+    """
+    if backend == "reference":
+        return BY_REFERENCE
+    subject = choose_model(**chosen)
+    longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
+    capacity = subject.capacity(longest)
+    choice = subject.choice(subject.shapes(capacity), capacity=capacity, batch=batch)
+    return describe_run(np.dtype(subject.dtype), default_device(), choice)
+
+
 def run_suite(
     suite: str,
     *,
@@ -197,7 +222,7 @@ def run_suite(
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
     subject = choose_model(**chosen)
-    tokens, most = _tokens(subject, context), subject.config.context - subject.burst
+    longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
     reader = None if backend == "reference" else Reader(sizes)
@@ -205,12 +230,10 @@ def run_suite(
     forget_peak()
     match suite, reader:
         case _, None:
-            found = reference_rows(subject, tokens=tokens, progress=progress)
+            found = reference_rows(subject, tokens=longest, progress=progress)
         case "decode", reader:
-            found = decode_rows(subject, tokens=tokens, batch=batch, reader=reader, progress=progress)
+            found = decode_rows(subject, tokens=longest, batch=batch, reader=reader, progress=progress)
         case _:
-            # Random weights have no trained length, so the context may be longer.
-            longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
             found = growth_rows(subject, batch=batch, longest=longest, reader=reader, progress=progress)
     rows, peak = [], 0
     for row in found:
@@ -360,6 +383,15 @@ def profile_model(
     progress("running", 0.8)
     rows, trace = profiled(programs, params, context=tokens)
     return {"about": about(), "model": subject.about(), "context": tokens, "parts": rows}, trace
+
+
+def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bool) -> int:
+    """Choose the most tokens that a suite has before it decodes. Raises ValueError for more than the model can hold."""
+    tokens, most = _tokens(subject, context), subject.config.context - subject.burst
+    if suite == "decode":
+        return tokens
+    # Random weights have no trained length, so the context may be longer.
+    return min(context or GROWTH[1], max(most, GROWTH[1]) if random else most)
 
 
 def _tokens(subject: TimedModel, context: int | None) -> int:

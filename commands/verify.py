@@ -96,9 +96,9 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
 
 def _store_in_the_cache() -> None:
-    """Have Hypothesis keep its files in this user's cache, not in the current folder, unless the environment says where.
+    """Have Hypothesis keep its files in this user's cache, not in the current folder. The environment's choice wins.
 
-    Where no cache can be written it keeps none: a folder below the null device cannot be made.
+    Where no cache can be written, it keeps no files: a folder below the null device cannot be made.
     """
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
