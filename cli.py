@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 import click
 
 from commands.interrupt import answered_at_once
+from commands.options import write_help_text
 from commands.output import fail
 
 
@@ -59,6 +60,10 @@ class Verbs(click.Group):
             return None
         entry = VERBS[cmd_name]
         return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the text with its examples."""
+        write_help_text(self.help or "", formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs by section."""

@@ -27,7 +27,6 @@ from commands.output import say, stream
 
 if TYPE_CHECKING:
     from model.chat.chat import Chat
-    from model.chat.template import find_template
     from model.generation import Generation
 
 COMMANDS = """\
@@ -74,6 +73,7 @@ def chat(system: str | None, template: str | None, **options: Any):
     llamaspec chat --model path/to/Llama-3.2-1B-Instruct --system "Answer in one sentence."
     """
     from model.chat.chat import Chat
+    from model.chat.template import find_template
 
     request = checked_request(options)
     llama = load(options, greedy=request["sampling"].greedy)

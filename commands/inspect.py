@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,28 +54,33 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
     if as_json:
         write_json(description)
         return
-    from rich.console import Console
-    from rich.table import Table
+    write("\n".join([*_tensor_lines(description["tensors"]), "", *_summary_lines(description)]) + "\n")
 
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("tensor", overflow="fold")
-    table.add_column("shape", no_wrap=True)
-    table.add_column("dtype", no_wrap=True)
-    table.add_column("size", no_wrap=True, justify="right")
-    for name, shape, dtype, size, count in folded(description["tensors"]):
-        table.add_row(name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size))
-    console.print(table)
-    console.print()
-    lines: dict[str, object] = {}
+
+def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a table of tensors; where a terminal is too narrow for it, what is said of a tensor is below its name."""
+    rows = [("tensor", "shape", "dtype", "size")]
+    for name, shape, dtype, size, count in folded(tensors):
+        rows.append((name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size)))
+    names, shapes, dtypes, sizes = (max(map(len, column)) for column in zip(*rows, strict=True))
+    needed = names + shapes + dtypes + sizes + 3 * len("  ")
+    narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < needed
+    return [
+        (f"{name}\n    " if narrow else f"{name:{names}}  ") + f"{shape:{shapes}}  {dtype:{dtypes}}  {size:>{sizes}}"
+        for name, shape, dtype, size in rows
+    ]
+
+
+def _summary_lines(description: Mapping[str, Any]) -> list[str]:
+    """Write everything but the tensors, a name and a value a line."""
+    shown: dict[str, object] = {}
     for key, value in description.items():
         if key == "config":
-            lines |= {f"  {name}": number for name, number in value.items()}
+            shown |= {f"  {name}": number for name, number in value.items()}
         elif key != "tensors":
-            lines[key] = f"{value:,}" if isinstance(value, int) else value
-    width = max(map(len, lines)) + 2
-    for name, value in lines.items():
-        console.print(f"{name:{width}}{value}")
+            shown[key] = f"{value:,}" if isinstance(value, int) else value
+    width = max(map(len, shown))
+    return [f"{name:{width}}  {value}" for name, value in shown.items()]
 
 
 def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], str, int, int]]:
