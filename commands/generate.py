@@ -87,9 +87,10 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
 def _summary(generation: Generation, llama: Llama) -> str:
     first, total, rate = generation.timings
     read, drawn = generation.prompt_tokens, len(generation.ids)
+    then = f", then {rate:.1f} tokens/s{_bandwidth(generation, llama)}" if rate else ""  # a rate takes two tokens
     return (
-        f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: the first after {first:.2f} s, "
-        f"then {rate:.1f} tokens/s{_bandwidth(generation, llama)}; ended by {generation.finish_reason}"
+        f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: "
+        f"the first after {first:.2f} s{then}; ended by {generation.finish_reason}"
     )
 
 
