@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 import click
 
 from commands.interrupt import answered_at_once
+from commands.options import write_help_text
 from commands.output import fail
 
 
@@ -60,6 +61,10 @@ class Verbs(click.Group):
         entry = VERBS[cmd_name]
         return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the text with its examples."""
+        write_help_text(self.help or "", formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs by section."""
         for section in dict.fromkeys(entry.section for entry in VERBS.values()):
@@ -96,9 +101,6 @@ def main() -> NoReturn:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:
         fail("standard output is closed", 1)
-    from model.running.process import prepare_process
-
-    prepare_process(debug="--debug" in sys.argv)
     with answered_at_once() as interrupts:
         try:
             width = min(shutil.get_terminal_size().columns, WIDEST) - 2  # click would not go below 50

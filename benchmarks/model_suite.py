@@ -35,6 +35,9 @@ from model.insight.profile import Trace
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, load_backend
 from model.options import SamplingOptions, choose_context
+from model.running.device import default_device
+from model.running.jax_backend import describe_run
+from model.running.reference_backend import BY_REFERENCE
 from model.running.session import Session
 from model.system import return_freed_memory
 from model.weights.params import Params
@@ -71,6 +74,20 @@ def planned(
     )
 
 
+def describe_suite(suite: str, *, context: int | None, batch: int, backend: BackendName = "jax", **chosen: Any) -> str:
+    """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU which ops are plain and why.
+
+    Raises as `choose_model` does, and ValueError for more tokens than the model can hold.
+    """
+    if backend == "reference":
+        return BY_REFERENCE
+    subject = choose_model(**chosen)
+    longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
+    capacity = subject.capacity(longest)
+    choice = subject.choice(subject.shapes(capacity), capacity=capacity, batch=batch)
+    return describe_run(np.dtype(subject.dtype), default_device(), choice)
+
+
 def run_suite(
     suite: str,
     *,
@@ -89,7 +106,7 @@ def run_suite(
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
     subject = choose_model(**chosen)
-    tokens, most = _tokens(subject, context), subject.config.context - subject.burst
+    longest = _longest(subject, suite, context, random=bool(chosen["shape"]))
     progress("measuring the machine", 0.0)
     ceilings = measure_ceilings([subject.dtype], sizes)
     reader = None if backend == "reference" else Reader(sizes)
@@ -97,12 +114,10 @@ def run_suite(
     forget_peak()
     match suite, reader:
         case _, None:
-            found = reference_rows(subject, tokens=tokens, progress=progress)
+            found = reference_rows(subject, tokens=longest, progress=progress)
         case "decode", reader:
-            found = decode_rows(subject, tokens=tokens, batch=batch, reader=reader, progress=progress)
+            found = decode_rows(subject, tokens=longest, batch=batch, reader=reader, progress=progress)
         case _:
-            # Random weights have no trained length, so the context may be longer.
-            longest = min(context or GROWTH[1], max(most, GROWTH[1]) if chosen["shape"] else most)
             found = growth_rows(subject, batch=batch, longest=longest, reader=reader, progress=progress)
     rows, peak = [], 0
     for row in found:
@@ -252,6 +267,15 @@ def profile_model(
     progress("running", 0.8)
     rows, trace = profiled(programs, params, context=tokens)
     return {"about": about(), "model": subject.about(), "context": tokens, "parts": rows}, trace
+
+
+def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bool) -> int:
+    """Choose the most tokens that a suite has before it decodes. Raises ValueError for more than the model can hold."""
+    tokens, most = _tokens(subject, context), subject.config.context - subject.burst
+    if suite == "decode":
+        return tokens
+    # Random weights have no trained length, so the context may be longer.
+    return min(context or GROWTH[1], max(most, GROWTH[1]) if random else most)
 
 
 def _tokens(subject: TimedModel, context: int | None) -> int:

@@ -19,7 +19,7 @@ from model.insight.profile import named
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import choose_dtype
-from model.ops.choice import check_kernels, ops_for
+from model.ops.choice import Choice, check_kernels, ops_for
 from model.running.device import default_device, free_bytes
 from model.running.memory import Memory, check_fits, memory_of
 from model.running.programs import longest_burst, prompt_chunk
@@ -61,19 +61,28 @@ class TimedModel:
         """Tokens that one call draws: few if the context is short, so that other tokens fit before them."""
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
+    def capacity(self, longest: int) -> int:
+        """Count the positions of a cache for sequences of up to `longest` tokens, with a burst and a chunk after."""
+        chunk = min(prompt_chunk(self.config, jax.default_backend()), longest)
+        return -(-(longest + self.burst + chunk) // 8) * 8
+
+    def choice(self, shapes: Params, *, capacity: int, batch: int) -> Choice:
+        """Choose the ops for `batch` sequences of up to `capacity` positions."""
+        sizes = {"batch": batch, "capacity": capacity, "cache_dtype": shapes.embedding.dtype}
+        return ops_for(self.kernels, self.config, shapes, **sizes)
+
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
         Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
         """
         chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
-        capacity = -(-(longest + burst + chunk) // 8) * 8
+        capacity = self.capacity(longest)
         shapes = shapes or self.shapes(capacity)
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # Two caches are in memory while one is read and the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
-        dtype = shapes.embedding.dtype
-        ops = ops_for(self.kernels, self.config, shapes, batch=batch, capacity=capacity, cache_dtype=dtype).ops
+        ops = self.choice(shapes, capacity=capacity, batch=batch).ops
         programs = compile_programs(
             shapes, self.config, ops=named(ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from commands.interrupt import handled_by
-from commands.loading import cache_folder, prepare_jax
+from commands.loading import cache_folder, prepare_jax, say_how
 from commands.options import MODEL, Verb, default_model, kernels_option, quantize_option
 from commands.output import fail, write
 from commands.progress import progress_bar
@@ -82,23 +82,27 @@ def bench(
             files.enter_context(new_file(path, replace=True)) if path else None
             for path in (json_file, plot_file, tune_file)
         )
-        with progress_bar() as progress:
-            if on_gpu:
-                from benchmarks.gpu import report as view
-                from benchmarks.gpu.suite import run_suite
+        if on_gpu:
+            from benchmarks.gpu import report as view
+            from benchmarks.gpu.suite import run_suite
 
-                with handled_by(_interrupt):  # the suite then gathers what was measured
-                    rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
+            with progress_bar() as progress, handled_by(_interrupt):  # the report then has what was measured
+                rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
                 report = view.as_report(rows, suite=suite, dry=dry_run)
-            else:
+        else:
+            of["model"] = of["model"] or default_model()
+            with progress_bar():
                 prepare_jax()
                 from benchmarks import model_report as view
-                from benchmarks.model_suite import run_suite
+                from benchmarks.model_suite import describe_suite, run_suite
                 from model.insight.machine import keep_read_rate
 
-                report = run_suite(suite, progress=progress, **{**of, "model": of["model"] or default_model()})
-                if folder := cache_folder():
-                    keep_read_rate(folder, report["ceilings"])
+                description = describe_suite(suite, **of)
+            say_how(description)
+            with progress_bar() as progress:
+                report = run_suite(suite, progress=progress, **of)
+            if folder := cache_folder():
+                keep_read_rate(folder, report["ceilings"])
         from benchmarks.report import write_report
 
         if "interrupted" in report:  # what stands at FILE may be whole, and stays

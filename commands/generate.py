@@ -64,6 +64,7 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
     request = checked_request(options)
     llama = load(options, prompt=prompt, greedy=request["sampling"].greedy)
     generation = llama.generate(prompt, **request)
+    print_seed(options, request)
     if as_json:
         for _ in generation:
             pass
@@ -79,7 +80,6 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
             }
         )
     else:
-        print_seed(options, request)
         stream(generation, prompt=prompt, wrap=wrap)
     say(_summary(generation, llama))
 
@@ -87,9 +87,10 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
 def _summary(generation: Generation, llama: Llama) -> str:
     first, total, rate = generation.timings
     read, drawn = generation.prompt_tokens, len(generation.ids)
+    then = f", then {rate:.1f} tokens/s{_bandwidth(generation, llama)}" if rate else ""  # a rate takes two tokens
     return (
-        f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: the first after {first:.2f} s, "
-        f"then {rate:.1f} tokens/s{_bandwidth(generation, llama)}; ended by {generation.finish_reason}"
+        f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: "
+        f"the first after {first:.2f} s{then}; ended by {generation.finish_reason}"
     )
 
 

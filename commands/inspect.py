@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -30,9 +32,9 @@ from commands.output import write, write_json
 def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):
     """Show what is in a checkpoint, and what running it would take.
 
-    Prints each tensor, then format, hyperparameters and the cost of a token, all read from the header.
-    With --plan it prints memory by part, the work for a token, and the tokens per second that a device
-    allows.
+    Prints the tensors, with layers that are alike in one row, then format, hyperparameters and the cost
+    of a token, all read from the header. With --plan it prints memory by part, the work for a token,
+    and the tokens per second that a device allows.
 
     \b
     llamaspec inspect Qwen3-0.6B-Q8_0.gguf --json
@@ -52,21 +54,86 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
     if as_json:
         write_json(description)
         return
-    from rich.console import Console
-    from rich.table import Table
+    write("\n".join([*_tensor_lines(description["tensors"]), "", *_summary_lines(description)]) + "\n")
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table("tensor", "shape", "dtype", "bytes")
-    for tensor in description["tensors"]:
-        shape = " x ".join(map(str, tensor["shape"]))
-        table.add_row(tensor["name"], shape, tensor["dtype"], f"{tensor['bytes']:,}")
-    console.print(table)
+
+def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a table of tensors; where a terminal is too narrow for it, what is said of a tensor is below its name."""
+    rows = [("tensor", "shape", "dtype", "size")]
+    for name, shape, dtype, size, count in folded(tensors):
+        rows.append((name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size)))
+    names, shapes, dtypes, sizes = (max(map(len, column)) for column in zip(*rows, strict=True))
+    needed = names + shapes + dtypes + sizes + 3 * len("  ")
+    narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < needed
+    return [
+        (f"{name}\n    " if narrow else f"{name:{names}}  ") + f"{shape:{shapes}}  {dtype:{dtypes}}  {size:>{sizes}}"
+        for name, shape, dtype, size in rows
+    ]
+
+
+def _summary_lines(description: Mapping[str, Any]) -> list[str]:
+    """Write everything but the tensors, a name and a value a line."""
+    shown: dict[str, object] = {}
     for key, value in description.items():
         if key == "config":
-            for name, number in value.items():
-                console.print(f"  {name:20}{number}", highlight=False)
+            shown |= {f"  {name}": number for name, number in value.items()}
         elif key != "tensors":
-            console.print(f"{key:22}{value:,}" if isinstance(value, int) else f"{key:22}{value}", highlight=False)
+            shown[key] = f"{value:,}" if isinstance(value, int) else value
+    width = max(map(len, shown))
+    return [f"{name:{width}}  {value}" for name, value in shown.items()]
+
+
+def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], str, int, int]]:
+    """Fold tensors that differ in a number of their name alone, such as that of a layer or an expert, into one row.
+
+    Returns name, shape, dtype, bytes of each tensor, and how many there are, in the order of the first of each row.
+
+    >>> about = {"shape": [2, 2], "dtype": "float32", "bytes": 16}
+    >>> folded([{"name": f"layers.{layer}.norm", **about} for layer in (0, 1, 2, 5)])
+    [('layers.0-2,5.norm', [2, 2], 'float32', 16, 4)]
+    """
+    rows = {(tuple(one["name"].split(".")), tuple(one["shape"]), one["dtype"], one["bytes"]): 1 for one in tensors}
+    for place in reversed(range(max(len(parts) for parts, *_ in rows))):
+        alike: dict[tuple, tuple[list[str], int]] = {}  # labels at this place, and how many tensors there are
+        for (parts, *about), count in rows.items():
+            label = parts[place] if place < len(parts) else ""
+            key = (parts[:place], label.isdigit() or label, parts[place + 1 :], count, *about)
+            labels, total = alike.get(key, ([], 0))
+            alike[key] = ([*labels, label], total + count)
+        rows = {
+            ((*before, *([_ranges(labels)] if labels[0] else []), *after), *about): total
+            for (before, _, after, _, *about), (labels, total) in alike.items()
+        }
+    return [(".".join(parts), list(shape), dtype, size, count) for (parts, shape, dtype, size), count in rows.items()]
+
+
+def _ranges(labels: Sequence[str]) -> str:
+    """Write numbers as ranges; another label stands alone.
+
+    >>> _ranges(["0", "1", "2", "5"]), _ranges(["norm"])
+    ('0-2,5', 'norm')
+    """
+    if not labels[0].isdigit():
+        return labels[0]
+    runs: list[list[int]] = []
+    for number in sorted(map(int, labels)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _size(count: int) -> str:
+    """Write a number of bytes with a unit.
+
+    >>> _size(256), _size(65_536), _size(16_777_216), _size(1_050_673_152)
+    ('256 B', '65.5 kB', '16.8 MB', '1.1 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
 
 
 def _plan(

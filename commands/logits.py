@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,9 +10,6 @@ from commands.loading import parse_ids, prepare_jax
 from commands.options import Verb, combined, emulate_option, model_option, running_options, tokenizer_option
 from commands.output import say
 from commands.progress import progress_bar
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(cls=Verb)

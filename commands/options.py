@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,43 @@ SECTIONS = {  # of a verb's help, by the names of parameters; what is in none co
 }  # fmt: skip
 
 
+NARROW = 60  # columns: the help of an option stands below its name where there are fewer
+
+
+def write_help_text(text: str, formatter: click.HelpFormatter) -> None:
+    """Write the text of a command's help. Each example that is too long for a line is broken as a shell allows it."""
+    formatter.write_paragraph()
+    with formatter.indentation():
+        width = formatter.width - formatter.current_indent
+        lines = inspect.cleandoc(text).splitlines()
+        broken = [piece for line in lines for piece in (broken_example(line, width) if is_example(line) else [line])]
+        formatter.write_text("\n".join(broken))
+
+
+def is_example(line: str) -> bool:
+    """Tell whether a line of help is a command that can be typed."""
+    return re.match(r"llamaspec \w", line) is not None
+
+
+def broken_example(line: str, width: int) -> list[str]:
+    """Break a command between words, with a backslash at the end of each line that goes on.
+
+    >>> broken_example('llamaspec generate "Once upon a time" --seed 7', 40)
+    ['llamaspec generate "Once upon a time" \\\\', '    --seed 7']
+    """
+    if len(line) <= width:
+        return [line]
+    words = re.findall(r'(?:"[^"]*"|[^\s"])+', line)
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(f"{lines[-1]} {word} \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return lines
+
+
 class Verb(click.Command):
     """A command whose help is in sections, and that takes --debug wherever a person writes it: `cli.main` looks for it.
 
@@ -29,6 +69,17 @@ class Verb(click.Command):
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Prepare the process, then run the command, which may import JAX. `--help` does not come here."""
+        from model.running.process import prepare_process
+
+        prepare_process(debug="--debug" in sys.argv)
+        return super().invoke(ctx)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the text with its examples."""
+        write_help_text(self.help or "", formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section."""
@@ -41,7 +92,7 @@ class Verb(click.Command):
         for name, records in sections.items():
             if records:
                 with formatter.section(name):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=30 if formatter.width >= NARROW else 6)
 
 
 class ModelName(click.ParamType):

@@ -108,8 +108,24 @@ def stream(generation: Generation, *, prompt: str = "", answer: bool = False, wr
 
 
 def say(message: str):
-    """Print a line on stderr, where it disturbs no result."""
+    """Print a message on stderr, where it disturbs no result; a terminal does not cut its words."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        message = "\n".join(wrapped(line, width) for line in message.split("\n"))
     click.echo(message, err=True)
+
+
+def wrapped(line: str, width: int) -> str:
+    """Break a line between words, so that no word is cut at a terminal's edge; a longer word is left whole.
+
+    >>> wrapped("  Once upon a time, there was", 14)
+    '  Once upon a\\ntime, there\\nwas'
+    """
+    lines: list[str] = []
+    wrapper = Wrapper(lines.append, width=lambda: width)
+    wrapper.feed(line)
+    wrapper.finish()
+    return "".join(lines)
 
 
 def fail(message: str, status: int) -> NoReturn:

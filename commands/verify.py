@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import prepare_jax
+from commands.loading import cache_folder, prepare_jax
 from commands.options import Verb, json_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
@@ -71,6 +72,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     """
     import secrets
 
+    _store_in_the_cache()
     from verify.catalogue import CONTRACTS, contract_for
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
@@ -91,6 +93,14 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
                     _verify(ops, heed, named=bool(names), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
+
+
+def _store_in_the_cache() -> None:
+    """Have Hypothesis keep its files in this user's cache, not in the current folder. The environment's choice wins.
+
+    Where no cache can be written, it keeps no files: a folder below the null device cannot be made.
+    """
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
 def _list_contracts(ops: list[str]):

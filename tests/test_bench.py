@@ -34,6 +34,8 @@ from model.insight.machine import (
 )
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
+from model.ops import choice
+from model.running.device import HOPPER, Device
 from model.tensors import tensor_shapes
 from model.weights.codes import QuantizedMatrix
 from reference.attention import causal_mask
@@ -287,6 +289,32 @@ def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
     assert all("floor" not in part for part in report["rows"][4]["parts"]["decode"])
     assert "fits in the cache of 33.6 MB" in text and "of copy, %" not in text
     assert len(rectangles(chart.read_text())) == 3
+
+
+class Measured(Exception):
+    """What a suite raises here in place of measuring."""
+
+
+@pytest.mark.parametrize("suite", ["decode", "growth"])
+def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
+    """The same words as `generate` has, and nothing of what a CPU runs by default. The GPU is made up."""
+
+    def stop(suite: str, **_: object):
+        raise Measured
+
+    def told(*arguments: str) -> str:
+        with pytest.raises(Measured):
+            run(capsys, "--suite", suite, "--shape", "tiny", *arguments)
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(model_suite, "run_suite", stop)
+    assert told() == ""
+    assert told("--dtype", "bfloat16") == "bfloat16 on CPU\n"
+    if suite == "decode":
+        assert told("--backend", "reference") == ""
+    for module in (model_suite, choice):
+        monkeypatch.setattr(module, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
+    assert re.fullmatch(r"bfloat16 on NVIDIA H200; kernels: .*; plain: .*\(.+\)\n", told("--dtype", "bfloat16"))
 
 
 def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):

@@ -4,6 +4,7 @@ import doctest
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ from benchmarks.kernel_cases import attention, case, kernel_cases, variants
 from benchmarks.kernel_cases.attention import window_cases
 from benchmarks.kernel_cases.case import BFLOAT16
 from benchmarks.report import skipped, timed
+from commands.interrupt import OwnWay
 from model.insight.cost import decode_cost
 from model.insight.machine import Ceilings
 from model.insight.timing import Seconds
@@ -349,6 +351,7 @@ TIMED = {"case": "add 8 float32", "op": "add"} | timed(Seconds(2e-3, 1e-3, 3e-3)
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
     def parts(part: Part, **_):
+        assert isinstance(signal.getsignal(signal.SIGINT), OwnWay)  # or the process would be ended soon after Ctrl-C
         yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, TIMED)
         if part.section == "kernels":
             raise end

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import cli
+from commands.inspect import folded
 from tests.families import FAMILIES, write_checkpoint
 from tests.processes import REPOSITORY, Done, run_llamaspec, run_python
 
@@ -57,15 +59,17 @@ def test_text_is_the_prompt_and_its_continuation(run, stories):
     assert (story["tokens"], story["finish_reason"], story["seed"]) == (9, "length", 1)
 
 
-def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories):
-    _, out, err = run("story", *stories, "--max-new-tokens", "20")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_seed_that_was_drawn_is_told_and_repeats_the_text(run, stories, form):
+    _, out, err = run("story", *stories, "--max-new-tokens", "20", *form)
     (seed,) = [line.removeprefix("seed ") for line in err.splitlines() if line.startswith("seed ")]
     _, again, _ = run("story", *stories, "--max-new-tokens", "20", "--seed", seed)
-    assert again == out
+    assert again == (json.loads(out)["text"] + "\n" if form else out)
 
 
-def test_a_seed_that_means_nothing_is_not_told(run, stories):
-    _, _, err = run("generate", *stories, "--max-new-tokens", "2", "--temperature", "0")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_seed_that_means_nothing_is_not_told(run, stories, form):
+    _, _, err = run("generate", *stories, "--max-new-tokens", "2", "--temperature", "0", *form)
     assert "seed" not in err and err.count("\n") == 1
 
 
@@ -97,7 +101,9 @@ def test_chat_reads_lines_and_answers_each(stories):
     assert first == third != second
     assert all(line and line == line.lstrip() for line in (first, second))
     cut = "(cut after 12 tokens: --max-new-tokens allows more)\n"
-    assert done.err == f"{cut}{cut}forgotten\n{cut}"
+    note, _, said = done.err.partition("\n")
+    assert "no chat template comes with it" in note and "llama2's, which is used" in note
+    assert said == f"{cut}{cut}forgotten\n{cut}"
 
 
 def test_chat_takes_commands(tmp_path):
@@ -188,7 +194,28 @@ def test_inspect(run, stories):
     norms = 64 * 11
     assert told["flops_per_token"] == 2 * (260_032 - norms)
     assert told["cache_bytes_per_token"] == 2 * 5 * 4 * 8 * 4
-    assert "model.layers.4.mlp.up_proj.weight" in run("inspect", model)[1]
+    text = run("inspect", model)[1]
+    assert re.search(
+        r"^model\.layers\.0-4\.mlp\.up_proj\.weight +\[172, 64\] +float32 +5 x 44\.0 kB$", text, re.MULTILINE
+    )
+    assert re.search(r"^model\.norm\.weight +\[64\] +float32 +256 B$", text, re.MULTILINE)
+    assert re.search(r"^  renormalize_experts +True$", text, re.MULTILINE)
+
+
+def test_layers_that_differ_have_rows_of_their_own():
+    """One is quantized otherwise, and another has experts."""
+    about = {"shape": [4, 4], "dtype": "q8", "bytes": 18}
+    tensors = [{"name": f"layers.{layer}.up.weight", **about} for layer in range(4)]
+    tensors[2]["dtype"] = "q4"
+    tensors += [{"name": f"layers.{layer}.experts.{expert}.up", **about} for layer in (4, 5) for expert in range(8)]
+    tensors += [{"name": f"layers.6.experts.{expert}.up", **about} for expert in range(4)]
+    rows = [(name, dtype, count) for name, _, dtype, _, count in folded(tensors)]
+    assert rows == [
+        ("layers.0-1,3.up.weight", "q8", 3),
+        ("layers.2.up.weight", "q4", 1),
+        ("layers.4-5.experts.0-7.up", "q8", 16),
+        ("layers.6.experts.0-3.up", "q8", 4),
+    ]
 
 
 def test_the_summary_is_the_last_that_inspect_shows(run):

@@ -52,7 +52,7 @@ def test_help_of_all_imports_no_verb_and_nothing_heavy():
     script = "import sys, cli\ntry: cli.main()\nfinally: print(*sys.modules)"
     loaded = run_python(script, "--help").out.splitlines()[-1].split()
     assert "commands.output" in loaded
-    heavy = {"jax", "numpy", "model.llama", "verify", "rich", *(f"commands.{entry.file}" for entry in VERBS.values())}
+    heavy = {"jax", "numpy", "model", "verify", "rich", *(f"commands.{entry.file}" for entry in VERBS.values())}
     assert heavy.isdisjoint(loaded)
 
 
@@ -64,3 +64,14 @@ def test_help_shows_how_it_is_typed():
 def test_an_option_that_there_is_not_would_be_seen():
     with pytest.raises(click.UsageError, match="No such option"):
         test_an_example_can_be_typed("llamaspec inspect --shapes llama-2-7b  # memory")
+
+
+@pytest.mark.parametrize("width", [42, 78])
+@pytest.mark.parametrize("name", VERBS)
+def test_a_broken_example_is_what_a_shell_makes_whole(name: str, width: int):
+    found = command(name)
+    page = found.get_help(click.Context(found, terminal_width=width))
+    lines = page[: page.index("Options:")].splitlines()
+    assert all(len(line) <= width for line in lines[1:])
+    shown = [shlex.split(line) for line in examples("\n".join(lines).replace("\\\n", " "))]
+    assert shown == [shlex.split(line) for line in examples(found.help or "")]

@@ -57,6 +57,21 @@ def verify(tmp_path, folder):
     return run
 
 
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_nothing_is_left_in_the_folder(verify, tmp_path, tmp_path_factory, monkeypatch, has_cache):
+    """Hypothesis would leave a folder of its own."""
+    before = sorted(tmp_path.iterdir())
+    cache = tmp_path_factory.mktemp("cache") / "caches"
+    if not has_cache:
+        cache.write_text("a file, where no folder can be made")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
+    done = verify("softmax", "--candidate", "mine:right", *NUMPY)
+    assert done.stderr == "seed 1\n"
+    assert sorted(path for path in tmp_path.iterdir() if path.name != "__pycache__") == before
+    assert (cache / "llamaspec" / "hypothesis").exists() == has_cache
+
+
 NUMPY = ("--arrays", "numpy", "--examples", "40", "--seed", "1")
 
 

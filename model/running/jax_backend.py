@@ -32,6 +32,12 @@ class Drawing(NamedTuple):
     greedy: bool
 
 
+def describe_run(dtype: np.dtype, device: Device, choice: Choice) -> str:
+    """Say in one line how a model runs: its dtype, the device, and on a GPU which ops are plain and why."""
+    running = f"{dtype} on {device}"
+    return running if device.platform == "cpu" else f"{running}; {describe(choice)}"
+
+
 class JaxBackend:
     """A `Backend` of compiled programs, for a batch of one sequence."""
 
@@ -54,8 +60,7 @@ class JaxBackend:
 
     def describe(self) -> str:
         """Say in one line how the model runs: its dtype, the device, and on a GPU which ops are plain and why."""
-        running = f"{self._params.embedding.dtype} on {self.device}"
-        return running if self.device.platform == "cpu" else f"{running}; {describe(self.choice)}"
+        return describe_run(self._params.embedding.dtype, self.device, self.choice)
 
     def bytes_read(self, position: int | float) -> float:
         """Count the bytes that a step of decoding reads at least, with so many tokens before it."""

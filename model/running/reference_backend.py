@@ -37,6 +37,7 @@ from reference.quantizers import kv_cache
 from reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
+BY_REFERENCE = "float64 on CPU, by the NumPy reference"  # how a model of this backend runs, in words
 PART = 64  # prompt tokens computed at once where each gives logits for the whole vocabulary
 
 
@@ -83,7 +84,7 @@ class ReferenceBackend:
 
     def describe(self) -> str:
         """Say in one line how the model runs."""
-        return "float64 on CPU, by the NumPy reference"
+        return BY_REFERENCE
 
     def start(self) -> Cache:
         """Make an empty cache."""
