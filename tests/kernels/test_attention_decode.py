@@ -172,6 +172,7 @@ def test_a_nan_that_is_seen_is_shown():
         ({}, {"dtypes": [BFLOAT16, BFLOAT16, BFLOAT16, "uint8"]}, "int32"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_refused(changes, options, words):
     shapes = {"q": (2, 4, 64), "k": (2, 2, 96, 64), "v": (2, 2, 96, 64), "lengths": (2,)} | changes
     dtypes = options.pop("dtypes", [BFLOAT16] * 3 + [np.int32])

@@ -118,6 +118,7 @@ def test_biases_are_added_to_their_rows(scheme):
         ),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_they_cannot_do_is_refused_by_name(call, says):
     with pytest.raises(ValueError, match=f"norm_gate_up takes .*{says}"):
         call(draw(Noise(0), 32, 1024, "q8"), jnp.ones((1, 1024)))

@@ -202,6 +202,7 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
         (refused(residual=jnp.zeros((2, 8))), r"residual \[1, 8\]"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_it_cannot_do_is_refused_by_name(call, words):
     with pytest.raises(ValueError, match=words):
         call()
