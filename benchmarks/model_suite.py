@@ -169,10 +169,10 @@ def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> I
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
     backend = load_backend(checkpoint, backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
     ids = [i % vocab for i in range(tokens + 1)]  # decoding feeds the last one first
-    decoding = Session(backend, vocab=vocab)
+    decoding = Session[Any, Any](backend, vocab=vocab)
 
     def read():
-        Session(backend, vocab=vocab).prefill(ids)
+        Session[Any, Any](backend, vocab=vocab).prefill(ids)
 
     def draw():
         for _ in decoding.bursts(ids[:-1], max_new_tokens=DRAWN, options=GREEDY, seed=0, stops=frozenset()):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.growth import slope
 from benchmarks.report import Column, Row, table, write_report
@@ -65,7 +66,7 @@ def measured(layers: int, quantize: str | None) -> Row:
     backend = load_backend(checkpoint, quantize=quantize, own_process=True)
     compiling = peak_resident_bytes()
     forget_peak()
-    session = Session(backend, vocab=config.vocab)
+    session = Session[Any, Any](backend, vocab=config.vocab)
     prompt = [1] * (config.context - backend.burst)
     for _ in session.bursts(prompt, max_new_tokens=backend.burst, options=SamplingOptions(), seed=0, stops=frozenset()):
         pass

@@ -31,7 +31,7 @@ def add(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*
 
 @partial(jax.jit, static_argnames="target")
 def _add(x, y, *, target: Target):
-    (flat_x,), (flat_y,) = (as_rows(a.reshape(1, -1), pad=0) for a in (x, y))
+    (flat_x,), (flat_y,) = (as_rows(a.reshape(1, -1), pad=0.0) for a in (x, y))
     spans = Spans.of(flat_x.size, x.dtype, size=SPAN)
 
     def add(x_ref, y_ref, z_ref):  # [elements] each

@@ -258,7 +258,7 @@ def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str,
     plgpu.copy_gmem_to_smem(q_ref, q_smem, staged["q_filled"].at[worker])
     plgpu.barrier_wait(staged["q_filled"].at[worker])
     rows = WGMMA.reduce(1)
-    running = filled(0, ROWS, head_dim), filled(LOWEST, ROWS, layout=rows), filled(0, ROWS, layout=rows)
+    running = filled(0.0, ROWS, head_dim), filled(LOWEST, ROWS, layout=rows), filled(0.0, ROWS, layout=rows)
     first, last = queries.unmasked(worker)
     pl.when(worker == 1)(change_turns)
     if queries.window is not None:

@@ -50,7 +50,7 @@ def add_rmsnorm(
 @partial(jax.jit, static_argnames=("eps", "target"))
 def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
     shape, dim = x.shape, x.shape[-1]
-    inputs = [as_rows(a, pad=0) for a in (x, residual) if a is not None]
+    inputs = [as_rows(a, pad=0.0) for a in (x, residual) if a is not None]
     rows, width = inputs[0].shape
     spans = Spans.of(width, x.dtype, size=width).whole
     outputs = len(inputs)  # the norm, and with a residual also the sum
@@ -86,7 +86,7 @@ def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
         grid=(rows,),
         grid_names=("row",),
     )
-    results = kernel(*inputs, as_rows(weight, pad=0)[0])
+    results = kernel(*inputs, as_rows(weight, pad=0.0)[0])
     return [a[:, :dim].reshape(shape) for a in results]
 
 

@@ -132,7 +132,8 @@ def exp_sums(
         grid=(spans.count, rows),
         grid_names=("span", "row"),
     )
-    return kernel(scores)
+    maxima, sums = kernel(scores)
+    return maxima, sums
 
 
 def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:

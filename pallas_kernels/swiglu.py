@@ -14,7 +14,7 @@ from pallas_kernels.parts.spans import Spans, check_rows
 SPAN = 2048  # elements of a thread block
 
 
-def swiglu(gate_up: Float[Array, "*batch 2*ffn"]) -> Float[Array, "*batch ffn"]:
+def swiglu(gate_up: Float[Array, "*batch gate_up"]) -> Float[Array, "*batch gate_up//2"]:
     """Compute silu(gate) * up of rows that hold first gate, then up, as the stacked product [gate; up] leaves them.
 
     Computes in float32 and rounds once. Raises ValueError for rows of odd length, and Unsupported for another dtype

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 from hypothesis import Phase, settings
 
@@ -78,6 +79,12 @@ def data() -> Path:
     folder = Path(os.environ["LLAMASPEC_DATA"]).resolve()
     assert folder.is_dir(), f"LLAMASPEC_DATA names {folder}, which is no folder"
     return folder
+
+
+@pytest.fixture
+def unchecked(monkeypatch) -> None:
+    """Turn the run-time checks of shapes off, as they are for users: what refuses an argument is then our own code."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -1,6 +1,6 @@
 """Functions of `gguf.quants`, llama.cpp's Python package."""
 
-import gguf
+import gguf  # pyright: ignore[reportMissingImports]
 
 
 def ggml_decode(data, *, name):

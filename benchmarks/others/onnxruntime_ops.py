@@ -3,7 +3,7 @@
 from functools import cache
 
 import numpy as np
-import onnxruntime
+import onnxruntime  # pyright: ignore[reportMissingImports]
 from onnx import TensorProto, helper
 
 FLOAT, INT32, INT64, UINT8 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8

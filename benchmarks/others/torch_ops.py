@@ -1,7 +1,7 @@
 """Functions of torch."""
 
-import torch
-import torch.nn.functional as F
+import torch  # pyright: ignore[reportMissingImports]
+import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
 
 def softmax(x):

@@ -9,7 +9,7 @@ import json
 import sys
 from time import perf_counter
 
-import llama_cpp
+import llama_cpp  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 PROMPT = 8

@@ -10,6 +10,7 @@ import json
 import sys
 from importlib.metadata import version
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Engine:
     def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
         """Draw tokens; returns the time of each burst, and the tokens."""
         ids = [i % self.vocab for i in range(prompt)]
-        session = Session(self.backend, vocab=self.vocab)
+        session = Session[Any, Any](self.backend, vocab=self.vocab)
         times, drawn = [perf_counter()], []
         for burst, _ in session.bursts(ids, max_new_tokens=count, options=GREEDY, seed=0, stops=frozenset()):
             times.append(perf_counter())

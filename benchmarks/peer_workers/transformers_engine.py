@@ -7,8 +7,8 @@ import json
 import sys
 from time import perf_counter
 
-import torch
-import transformers
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
 
 PROMPT = 8
 

@@ -121,9 +121,9 @@ class SplitAttention:
             ring.steps,
             step,
             (
-                filled(0, head_dim, columns),
+                filled(0.0, head_dim, columns),
                 filled(LOWEST, columns, layout=WGMMA.reduce(0)),
-                filled(0, tile, columns),
+                filled(0.0, tile, columns),
             ),
         )
         return o, m, jnp.sum(total, axis=0)

@@ -101,7 +101,7 @@ class SplitAttentionFloat32:
             return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
         rows = self.layout.reduce(1)
-        zero = full(0, *shape, layout=self.layout), full(LOWEST, ROWS, layout=rows), full(0, ROWS, layout=rows)
+        zero = full(0.0, *shape, layout=self.layout), full(LOWEST, ROWS, layout=rows), full(0.0, ROWS, layout=rows)
         return lax.fori_loop(0, ring.steps, step, [zero] * self.group)
 
     def _across(self, x):

@@ -93,7 +93,7 @@ def zeros(batch: int, rows: int) -> Sums:
     return [plgpu.layout_cast(jnp.zeros((rows, WARPS, PLACES), jnp.float32), SUMS)] * batch
 
 
-def finished(sums: Sums, runs: int, bits: int, target: Target) -> list[list[Float32[Array, " rows"]]]:
+def finished(sums: Sums, runs: int, bits: int, target: Target) -> list[list[Float32[Array, " rows_of_run"]]]:
     """Add up the sums of the warps, for each vector and each run of rows."""
     return [_runs(_dots(rows, bits), runs, target) for rows in sums]
 
@@ -106,7 +106,7 @@ def _dots(sums, bits: int):
     return jnp.sum(jnp.sum(digits, axis=2), axis=1)
 
 
-def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows"]]:
+def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"]]:
     """Split sums by runs, after the warps have met once to add up those of all runs."""
     if runs == 1:
         return [dots]

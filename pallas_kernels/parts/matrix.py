@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
@@ -47,9 +48,10 @@ class ScaledCodes(NamedTuple):
 
 
 MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
+Shaped = Array | jax.ShapeDtypeStruct  # enough to choose a loop
 
 
-def shares(w: MatrixOperand, batch: int) -> list[slice]:
+def shares(w: Shaped | ScaledCodes, batch: int) -> list[slice]:
     """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
     launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
@@ -58,8 +60,8 @@ def shares(w: MatrixOperand, batch: int) -> list[slice]:
 
 def product_of(
     op: str,
-    w: MatrixOperand,
-    x: Array,
+    w: Shaped | ScaledCodes,
+    x: Shaped,
     *,
     normed: bool,
     tile: Tile | None = None,
@@ -100,21 +102,21 @@ def product_of(
     return product
 
 
-def key_of(op: str, w: MatrixOperand) -> str:
+def key_of(op: str, w: Shaped | ScaledCodes) -> str:
     """Name an op on such a matrix for `tile_for`, with its kind of codes and the columns that share a scale."""
     if not isinstance(w, ScaledCodes):
         return op
     return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
 
 
-def _check_floats(op: str, w: Array, x: Array) -> None:
+def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
     if w.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes W [rows, cols] and x [batch, cols], got {w.shape} and {x.shape}")
     if w.dtype not in DTYPES or x.dtype != w.dtype:
         raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
 
 
-def _check_codes(op: str, w: ScaledCodes, x: Array) -> None:
+def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
     if w.codes.ndim != 2:
         raise ValueError(f"{op} takes codes [rows, cols], got {w.codes.shape}")
     if w.codes.dtype not in (jnp.int8, jnp.int32):
@@ -130,7 +132,7 @@ def _check_codes(op: str, w: ScaledCodes, x: Array) -> None:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
 
 
-def _check_columns(op: str, w: MatrixOperand, dtype: Any, tile: Tile) -> None:
+def _check_columns(op: str, w: Shaped | ScaledCodes, dtype: Any, tile: Tile) -> None:
     cols = w.shape[1]
     if not isinstance(w, ScaledCodes):
         step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)

@@ -7,7 +7,9 @@ from jax.typing import DTypeLike
 from pallas_kernels.unsupported import Unsupported
 
 
-def check_operand(op: str, name: str, array: jax.Array | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+def check_operand(
+    op: str, name: str, array: jax.Array | jax.ShapeDtypeStruct | None, shape: tuple[int, ...], dtype: DTypeLike
+) -> None:
     """Raise ValueError for an array of another shape, Unsupported for one of another dtype; None passes."""
     if array is None or (array.shape == shape and array.dtype == dtype):
         return

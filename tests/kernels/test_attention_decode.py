@@ -156,7 +156,7 @@ def test_a_nan_that_is_seen_is_shown():
     ("changes", "options", "words"),
     [
         ({"q": (2, 4, 64, 1)}, {}, r"q \[batch, heads, head_dim\]"),
-        ({"q": (3, 4, 64)}, {}, r"cache \[3, kv_heads"),
+        ({"q": (3, 4, 64), "lengths": (3,)}, {}, "a cache for each of 3 queries"),
         ({"q": (0, 4, 64)}, {}, "got"),
         ({"q": (2, 3, 64)}, {}, "multiples of the key heads"),
         ({"q": (2, 18, 64)}, {}, "1 to 8 query heads a key head"),
@@ -172,6 +172,7 @@ def test_a_nan_that_is_seen_is_shown():
         ({}, {"dtypes": [BFLOAT16, BFLOAT16, BFLOAT16, "uint8"]}, "int32"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_refused(changes, options, words):
     shapes = {"q": (2, 4, 64), "k": (2, 2, 96, 64), "v": (2, 2, 96, 64), "lengths": (2,)} | changes
     dtypes = options.pop("dtypes", [BFLOAT16] * 3 + [np.int32])

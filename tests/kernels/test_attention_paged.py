@@ -129,6 +129,7 @@ def test_a_ring_that_wraps_twice(page):
         ({"q": (3, 5, 64)}, "multiples of the key heads"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_refused(changes, words):
     shapes = {"q": (3, 4, 64), "k": (5, 2, 16, 64), "v": (5, 2, 16, 64), "table": (3, 4), "lengths": (3,)} | changes
     dtypes = [BFLOAT16] * 3 + [np.int32] * 2

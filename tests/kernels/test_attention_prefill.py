@@ -139,6 +139,7 @@ def test_a_ring_that_wraps_twice(shape):
         ({}, {"dtype": np.float32}, "in bfloat16"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_refused(changes, options, words):
     shapes = {"q": (2, 7, 4, 64), "k": (2, 2, 96, 64), "v": (2, 2, 96, 64), "offsets": (2,)} | changes
     dtype = options.pop("dtype", BFLOAT16)

@@ -56,6 +56,7 @@ def refused(x=(8, 64), w=(64, 64), *, dtype="bfloat16", **options):
         (refused(w=(256, 64), tile=GemmTile(256, 5)), "bytes of shared memory"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_it_cannot_do_is_refused_by_name(call, words):
     with pytest.raises(ValueError, match=words):
         call()

@@ -243,6 +243,7 @@ AT, ANGLES = jnp.zeros(1, jnp.int32), jnp.ones((1, 8), jnp.float32)
         ),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_refusals(call, says):
     with pytest.raises(ValueError, match=says):
         call()

@@ -62,6 +62,7 @@ def test_rows_do_not_know_of_each_other():
     check(y[1, 1], x[1, 1], np.ones(129, np.float32))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input():
     x, weight = jnp.ones((2, 128)), jnp.ones(128)
     with pytest.raises(ValueError, match=r"rmsnorm takes a weight \[128\] in float32, got \[64\] in float32"):

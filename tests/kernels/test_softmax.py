@@ -104,6 +104,7 @@ def test_rows_do_not_know_of_each_other():
 
 
 @pytest.mark.parametrize("op", [softmax, logsumexp])
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input(op):
     with pytest.raises(ValueError, match=f"{op.__name__} takes rows of at most 1048576 elements, got 1048577"):
         op(jnp.ones((1, MAX_SCORES + 1)))
