@@ -18,11 +18,11 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
         yield lambda stage, share: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     console = Console(stderr=True)
     bar_column = BarColumn(bar_width=20 if console.width > 60 else 5)
-    columns = (TextColumn("{task.description}"), bar_column, TextColumn("{task.elapsed:.0f} s"))
+    columns = (TextColumn("{task.description}"), bar_column, TaskProgressColumn(), TextColumn("{task.elapsed:.0f} s"))
     with Progress(*columns, console=console, transient=True, refresh_per_second=REDRAWN) as bar:
         task = bar.add_task(WITHOUT_SHARE["starting"], total=None)
 

@@ -190,7 +190,7 @@ def test_a_story_ends_with_what_it_read_a_second(
     monkeypatch.setattr(machine, "last_level_cache", lambda: cache)
     code, _, err = run("story", "--seed", "1", "--max-new-tokens", "8")
     assert code == 0, err
-    assert re.search(rf"then [\d.]+ tokens/s {words}, ", err)
+    assert re.search(rf"then [\d.]+ tokens/s {words}; ", err)
 
 
 def test_what_a_machine_reads_a_second_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
