@@ -292,12 +292,12 @@ def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
 
 
 class Measured(Exception):
-    """What a suite raises here in place of measuring."""
+    """An end of a suite in place of its measurements."""
 
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """The same words as `generate` has, and nothing of what a CPU runs by default. The GPU is made up."""
+    """Compare with the words of `generate`, which say nothing of what a CPU runs by default. The GPU is made up."""
 
     def stop(suite: str, **_: object):
         raise Measured
