@@ -52,6 +52,7 @@ def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None) ->
 
 def multiply(w: Weight, x, **options) -> np.ndarray:
     with interpreter():
+        options = {name: jnp.asarray(a) if isinstance(a, np.ndarray) else a for name, a in options.items()}
         return np.asarray(gemv(w.stored, jnp.asarray(x), **options))
 
 
