@@ -120,7 +120,8 @@ def test_every_field_of_config_is_handled_harmless_or_refused_by_every_kernel():
 CHANGED: dict[str, Any] = {
     "dim": 512, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "ffn": 512, "vocab": 72, "context": 64,
     "eps": 1e-6, "theta": 5e5, "scaling": LinearScaling(factor=4.0), "windows": (5, 5), "experts": 4,
-    "experts_per_token": 2, "renormalize_experts": False, "tied": False, "qkv_bias": True, "o_bias": True, "ffn_bias": True, "qk_norm": True,
+    "experts_per_token": 2, "renormalize_experts": False, "tied": False, "qkv_bias": True, "o_bias": True,
+    "ffn_bias": True, "qk_norm": True,
 }  # fmt: skip
 # These change the values of arrays and no program, or the ops that a model calls.
 UNSEEN = ("theta", "scaling", "tied", "experts", "experts_per_token")
