@@ -322,10 +322,10 @@ TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE
 
 def test_the_guide_shows_what_is_printed(verify, tmp_path):
     """Its kernels are run as it says; only seconds may differ, and shares of a bound in the last digits."""
-    for name in ("mine", "repaired"):
-        (source,) = re.findall(rf"```python\n(# {name}.py\nimport jax[^`]*)```", GUIDE)
+    for name in ("mine", "repaired", "blocked", "fixed"):
+        (source,) = re.findall(rf"```python\n(# {name}.py\nimport (?:jax|numpy)[^`]*)```", GUIDE)
         (tmp_path / f"{name}.py").write_text(source)
-    assert len(TRANSCRIPTS) == 3
+    assert len(TRANSCRIPTS) == 6
     for arguments, shown in TRANSCRIPTS:
         done = verify(*arguments.split(), status=int(shown.startswith("violated")))
         assert without_times(done.stdout) == without_times(shown)

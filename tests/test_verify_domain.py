@@ -56,7 +56,7 @@ def wrong_beyond_one_row(x):
 
 
 @pytest.mark.parametrize("op", CONTRACTS)
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.nested_given])
 @given(data=st.data())
 def test_every_draw_is_in_its_domain(op, data):
     draws = {name: data.draw(strategy) for name, strategy in CONTRACTS[op].draws.items()}

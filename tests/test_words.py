@@ -10,7 +10,6 @@ from tests.processes import REPOSITORY
 MEDIAN_LINES = 120
 LONG = 350  # lines: a longer file needs a reason
 REASONS = {
-    "model/ops/block.py": "the five ops of a block in plain JAX",
     "model/ops/gpu.py": "the table of ops by kernels",
     "tests/families.py": "one model of each family, as files",
     "tests/test_bench.py": "one command",

@@ -103,8 +103,8 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
     tile takes longer for 128 keys (docs/performance-gpu.md). `heads` are the key heads of all sequences, and `group` is
     the query heads of each; for more than 8 a thread has too few registers.
 
-    >>> import jax.numpy as jnp
-    >>> [keys_of_a_tile(heads, 8, 64, jnp.bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
+    >>> bfloat16 = jax.dtypes.canonicalize_dtype("bfloat16")
+    >>> [keys_of_a_tile(heads, 8, 64, bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
     [128, 64, 64]
     """
     small = group <= 8 and head_dim == 64 and dtype == np.dtype("bfloat16")

@@ -36,12 +36,12 @@ def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1
     Tiles are measured for one vector. Several leave less room for a ring, so their stages follow the rule, and so do
     their rows where the measured ones are too many.
 
-    >>> tile_for("gemv", 4096, 512, np.float32)
+    >>> tile_for("gemv", 4096, 512, np.dtype(np.float32))
     Tile(rows=16, stages=None, blocks=None, chunks=None)
     >>> import jax.numpy as jnp
-    >>> [tuple(tile_for("gemv", 2048, 8192, jnp.bfloat16, vectors=vectors)) for vectors in (1, 2)]
+    >>> [tuple(tile_for("gemv", 2048, 8192, np.dtype(jnp.bfloat16), vectors=vectors)) for vectors in (1, 2)]
     [(8, 10, None, 2), (8, None, None, None)]
-    >>> [tile_for("gemv", 5120, 13824, jnp.bfloat16, vectors=vectors).rows for vectors in (1, 2)]
+    >>> [tile_for("gemv", 5120, 13824, np.dtype(jnp.bfloat16), vectors=vectors).rows for vectors in (1, 2)]
     [40, 16]
     """
     measured = _table(device).get(f"{op} {rows}x{cols} {np.dtype(dtype).name}")
