@@ -12,12 +12,12 @@ from verify.running_error import ELEMENTARY, gamma, softmaxed
 
 
 def arguments(
-    *, precision: Precision, tokens: int, vocab: int, logits: Values, around: float, targets: int, uncounted: bool
+    *, precision: Precision, tokens: int, vocab: int, logits: Values, around: float, targets: int, uncounted: str
 ) -> Arguments:
     ids = integers(targets, "targets", tokens, below=vocab)
     ids[-1] = vocab - 1
     weights = (1 + np.arange(tokens) % 3 / 2).astype(np.float32)
-    weights[:1] *= not uncounted
+    weights[:1] *= uncounted == "none"
     return {
         "logits": logits.array("logits", tokens, vocab, precision=precision, around=around),
         "targets": ids,
@@ -71,7 +71,7 @@ VALUES = {
     "logits": values(-6, 6),
     "around": st.sampled_from([0.0, -1000.0, 1000.0, 100.0]),
     "targets": seeds,
-    "uncounted": st.booleans(),
+    "uncounted": st.sampled_from(["none", "first"]),  # tokens of weight 0
 }
 DOMAIN = "logits [tokens vocab], targets [tokens] int32 from 0 to vocab - 1, weights [tokens] float32, 0 or more"
 LARGE = Large({"tokens": beyond(128, 1024), "vocab": beyond(1024, 8192, 32768)}, beside={"tokens": [2], "vocab": [5]})
