@@ -6,7 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 import model.families
 from model.family import architectures, families, nearest_family
@@ -43,6 +43,7 @@ def test_a_family_is_nearest_to_its_own_models(name):
 
 
 @given(seed=seeds)
+@example(seed=379)
 def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
     """In the definition, in JAX for one token and for several, and in the bound between the two."""
 
@@ -55,7 +56,9 @@ def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
         together = XLA.moe_add(jnp.asarray(x[None]), layer, config=config)[0]
         alone = XLA.moe_add(jnp.asarray(x[None, :1]), layer, config=config)[0]
         found = moe_add(exactly(x), exact, config=config, unit=0.0)
-        np.testing.assert_allclose(found.value, feed_forward(x, exact, config=config), rtol=1e-12)
+        # Both are sums in float64, in two orders: each is within the bound of float32, times the ratio of roundings.
+        twice = np.abs(found.value - feed_forward(x, exact, config=config))
+        assert (twice <= 2 * 2.0**-29 * found.error).all()
         assert (np.abs(np.asarray(together) - found.value) <= found.error).all()
         assert (np.abs(np.asarray(alone) - found.value[:1]) <= found.error[:1]).all()
         return found.value, found.error

@@ -1,6 +1,7 @@
 """Products with quantized weights against float64; every column meets its own code and scale."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +53,8 @@ def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None) ->
 
 def multiply(w: Weight, x, **options) -> np.ndarray:
     with interpreter():
-        options = {name: jnp.asarray(a) if isinstance(a, np.ndarray) else a for name, a in options.items()}
-        return np.asarray(gemv(w.stored, jnp.asarray(x), **options))
+        placed: dict[str, Any] = {n: jnp.asarray(a) if isinstance(a, np.ndarray) else a for n, a in options.items()}
+        return np.asarray(gemv(w.stored, jnp.asarray(x), **placed))
 
 
 def exactly(w: Weight, x, **options) -> Approx:
