@@ -31,6 +31,7 @@ def log_softmax(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, 
     """
     logits = logits.astype(np.float64, copy=False)
     top = np.max(logits, axis=-1, keepdims=True)
+    # The maximum goes first: `logsumexp` holds it in its sum, where a large one would round the logarithm away.
     return logits - top - np.log(np.sum(np.exp(logits - top), axis=-1, keepdims=True))
 
 

@@ -40,9 +40,9 @@ from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
 QUANTIZED = ("int8", "int4")  # forms of codes that kernels multiply by
-MOST_SEQUENCES = (
-    2  # at once, with weights that are floats: for four, XLA's tensor cores are faster (docs/performance-gpu.md)
-)
+# Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
+# (docs/performance-gpu.md).
+MOST_SEQUENCES = 2
 CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
 PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
 
