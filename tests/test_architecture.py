@@ -1,4 +1,4 @@
-"""Imports run one way: reference <- verify, pallas_kernels <- model <- training, benchmarks <- commands <- cli.
+"""Imports run one way: reference <- verify, pallas_kernels <- model <- training, learn, benchmarks <- commands <- cli.
 
 Read from the source, so nothing is run.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("reference", "verify", "pallas_kernels", "model", "training", "commands", "cli", "tests", "benchmarks")
+OURS = ("reference", "verify", "pallas_kernels", "model", "training", "learn", "commands", "cli", "tests", "benchmarks")
 HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
 
 
@@ -34,8 +34,9 @@ RULES = [
         only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
     ),
     Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
-    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "training")),
-    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks")),
+    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "training", "learn")),
+    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "learn")),
+    Rule("learn/", never=("cli", "commands", "tests", "benchmarks", "training")),
     Rule(
         "model/",
         never=("reference",),

@@ -4,7 +4,7 @@ Each op is given the result of the one before it, and so is its definition: an e
 comes of it later. Models, caches and ops come from outside, and are read as NumPy arrays.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -80,53 +80,86 @@ class Model(Protocol):
         ...
 
 
-def walk(model: Model, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1) -> Iterator[Step]:
-    """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and judge every op.
+class Result(NamedTuple):
+    """One result of one op, for every token of a chunk, beside its definition."""
 
-    `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most.
+    layer: int | None  # None after the last block
+    op: str
+    output: str  # q, k or v; "" where the op has one result
+    given: np.ndarray  # the first argument of the op [seq ...]
+    actual: np.ndarray  # [seq ...]
+    due: Approx  # [seq ...]
+
+
+def walk(model: Model, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1) -> Iterator[Step]:
+    """Judge every op on `chunks` of tokens, as `results` computes them."""
+    for result in results(model, chunks, config=config, unit=unit, blocks=blocks):
+        yield _step(result)
+
+
+def results(
+    model: Model,
+    chunks: list[np.ndarray],
+    *,
+    config: Config,
+    unit: float,
+    blocks: int = 1,
+    layers: Collection[int] | None = None,
+) -> Iterator[Result]:
+    """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and define every result.
+
+    `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most. Blocks that
+    are not among `layers` run, but nothing is computed in float64 for them.
     """
     caches = model.cache(sum(len(tokens) for tokens in chunks))
     start = 0
     for tokens in chunks:
         at = start + np.arange(len(tokens))
+        used = start + len(tokens)
         positions = model.positions(at[None].astype(np.int32))
         x = model.array(_read(model.params.embedding[tokens])[None])
-        for i, (layer, defined) in enumerate(zip(model.params.layers, model.exact.layers, strict=True)):
+        for i, layer in enumerate(model.params.layers):
+            asked = layers is None or i in layers
+            defined = model.exact.layers[i] if asked else None
+            given = x
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
             k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
-            due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
-            for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
-                yield _step(i, "norm_qkv", name, actual, part)
+            if defined:
+                due = bound.norm_qkv(_first(given), defined, at, config=config, unit=unit)
+                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
+                    yield Result(i, "norm_qkv", name, _read(given)[0], actual, part)
 
             window = config.window(i)
             h = model.ops.attend(q, caches[i], positions, window=window, config=config)
-            used = start + len(tokens)
-            mask = causal_mask(len(tokens), used, offset=start, window=window)
-            part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
-            yield _step(i, "attend", "", _read(h)[0], part)
+            if defined:
+                mask = causal_mask(len(tokens), used, offset=start, window=window)
+                part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
+                yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
             before, x = x, model.ops.project_add(h, layer, x)
-            yield _step(
-                i, "project_add", "", _read(x)[0], bound.project_add(_first(h), defined, _first(before), unit=unit)
-            )
+            if defined:
+                part = bound.project_add(_first(h), defined, _first(before), unit=unit)
+                yield Result(i, "project_add", "", _read(h)[0], _read(x)[0], part)
 
             before = x
             if config.experts:
                 x = model.ops.moe_add(before, layer, config=config)
-                yield _step(
-                    i, "moe_add", "", _read(x)[0], bound.moe_add(_first(before), defined, config=config, unit=unit)
-                )
+                if defined:
+                    part = bound.moe_add(_first(before), defined, config=config, unit=unit)
+                    yield Result(i, "moe_add", "", _read(before)[0], _read(x)[0], part)
                 continue
             g = model.ops.norm_gate_up(before, layer, config=config)
-            part = bound.norm_gate_up(_first(before), defined, config=config, unit=unit)
-            yield _step(i, "norm_gate_up", "", _read(g)[0], part)
             x = model.ops.down_add(g, layer, before)
-            yield _step(i, "down_add", "", _read(x)[0], bound.down_add(_first(g), defined, _first(before), unit=unit))
+            if defined:
+                part = bound.norm_gate_up(_first(before), defined, config=config, unit=unit)
+                yield Result(i, "norm_gate_up", "", _read(before)[0], _read(g)[0], part)
+                part = bound.down_add(_first(g), defined, _first(before), unit=unit)
+                yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
         logits = model.ops.norm_logits(x, model.params, config=config)
         part = bound.norm_logits(_first(x), model.exact.norm, model.exact.head, config=config, unit=unit)
-        yield _step(None, "norm_logits", "", _read(logits)[0], part)
-        start += len(tokens)
+        yield Result(None, "norm_logits", "", _read(x)[0], _read(logits)[0], part)
+        start = used
 
 
 def walk_through(
@@ -166,16 +199,21 @@ def _first(array: Any) -> Approx:
     return exactly(_read(array)[0])
 
 
-def _step(layer: int | None, op: str, output: str, actual: np.ndarray, due: Approx) -> Step:
-    got = actual.astype(np.float64)
-    off = np.abs(got - due.value)
+def ratios(result: Result) -> np.ndarray:
+    """Divide the error of each number by its bound: 0 where there is no error, above 1 where there is a bug."""
+    off = np.abs(result.actual.astype(np.float64) - result.due.value)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(off == 0, 0.0, off / due.error)
-    largest = float(np.max(ratio, initial=0))
+        return np.where(off == 0, 0.0, off / result.due.error)
+
+
+def _step(result: Result) -> Step:
+    due = result.due
+    off = np.abs(result.actual.astype(np.float64) - due.value)
+    largest = float(np.max(ratios(result), initial=0))
     return Step(
-        layer,
-        op,
-        output,
+        result.layer,
+        result.op,
+        result.output,
         float(np.max(off, initial=0)),
         float(np.max(np.abs(due.value), initial=0)),
         np.inf if np.isnan(largest) else largest,

@@ -80,5 +80,5 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
     def cache(capacity: int) -> list[Any]:
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
 
-    exact = load_reference_params(replace(checkpoint, tensors=held))
+    exact = load_reference_params(replace(checkpoint, tensors=held), lazily=True)
     return Walkable(params, exact, Ops(*map(compiled, ops)), cache, positions, jax.device_put)

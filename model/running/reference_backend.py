@@ -152,10 +152,28 @@ def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, 
     return kv_cache.dequantize(kv_cache.quantize(x))
 
 
-def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None) -> Params:
+class LazyLayers(Sequence[Layer]):
+    """Layers of which each is read when it is asked for, and not kept: in float64 they may be larger than memory."""
+
+    def __init__(self, count: int, read: Callable[[int], Layer]):
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        """Read layer `i`, or those of a slice. Raises IndexError beyond the last."""
+        chosen = range(self._count)[i]
+        return self._read(chosen) if isinstance(chosen, int) else [self._read(each) for each in chosen]
+
+
+def load_reference_params(
+    checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None, *, lazily: bool = False
+) -> Params:
     """Read every tensor of `checkpoint` in float64, quantized ones decoded exactly.
 
     `roundings`, from `model.ops.emulated`, says how the named matrices round the vectors that they are multiplied by.
+    `lazily` leaves the tensors of a layer in the file until the layer is asked for.
     """
     config, rounded_to = checkpoint.config, roundings or {}
 
@@ -206,7 +224,7 @@ def load_reference_params(checkpoint: Checkpoint, roundings: Mapping[str, str] |
     embedding = tensor(EMBEDDING)
     return Params(
         embedding=embedding,
-        layers=[layer(i) for i in range(config.layers)],
+        layers=LazyLayers(config.layers, layer) if lazily else [layer(i) for i in range(config.layers)],
         norm=tensor(outside["norm"].name),
         head=rounding(embedding, EMBEDDING) if config.tied else matrix([outside["head"]]),
     )

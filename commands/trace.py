@@ -1,0 +1,104 @@
+"""`trace`: one token's walk through a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from commands.loading import prepare_jax
+from commands.options import Verb, combined, json_option, kernels_option, model_option, tokenizer_option
+from commands.output import say, write, write_json
+from commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from model.ops.table import Ops
+    from model.weights.params import Params
+    from reference.config import Config
+
+
+@click.command(cls=Verb)
+@click.argument("text")
+@click.option(
+    "--position",
+    type=int,
+    default=-1,
+    show_default=True,
+    help="Follow this token: 0 is the first (BOS, where there is one), -1 the last.",
+)
+@click.option(
+    "--layer",
+    "layers",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Look into this layer. May be repeated.  [default: all]",
+)
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Compute with it."
+)
+@combined(model_option, tokenizer_option, kernels_option, json_option)
+def trace(
+    text: str,
+    position: int,
+    layers: tuple[int, ...],
+    dtype: str,
+    model: str,
+    tokenizer: str | None,
+    kernels: str,
+    as_json: bool,
+):
+    """Follow one token of TEXT through a model, op by op.
+
+    For each op: its shapes, the bytes and operations of one token, the value that uses most of its proven bound as the
+    definition has it and as it ran, and their distance. For each layer: what each head looks at, and what would come
+    next if the model ended there.
+
+    \b
+    llamaspec trace "Once upon a time" --layer 0 --layer 9
+    """
+    from learn.trace import trace as walk
+    from learn.trace_text import as_json as to_json
+    from learn.trace_text import lines
+    from model.checkpoints.open import open_checkpoint
+    from model.options import check_length, choose_context
+    from model.tokenizers.of_model import tokenizer_of
+    from model.tokenizers.tokenizer import encode_text
+
+    checkpoint = open_checkpoint(model)
+    config = checkpoint.config
+    vocabulary = tokenizer_of(checkpoint, tokenizer)
+    tokens = encode_text(vocabulary, text)
+    check_length(tokens, choose_context(None, config.context))
+    if not tokens:
+        raise click.UsageError("the text has no token, and this model has no BOS to begin with")
+    if wrong := [i for i in layers if i >= config.layers]:
+        raise click.UsageError(f"--layer {wrong[0]}: the model has layers 0 to {config.layers - 1}")
+    if not -len(tokens) <= position < len(tokens):
+        raise click.UsageError(f"--position {position}: the text has tokens 0 to {len(tokens) - 1}")
+
+    prepare_jax()
+    import numpy as np
+
+    from model.candidates.walking import walkable
+    from model.ops.choice import ops_for
+    from verify.precision import precision
+
+    def chosen(config: Config, params: Params, rows: int) -> Ops:
+        return ops_for(
+            kernels, config, params, batch=1, capacity=rows, cache_dtype=np.dtype(params.embedding.dtype)
+        ).ops
+
+    def text_of(token: int) -> str:
+        spelt = vocabulary.bytes_of(token).decode(errors="replace")
+        return spelt or vocabulary.piece(token)
+
+    with progress_bar() as progress:
+        walker = walkable(checkpoint, chosen, dtype=precision(dtype).dtype, rows=len(tokens))
+        found = walk(
+            walker, tokens, position=position, config=config, dtype=dtype, layers=layers or None, progress=progress
+        )
+    if as_json:
+        write_json(to_json(found, text_of=text_of))
+        return
+    say(f"token {found.position} of {len(tokens)}: {text_of(tokens[found.position])!r} (id {tokens[found.position]})")
+    write("\n".join(lines(found, text_of=text_of)) + "\n")

@@ -1,0 +1,284 @@
+"""One token's walk through a model: each op with its definition, its sizes, and how close the running form comes.
+
+    tracing = trace(model, tokens, config=checkpoint.config, dtype="float32")
+    for visit in tracing.visits:
+        print(visit.layer, visit.op, visit.seconds)
+
+`model` is `model.candidates.walking.walkable`'s. The numbers are those of `verify.walk`: each op is given what the op
+before it gave, so an error is shown where it arises.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from model.candidates.walking import Walkable
+from model.insight.cost import decode_bytes
+from model.ops.table import Ops
+from reference.add import add
+from reference.attention import attention, causal_mask
+from reference.config import Config
+from reference.linear import linear
+from reference.moe import moe
+from reference.qk_norm import qk_norm
+from reference.rmsnorm import rmsnorm
+from reference.rope import rope_halves
+from reference.softmax import softmax
+from reference.swiglu import swiglu
+from verify.precision import U, precision
+from verify.walk import Result, ratios, results
+
+TIMED = 3  # calls of an op after the first; the shortest counts
+LIKELIEST = 5  # tokens that a layer's guess names
+
+
+class Definition(NamedTuple):
+    """A layer of `reference/` that an op is made of."""
+
+    name: str
+    formula: tuple[str, ...]  # lines of its docstring
+    file: str  # from the root of the repository
+    line: int
+
+
+class Output(NamedTuple):
+    """One result of an op for the token. The value shown is the one that uses most of its bound."""
+
+    name: str  # q, k or v; "" where the op has one result
+    shape: tuple[int, ...]
+    norm: float  # Euclidean
+    reference: float
+    running: float
+    ulps: float  # their distance, in units of the last place of the dtype
+    share: float  # of the proven bound, the largest among all values
+
+
+class Visit(NamedTuple):
+    """One op on the token's way."""
+
+    layer: int | None  # None after the last block
+    op: str
+    shape: tuple[int, ...]  # of the op's first argument
+    norm: float  # of it, Euclidean
+    outputs: list[Output]
+    bytes: float  # of weights, or of keys and values, that one token reads
+    flops: int  # of its products, for one token
+    seconds: float  # for the whole text, as it runs
+
+
+class Guess(NamedTuple):
+    """A token that may come next, and its probability."""
+
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One token's walk. Lists by layer hold the layers that were asked for."""
+
+    tokens: list[int]
+    position: int
+    definitions: dict[str, list[Definition]]  # by op
+    visits: list[Visit]
+    guesses: dict[int, list[Guess]]  # by layer: what would come next if the model ended there (the logit lens)
+    attention: dict[int, np.ndarray]  # by layer: the weights of the token's heads [heads keys]
+    next: list[Guess]
+
+
+def trace(
+    model: Walkable,
+    tokens: Sequence[int],
+    *,
+    position: int = -1,
+    config: Config,
+    dtype: str,
+    layers: Collection[int] | None = None,
+    progress: Callable[[str, float], object] = lambda stage, share: None,
+) -> Trace:
+    """Walk with the token at `position` of `tokens` through `model`, which runs in `dtype`.
+
+    Only `layers` are looked at, and computed in float64; None means all. Raises ValueError for a position beyond the
+    tokens, or a layer that the model lacks.
+    """
+    if not -len(tokens) <= position < len(tokens):
+        raise ValueError(f"there are {len(tokens)} tokens, at positions 0 to {len(tokens) - 1}: got {position}")
+    if wrong := [i for i in layers or () if not 0 <= i < config.layers]:
+        raise ValueError(f"the model has layers 0 to {config.layers - 1}: got {wrong[0]}")
+    position %= len(tokens)
+    times: list[float] = []
+    ops = Ops(*(_timed(op, times.append) for op in model.ops))
+    grouped: dict[tuple[int | None, str], list[Result]] = {}
+    seconds: dict[tuple[int | None, str], float] = {}
+    for result in results(
+        replace(model, ops=ops),
+        [np.asarray(tokens, np.int32)],
+        config=config,
+        unit=precision(dtype).unit,
+        layers=layers,
+    ):
+        grouped.setdefault((result.layer, result.op), []).append(result)
+        progress(f"layer {result.layer}", (result.layer or 0) / config.layers)
+    order = _order(config)
+    for at, spent in zip(order, times, strict=True):
+        seconds[at] = spent
+    read = _bytes_read(model.params, config, position)
+    work = _operations(config, position)
+    unit = precision(dtype).unit or U
+    visits = [
+        Visit(
+            layer,
+            op,
+            found[0].given[position].shape,
+            _norm(found[0].given[position]),
+            [_output(result, position, unit) for result in found],
+            read[op],
+            work[op],
+            seconds[layer, op],
+        )
+        for (layer, op), found in sorted(grouped.items(), key=lambda item: order.index(item[0]))
+    ]
+    looked_at = sorted({layer for layer, _ in grouped if layer is not None})
+    last = "moe_add" if config.experts else "down_add"
+    guesses = {i: _likeliest(_ended(model, grouped[i, last][0].actual[position], config)) for i in looked_at}
+    weights = {i: _weights(grouped[i, "attend"][0], grouped[i, "norm_qkv"][1], position, i, config) for i in looked_at}
+    logits = grouped[None, "norm_logits"][0].actual[position]
+    return Trace(
+        list(tokens), position, definitions(config), visits, guesses, weights, _likeliest(logits.astype(np.float64))
+    )
+
+
+def definitions(config: Config) -> dict[str, list[Definition]]:
+    """Give the layers of `reference/` that each op of a model is made of, in the order in which they are applied."""
+    norms = [qk_norm] if config.qk_norm else []
+    made_of: dict[str, list[Callable]] = {
+        "norm_qkv": [rmsnorm, linear, *norms, rope_halves],
+        "attend": [attention],
+        "project_add": [linear, add],
+        "norm_logits": [rmsnorm, linear],
+    }
+    if config.experts:
+        made_of["moe_add"] = [rmsnorm, moe, add]
+    else:
+        made_of |= {"norm_gate_up": [rmsnorm, linear, swiglu], "down_add": [linear, add]}
+    return {op: [_definition(layer) for layer in made_of[op]] for _, op in dict.fromkeys(_order(config, layers=1))}
+
+
+def formula(docstring: str) -> tuple[str, ...]:
+    """Take the first indented lines of a docstring, where definitions have their formula.
+
+    >>> formula("Add.\\n\\n    x <- x + y\\n\\nAnd more.")
+    ('x <- x + y',)
+    """
+    lines = inspect.cleandoc(docstring).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("    "))
+    block = [line.strip() for line in lines[start:]]
+    return tuple(block[: block.index("")] if "" in block else block)
+
+
+def _definition(layer: Callable) -> Definition:
+    module = inspect.getmodule(layer)
+    assert module is not None and module.__doc__ is not None
+    file = module.__name__.replace(".", "/") + ".py"
+    return Definition(layer.__name__, formula(module.__doc__), file, inspect.getsourcelines(layer)[1])
+
+
+def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | None, str]]:
+    """List all ops of the walk in the order in which they are called, each with its layer."""
+    half = ("moe_add",) if config.experts else ("norm_gate_up", "down_add")
+    block = ("norm_qkv", "attend", "project_add", *half)
+    return [
+        *((i, op) for i in range(config.layers if layers is None else layers) for op in block),
+        (None, "norm_logits"),
+    ]
+
+
+def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
+    """Call an op some times more than once, since the first call compiles it, and note the least seconds."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        value = jax.block_until_ready(op(*arguments, **options))
+        spent = []
+        for _ in range(TIMED):
+            start = perf_counter()
+            jax.block_until_ready(op(*arguments, **options))
+            spent.append(perf_counter() - start)
+        note(min(spent))
+        return value
+
+    return call
+
+
+def _bytes_read(params: Any, config: Config, position: int) -> dict[str, float]:
+    """Count the bytes of one layer, and of the head, that each op reads for one token."""
+    one = params._replace(layers=params.layers[:1])
+    parts = decode_bytes(one, replace(config, layers=1, windows=None), position=position, batch=1)
+    return {part.removesuffix(" product"): read for part, read in parts.items()}
+
+
+def _operations(config: Config, position: int) -> dict[str, int]:
+    """Count the operations of each op's products for one token: two for each weight that it is multiplied by."""
+    dim, head = config.dim, config.head_dim
+    experts = 6 * dim * config.ffn * config.experts_per_token + 2 * dim * config.experts
+    return {
+        "norm_qkv": 2 * dim * (config.heads + 2 * config.kv_heads) * head,
+        "attend": 4 * config.heads * head * (position + 1),
+        "project_add": 2 * dim * config.heads * head,
+        "norm_gate_up": 4 * dim * config.ffn,
+        "down_add": 2 * dim * config.ffn,
+        "moe_add": experts,
+        "norm_logits": 2 * dim * config.vocab,
+    }
+
+
+def _output(result: Result, position: int, unit: float) -> Output:
+    share = ratios(result)[position].ravel()
+    exact, actual = result.due.value[position].ravel(), result.actual[position].astype(np.float64).ravel()
+    worst = int(np.argmax(share))
+    place = np.frexp(exact[worst])[1] - 1  # of the leading bit
+    ulps = abs(actual[worst] - exact[worst]) / (2 * unit * 2.0**place)
+    return Output(
+        result.output,
+        result.actual[position].shape,
+        _norm(actual),
+        float(exact[worst]),
+        float(actual[worst]),
+        float(ulps),
+        float(share[worst]),
+    )
+
+
+def _norm(x: np.ndarray) -> float:
+    return float(np.linalg.norm(x.astype(np.float64)))
+
+
+def _ended(model: Walkable, x: np.ndarray, config: Config) -> np.ndarray:
+    """Compute the logits of a token as if the model ended with the hidden state `x` [dim]."""
+    return np.asarray(model.ops.norm_logits(model.array(x[None, None]), model.params, config=config))[0, 0]
+
+
+def _likeliest(logits: np.ndarray) -> list[Guess]:
+    p = softmax(logits.astype(np.float64))
+    return [Guess(int(i), float(p[i])) for i in np.argsort(-p, kind="stable")[:LIKELIEST]]
+
+
+def _weights(attend: Result, keys: Result, position: int, layer: int, config: Config) -> np.ndarray:
+    """Compute the weights of the token's heads [heads keys] in float64, from the queries and keys that ran."""
+    q = attend.given[position].astype(np.float64).reshape(config.kv_heads, -1, config.head_dim)
+    k = keys.actual[: position + 1].astype(np.float64)
+    mask = causal_mask(1, position + 1, offset=position, window=config.window(layer))
+    scores = np.einsum("kgd,nkd->kgn", q, k) / np.sqrt(config.head_dim) + mask
+    return softmax(scores).reshape(config.heads, -1)
+
+
+def by_layer(visits: Iterable[Visit]) -> dict[int | None, list[Visit]]:
+    """Group visits by layer, in their order."""
+    grouped: dict[int | None, list[Visit]] = {}
+    for visit in visits:
+        grouped.setdefault(visit.layer, []).append(visit)
+    return grouped

@@ -1,0 +1,115 @@
+"""A trace as text for a terminal, and as JSON."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from learn.trace import Guess, Output, Trace, Visit, by_layer
+
+BLOCKS = " ▁▂▃▄▅▆▇█"  # an eighth of the height each
+KEYS = 48  # the newest keys, of which a head's blocks are drawn
+NAMED = 3  # keys of a head that are named
+
+
+def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
+    """Print a walk, op by op; `text_of` gives the text of an id."""
+    yield from _legend(trace)
+    for layer, visits in by_layer(trace.visits).items():
+        yield ""
+        yield "after the last block" if layer is None else f"layer {layer}"
+        for visit in visits:
+            yield from _visit(visit)
+            if visit.op == "attend" and layer is not None:
+                yield from _heads(trace.attention[layer], trace.tokens, text_of)
+        guesses = trace.next if layer is None else trace.guesses[layer]
+        yield f"  {'next' if layer is None else 'if it ended here'}: {_named(guesses, text_of)}"
+
+
+def _legend(trace: Trace) -> Iterator[str]:
+    yield "What each op computes (reference/, float64):"
+    shown: set[str] = set()
+    for op, layers in trace.definitions.items():
+        yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"
+    yield ""
+    for layer in (layer for layers in trace.definitions.values() for layer in layers):
+        if layer.name in shown:
+            continue
+        shown.add(layer.name)
+        yield f"  {layer.name:13} {layer.file}:{layer.line}"
+        yield from (f"      {line}" for part in layer.formula for line in part.split("        "))
+
+
+def _visit(visit: Visit) -> Iterator[str]:
+    results = ", ".join(f"{output.name} {_shape(output.shape)}".strip() for output in visit.outputs)
+    work = f"{_amount(visit.bytes, 'B')}, {_amount(visit.flops, 'flop')}, {_time(visit.seconds)}"
+    yield f"  {visit.op:13} {_shape(visit.shape)} -> {results}"
+    yield f"    norm {visit.norm:.3g} -> {', '.join(f'{output.norm:.3g}' for output in visit.outputs)}; {work}"
+    yield from (_output(output) for output in visit.outputs)
+
+
+def _output(output: Output) -> str:
+    values = f"exact {output.reference:<+12.8g} ours {output.running:<+12.8g}"
+    distance = f"{output.ulps:.2g} ulp, {output.share:.1%} of bound"
+    return f"    {output.name or ' ':1} {values} {distance}"
+
+
+def _heads(weights: np.ndarray, tokens: list[int], text_of: Callable[[int], str]) -> Iterator[str]:
+    for head, row in enumerate(weights):
+        top = np.argsort(-row, kind="stable")[:NAMED]
+        named = ", ".join(f"{_quoted(text_of(tokens[i]))} {row[i]:.0%}" for i in top)
+        yield f"      head {head:<3} |{''.join(_block(p) for p in row[-KEYS:])}| {named}"
+
+
+def _block(p: float) -> str:
+    return BLOCKS[min(len(BLOCKS) - 1, round(p * (len(BLOCKS) - 1) + 0.49))]
+
+
+def _named(guesses: list[Guess], text_of: Callable[[int], str]) -> str:
+    return ", ".join(f"{_quoted(text_of(guess.id))} {guess.probability:.1%}" for guess in guesses)
+
+
+def _quoted(text: str) -> str:
+    """Write a token so that spaces and line breaks can be seen and nothing reaches the terminal as a command.
+
+    >>> _quoted(" time"), _quoted(chr(10)), _quoted(chr(27) + "[2J")
+    ("' time'", "'\\\\n'", "'\\\\x1b[2J'")
+    """
+    return repr(text)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{' '.join(map(str, shape))}]"
+
+
+def _amount(count: int | float, unit: str) -> str:
+    """Write a count with a prefix.
+
+    >>> _amount(131072, "B"), _amount(7, "flop")
+    ('131 kB', '7 flop')
+    """
+    thousands = min(3, int(np.log10(max(count, 1)) // 3))
+    return f"{count / 1000**thousands:.3g} {('', 'k', 'M', 'G')[thousands]}{unit}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def as_json(trace: Trace, *, text_of: Callable[[int], str]) -> dict[str, Any]:
+    """Give everything that a trace holds; every value goes into JSON as it is."""
+
+    def named(guesses: list[Guess]) -> list[dict[str, Any]]:
+        return [{"id": guess.id, "text": text_of(guess.id), "probability": guess.probability} for guess in guesses]
+
+    return {
+        "tokens": [{"id": id, "text": text_of(id)} for id in trace.tokens],
+        "position": trace.position,
+        "definitions": {op: [layer._asdict() for layer in layers] for op, layers in trace.definitions.items()},
+        "visits": [
+            {**visit._asdict(), "outputs": [output._asdict() for output in visit.outputs]} for visit in trace.visits
+        ],
+        "guesses": [{"layer": layer, "next": named(guesses)} for layer, guesses in trace.guesses.items()],
+        "attention": [{"layer": layer, "weights": rows.tolist()} for layer, rows in trace.attention.items()],
+        "next": named(trace.next),
+    }
