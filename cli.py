@@ -37,6 +37,7 @@ VERBS = {
     "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
     "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
     "trace": Entry(LOOK, "trace", "Follow one token of TEXT through a model, op by op."),
+    "lab": Entry(LOOK, "lab", "Find the wrong line of forty broken kernels, then write a Llama yourself."),
     "logits": Entry(LOOK, "logits", "Write what a model predicts after each token, as a NumPy file."),
     "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
     "convert": Entry(MAKE, "convert", "Write a checkpoint in another format, or quantized."),

@@ -64,6 +64,7 @@ SLOW: dict[str, int] = {
     "tests/test_calibration.py::test_both_backends_tell_the_same_story_with_a_model_that_was_converted": 0,  # 18
     "tests/test_calibration.py::test_in_a_model_no_error_is_above_that_of_rounding_to_nearest": 0,  # 4 to 7 each
     "tests/test_calibration.py::test_a_calibrated_model_is_written_and_read": 1,  # 4 each
+    "tests/test_lab.py::test_broken_is_refused_and_mended_is_accepted": 10,  # 2 each, some 14
     # The built-in model and its corpus, which rarely change.
     "tests/test_stories_model.py::test_it_is_small_and_the_one_that_the_card_describes": 0,  # 18
     "tests/test_corpus.py": 0,  # 40 in all

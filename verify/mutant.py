@@ -42,14 +42,24 @@ class Implementation:
         """The name that `--candidate` takes."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
-    def mutated(self, mutant: Mutant) -> Callable[..., Any]:
-        """Apply a mutant's change. Raises ValueError unless `old` is in the text of the right function exactly once."""
+    def text(self, mutant: Mutant | None = None) -> str:
+        """Give the text of the right function, or of a mutant.
+
+        Raises ValueError unless the mutant's `old` is in the text of the right function exactly once.
+        """
         source = textwrap.dedent(inspect.getsource(self.function))
+        if mutant is None:
+            return source
         if source.count(mutant.old) != 1:
             raise ValueError(f"{self.function.__name__}, {mutant.name}: {mutant.old!r} must occur once in it")
+        return source.replace(mutant.old, mutant.new)
+
+    def mutated(self, mutant: Mutant) -> Callable[..., Any]:
+        """Apply a mutant's change. Raises ValueError as `text` does."""
+        source = self.text(mutant)
         helpers = {"bf16": bf16, "f16": f16, "whole": whole}
         scope: dict[str, Any] = {**helpers, **vars(sys.modules[self.function.__module__])}
-        exec(compile(source.replace(mutant.old, mutant.new), f"<{mutant.name}>", "exec"), scope)
+        exec(compile(source, f"<{mutant.name}>", "exec"), scope)
         return scope[self.function.__name__]
 
 

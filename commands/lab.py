@@ -1,0 +1,108 @@
+"""`lab`: exercises with broken kernels, and layers to write."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import click
+
+from commands.options import Verb, write_help_text
+from commands.output import say, write
+
+NUMBER = click.argument("number", type=int)
+
+
+class Group(click.Group):
+    """A group whose help is written as that of the verbs is."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the text with its examples."""
+        write_help_text(self.help or "", formatter)
+
+
+@click.group(cls=Group)
+def lab():
+    """Find the wrong line of forty broken kernels, then write a Llama yourself.
+
+    Every exercise is a folder with a kernel in NumPy, its test, and what a user of it reports. A contract is the judge,
+    the one that real kernels are held to.
+
+    \b
+    llamaspec lab start 1
+    llamaspec lab check 1
+    """
+
+
+@lab.command("list", cls=Verb)
+def list_exercises():
+    """List the exercises, one a line, its number first."""
+    from learn.lab.folder import ALL
+
+    for chapter, exercises in itertools.groupby(ALL.values(), key=lambda one: one.chapter):
+        say(chapter)
+        for one in exercises:
+            write(f"{one.number:2} {one.title}\n")
+
+
+@lab.command(cls=Verb)
+@NUMBER
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Make the folder lab-NN in this folder.")
+def start(number: int, into: str):
+    """Make the folder of an exercise: a kernel, its test, and what is known about it."""
+    from learn.lab.folder import exercise, name_of
+    from learn.lab.folder import write as write_folder
+
+    one = _exercise(number)
+    folder = Path(into) / name_of(number)
+    try:
+        write_folder(one, folder)
+    except FileExistsError:
+        raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again") from None
+    say(f"{exercise(number).title}\nMend {folder}/kernel.py, then: llamaspec lab check {number}")
+    write(f"{folder}\n")
+
+
+@lab.command(cls=Verb)
+@NUMBER
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for the folder lab-NN here.")
+def check(number: int, into: str):
+    """Judge an exercise. Exits with 0 where it is solved, with 1 where it is not."""
+    from learn.lab.check import check as judge
+    from learn.lab.folder import name_of
+
+    one = _exercise(number)
+    try:
+        outcome = judge(one, Path(into) / name_of(number))
+    except (FileNotFoundError, ImportError) as error:
+        raise click.UsageError(str(error)) from None
+    write("\n".join(line for line in outcome.lines if line) + "\n")
+    if not outcome.solved:
+        say(f"not yet: llamaspec lab hint {number}")
+        sys.exit(1)
+
+
+@lab.command(cls=Verb)
+@NUMBER
+def hint(number: int):
+    """Print a hint."""
+    write(_exercise(number).hint + "\n")
+
+
+@lab.command(cls=Verb)
+@NUMBER
+def solution(number: int):
+    """Print what was wrong, and where such a mistake was made before."""
+    from learn.lab.check import solution as solve
+
+    write("\n".join(solve(_exercise(number))) + "\n")
+
+
+def _exercise(number: int):
+    from learn.lab.folder import exercise
+
+    try:
+        return exercise(number)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

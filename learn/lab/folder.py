@@ -1,0 +1,109 @@
+"""The files of an exercise: a kernel, its test, and what to do."""
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+
+from learn.lab.broken import EXERCISES
+from learn.lab.exercise import Broken, Exercise
+from learn.lab.own import exercises as own_exercises
+from verify.catalogue import CONTRACTS
+from verify.report import describe
+
+KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
+ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
+HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # of verify.mutant
+
+
+def exercise(number: int) -> Exercise:
+    """Look up an exercise. Raises ValueError for a number that there is not."""
+    if number not in ALL:
+        raise ValueError(f"there are exercises 1 to {len(ALL)}: got {number}")
+    return ALL[number]
+
+
+def name_of(number: int) -> str:
+    """Name the folder of an exercise.
+
+    >>> name_of(7)
+    'lab-07'
+    """
+    return f"lab-{number:02d}"
+
+
+def function_of(one: Exercise) -> str:
+    """Name the function that is mended or written."""
+    return one.op if isinstance(one, Broken) else one.name
+
+
+def write(one: Exercise, folder: Path) -> None:
+    """Make the folder of an exercise. Raises FileExistsError where it is there: work may be in it."""
+    folder.mkdir(parents=True)
+    (folder / KERNEL).write_text(kernel(one), encoding="utf-8")
+    (folder / TEST).write_text(test(one), encoding="utf-8")
+    (folder / README).write_text(readme(one), encoding="utf-8")
+
+
+def kernel(one: Exercise, *, solved: bool = False) -> str:
+    """Give the text of the kernel, as it is handed out or mended."""
+    if not isinstance(one, Broken):
+        return f'"""{one.title}"""\n\nimport numpy as np\n\n\n{one.skeleton}'
+    source = one.implementation.text(None if solved else one.change)
+    return f'"""{one.title}"""\n\n{_preamble(one, source)}\n\n{source}'
+
+
+def _preamble(one: Broken, source: str) -> str:
+    """Collect the imports, constants and functions of the module that the text of a kernel uses."""
+    module = ast.parse(inspect.getsource(sys.modules[one.implementation.function.__module__]))
+    named = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    kept: list[str] = []
+    for node in reversed(module.body):  # what is used stands before its use
+        defined = set()
+        if isinstance(node, ast.Assign):
+            defined = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.FunctionDef) and node.name != one.op:
+            defined = {node.name}
+        if defined & named:
+            kept.append(ast.unparse(node))
+            named |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    helpers = [name for name in HELPERS if name in named]
+    imports = ["import ml_dtypes"] if "ml_dtypes" in named else []
+    imports += ["import numpy as np"]
+    if helpers:
+        imports += ["", f"from verify.mutant import {', '.join(helpers)}"]
+    return "\n".join(imports) + "\n" + "".join(f"\n{text}\n" for text in reversed(kept))
+
+
+def test(one: Exercise) -> str:
+    """Give the text of a test for pytest, which says what `lab check` says."""
+    function = function_of(one)
+    if not one.op:
+        return (
+            f'"""Run by pytest in this folder."""\n\nfrom kernel import {function}\n\n'
+            f"from learn.lab.folder import exercise\n\n\ndef test_{function}():\n"
+            f"    assert exercise({one.number}).judge({function}) is None\n"
+        )
+    draws = "".join(f", {name}={list(values)!r}" for name, values in only(one).items())
+    return (
+        f'"""Run by pytest in this folder."""\n\nimport kernel\nfrom verify.pytest import contract\n\n\n'
+        f'@contract("{one.op}", arrays="numpy", examples=1000{draws})\n'
+        f"def test_{function}(*arguments, **options):\n    return kernel.{function}(*arguments, **options)\n"
+    )
+
+
+def only(one: Exercise) -> dict[str, list]:
+    """Narrow the draws of the contract to those that the kernel is made for."""
+    chosen = dict(one.only) if not isinstance(one, Broken) else one.implementation.only
+    return {name: list(values) for name, values in chosen.items()}
+
+
+def readme(one: Exercise) -> str:
+    """Give the text that says what is wrong and what to do."""
+    task = "One line of kernel.py is wrong. Find it." if isinstance(one, Broken) else "Fill in kernel.py."
+    contract = "\n".join(describe(CONTRACTS[one.op], [])) if one.op else ""
+    called = f"\nThe contract:\n\n```\n{contract}\n```\n" if contract else ""
+    return (
+        f"# Exercise {one.number}: {one.title}\n\n{task} `llamaspec lab check {one.number}` judges it,\n"
+        f"`llamaspec lab hint {one.number}` helps, `llamaspec lab solution {one.number}` tells.\n{called}"
+    )

@@ -1,0 +1,145 @@
+"""Layers to write: from an empty function to a whole Llama that tells a story."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from learn.lab.exercise import Own
+from model.checkpoints.open import open_checkpoint
+from model.running.reference_backend import load_reference_params
+from model.tokenizers.of_model import tokenizer_of
+from model.tokenizers.tokenizer import decode
+from reference import llama
+from reference.sentencepiece_bpe import Piece, Vocabulary, encode
+
+CHAPTER = "Write it yourself"
+LENGTH = 60  # tokens of the story
+CLOSE = 1e-9  # of the largest logit: float64 sums in another order differ by less than 1e-12 of it, a bug by far more
+
+TEXTS = ("", "a", "Once upon a time", "  two  spaces ", "\n", "héé 狐 🦊", "</s><0x41>", "▁▁", "banana bandana")
+
+
+def _judge_bpe(candidate: Callable) -> str | None:
+    """Compare with the definition, on a vocabulary of the built-in model's kind and one without bytes."""
+    spelt = "▁ a b n d ▁a an na nd ana ban ▁ban band".split()
+    pieces = {
+        text: Piece(256 + i, -float(len(spelt) - i) if len(text) == 1 else -float(i)) for i, text in enumerate(spelt)
+    }
+    tied = {text: piece._replace(score=-1.0) for text, piece in pieces.items()}
+    for vocabulary in (
+        Vocabulary(pieces, bytes=range(256), unknown=-1),
+        Vocabulary(tied, bytes=range(256), unknown=-1),
+        Vocabulary(pieces, bytes=(), unknown=0),
+    ):
+        for text in TEXTS:
+            for start in (True, False):
+                due = encode(text, vocabulary, start=start)
+                got = list(candidate(text, vocabulary, start=start))
+                if got != due:
+                    return f"encode({text!r}, start={start}) gave {got}, and {due} is due"
+    return None
+
+
+def _judge_llama(candidate: Callable) -> str | None:
+    """Have the built-in model tell a story, with the likeliest token each time, by the candidate's logits."""
+    checkpoint = open_checkpoint("stories")
+    params, config = load_reference_params(checkpoint), checkpoint.config
+    tokenizer = tokenizer_of(checkpoint, None)
+    story = [1]
+    for token, _ in zip(llama.greedy(params, np.array(story), config=config), range(LENGTH), strict=False):
+        story.append(token)
+    due, _ = llama.forward(params, np.array(story), llama.empty_cache(config), config=config)
+    for length in (1, 2, 7, len(story)):
+        got = np.asarray(candidate(params, np.array(story[:length]), config=config))
+        if got.shape != (length, config.vocab):
+            return f"logits of {length} tokens have shape {got.shape}, and {(length, config.vocab)} is due"
+        off = np.max(np.abs(got - due[:length]), axis=1) / np.max(np.abs(due))
+        if not (off <= CLOSE).all():
+            at = int(np.argmax(~(off <= CLOSE)))
+            told = decode(tokenizer, story[: at + 1])
+            return f"the logits after token {at} are off by {off[at]:.2g} of the largest; so far the story is {told!r}"
+    return None
+
+
+_SKELETONS = {
+    "softmax": '''def softmax(x):
+    """p_i = exp(x_i) / sum_j exp(x_j), for each row of x [rows n], in x's dtype. A row of -inf alone gives zeros."""
+    raise NotImplementedError
+''',
+    "rmsnorm": '''def rmsnorm(x, weight, *, eps):
+    """y_i = weight_i x_i / sqrt(mean_j(x_j^2) + eps), for each row of x [rows dim], in x's dtype."""
+    raise NotImplementedError
+''',
+    "rope_halves": '''def rope_halves(x, positions, frequencies):
+    """Turn x [batch seq heads head_dim]: feature i and feature i + head_dim/2 by the angle position * frequency i.
+
+    positions are [batch seq], frequencies [head_dim/2].
+    """
+    raise NotImplementedError
+''',
+    "attention": '''def attention(q, k, v, mask):
+    """softmax(q k / sqrt(head_dim) + mask) v, a head at a time, in q's dtype.
+
+    q is [batch queries heads head_dim], k and v are [batch keys kv_heads head_dim], mask is [batch queries keys]: 0 or
+    -inf. Consecutive query heads share a key head. A query that may see nothing gives zeros.
+    """
+    raise NotImplementedError
+''',
+    "ggml_encode": '''def ggml_encode(w, *, name):
+    """Quantize w [rows cols] to ggml's Q4_0: bytes [rows cols/32*18], blocks of 32 weights, a scale and 16 bytes each.
+
+    d = (the weight of largest magnitude, with its sign) / -8 is stored as float16, low byte first. With r = 1/d of a d
+    that is not rounded yet (0 for a block of zeros), a code is min(15, floor(w r + 8.5)), all in float32. Byte i of a
+    block holds code i in its low half and code i + 16 in its high half.
+    """
+    raise NotImplementedError
+''',
+    "encode": '''def encode(text, vocabulary, *, start=True):
+    """Encode text as SentencePiece's BPE does: see the four steps in reference/sentencepiece_bpe.py's introduction.
+
+    vocabulary has pieces (text to id and score), bytes (ids of bytes 0 to 255, or empty), and unknown (an id).
+    """
+    raise NotImplementedError
+''',
+    "forward": '''def forward(params, tokens, *, config):
+    """Compute the logits [seq vocab] after each of tokens [seq], in float64, without a cache.
+
+    params and config are those of reference/llama.py: params.embedding, params.layers, params.norm, params.head; a
+    layer has attention_norm, q, k, v, o (each with weight and bias), ffn_norm and ffn (gate, up, down).
+    """
+    raise NotImplementedError
+''',
+}
+
+_TABLE = [
+    ("softmax", "Write a softmax.", "Think of rows of large numbers, and of rows of -inf.", "reference/softmax.py"),
+    ("rmsnorm", "Write RMSNorm.", "Add up in float32 whatever the dtype of x is.", "reference/rmsnorm.py"),
+    ("rope_halves", "Write RoPE.", "Both new halves need both old halves.", "reference/rope.py"),
+    ("attention", "Write grouped-query attention.", "Write it for one head first.", "reference/attention.py"),
+    ("ggml_encode", "Write a quantizer: llama.cpp's Q4_0.", "Follow the text of the docstring: the order of roundings "
+     "decides.", "reference/quantizers/ggml_blocks.py"),
+    ("encode", "Write a tokenizer: SentencePiece's BPE.", "Join the best pair, again and again: of equals the first.",
+     "reference/sentencepiece_bpe.py"),
+    ("forward", "Write a whole Llama, until it tells the story.", "Use what you wrote before; reference/config.py says "
+     "what config holds.", "reference/llama.py"),
+]  # fmt: skip
+_JUDGES = {"encode": _judge_bpe, "forward": _judge_llama}
+
+
+def exercises(first: int) -> list[Own]:
+    """List the layers to write, numbered from `first`."""
+    return [
+        Own(
+            number,
+            CHAPTER,
+            name,
+            title,
+            hint,
+            file,
+            _SKELETONS[name],
+            op="" if name in _JUDGES else name,
+            only=(("name", ("Q4_0",)),) if name == "ggml_encode" else (),
+            judge=_JUDGES.get(name),
+        )
+        for number, (name, title, hint, file) in enumerate(_TABLE, first)
+    ]
