@@ -401,9 +401,9 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
-    runs: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
-    runs.ahead = ahead
-    llama = Llama(checkpoint.config, tokenizer, runs, stops=checkpoint.stops)
+    running: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
+    running.ahead = ahead
+    llama = Llama(checkpoint.config, tokenizer, running, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")
     for question in ("Hi", "And then?"):
         generation = chat.reply(question, max_new_tokens=8, seed=1)
@@ -411,9 +411,9 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     ids = chat._session.ids
     assert len(ids) == generation.prompt_tokens + len(generation.ids) - 1
 
-    cache = runs.start()
+    cache = running.start()
     for id in ids:
-        cache = runs.extend(cache, [id])
+        cache = running.extend(cache, [id])
     for left, right in zip(arrays(chat._session._cache, len(ids)), arrays(cache, len(ids)), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-9 if backend == "reference" else 1e-4)
 
@@ -429,8 +429,8 @@ def test_stories_can_be_talked_to(data):
     stories = data / "stories260K"
     llama = load(stories / "stories260K.bin", tokenizer=stories / "tok512.model")
     chat = Chat(llama, find_template(llama.tokenizer, stories))
-    told = [
+    replies = [
         "".join(token.text for token in chat.reply(question, seed=1, max_new_tokens=20)) for question in ("Hi", "So?")
     ]
-    assert [message["content"] for message in chat.messages] == ["Hi", told[0], "So?", told[1]]
-    assert all(told)
+    assert [message["content"] for message in chat.messages] == ["Hi", replies[0], "So?", replies[1]]
+    assert all(replies)

@@ -285,10 +285,10 @@ def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
 
     backend = Failing(b"abcdefgh", ahead=1)
     session = Session(backend, vocab=VOCAB)
-    told = generate(backend, session=session)
-    assert next(told).text == "a"
+    tokens = generate(backend, session=session)
+    assert next(tokens).text == "a"
     with pytest.raises(RuntimeError, match="fell over"):
-        list(told)
+        list(tokens)
     assert len(backend.steps) == 3 and session.ids == []
     list(generate(backend, [256, *b"abc"], session=session, n=1))
     assert list(itertools.chain(*backend.extended)) == [256, *b"ab"]

@@ -89,8 +89,8 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
     write_story(path := tmp_path / "stories.gguf", type)
     llama, greedy = load(path, backend="reference"), SamplingOptions(temperature=0.0)
     for prompt in prompts():
-        told = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
-        assert [token.id for token in told] == live.greedy(path, prompt, COUNT)[-COUNT:]
+        tokens = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert [token.id for token in tokens] == live.greedy(path, prompt, COUNT)[-COUNT:]
 
 
 @pytest.mark.parametrize("type", QUANTIZED)

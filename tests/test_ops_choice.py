@@ -136,10 +136,10 @@ def test_fields_that_are_harmless_to_an_op_do_not_change_its_plain_form():
         for call in calls(config, shapes(config), batch=1, capacity=CAPACITY):
             if lowered(call) != before[call.name]:
                 changed.add(call.op)
-        told = {*FIELDS[name].handled, *FIELDS[name].refused}
-        assert changed <= told, name
+        declared = {*FIELDS[name].handled, *FIELDS[name].refused}
+        assert changed <= declared, name
         if name not in UNSEEN:
-            assert changed == told, name
+            assert changed == declared, name
 
 
 @dataclass(frozen=True)

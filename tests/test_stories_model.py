@@ -62,8 +62,8 @@ def test_transformers_reads_the_same_directory(stories):
     assert SpecialTokens(tokenizer).encode(template.render(CHAT)) == GOLDEN["chat"]
     logits, expected = stories.logits(GOLDEN["story"]), np.array(GOLDEN["logits"])
     assert np.abs(logits[GOLDEN["positions"]] - expected).max() <= 1e-5 * np.abs(expected).max()
-    told = list(stories.generate("", sampling=GREEDY, max_new_tokens=60))
-    assert [token.id for token in told] == GOLDEN["story"][1:]
+    tokens = list(stories.generate("", sampling=GREEDY, max_new_tokens=60))
+    assert [token.id for token in tokens] == GOLDEN["story"][1:]
 
 
 def test_it_answers_questions_about_what_it_told(stories):
