@@ -27,7 +27,6 @@ SLOW: dict[str, int] = {
     "tests/kernels/test_gemv_quantized.py::test_a_unit_vector_gives_a_column_and_its_scales": 2,  # 2 to 3 each
     "tests/kernels/test_fused_quantized.py::test_norm_gate_up": 0,  # 6
     "tests/kernels/test_fused_quantized.py::test_biases_are_added_to_their_rows": 1,  # 3 each
-    "tests/kernels/test_gemm.py::test_product": 0,  # 8; no table routes to this kernel
     "tests/kernels/test_attention_prefill.py::test_every_shape_at_the_end_of_the_cache": 1,  # 3 to 5 each
     "tests/kernels/test_attention_decode.py::test_every_shape_around_a_tile": 2,
     "tests/kernels/test_attention_paged.py::test_every_page_size": 1,

@@ -157,7 +157,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
         if row["what"].startswith("decode, greedy"):
             rows.setdefault(f"{row['case']}, after {row['context']}", {})[row["by"]] = row["share"]
     for row in report["sections"].get("kernels", []):
-        if row["bytes"] >= LARGE and row["of_floor"] and row["op"] not in ("attention_prefill", "gemm"):
+        if row["bytes"] >= LARGE and row["of_floor"] and row["op"] != "attention_prefill":
             rows[row["case"]] = {"kernels": row["share"], "XLA": row["share"] / row["speedup"]}
     about = report["about"]
     remark = report.get("dry_run", f"{about['device']}, driver {about['driver']}, jax {about['versions']['jax']}")

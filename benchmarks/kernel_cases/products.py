@@ -9,9 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Family, Limits, Work, array, times
+from benchmarks.kernel_cases.case import (
+    BFLOAT16,
+    EVERYWHERE,
+    FLOAT32,
+    Case,
+    Family,
+    Limits,
+    Meeting,
+    Variant,
+    Work,
+    array,
+    times,
+)
 from benchmarks.kernel_cases.limits import product_limits
-from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
@@ -72,6 +83,7 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
         yield _head(config, dtype, scheme=scheme)
 
 
+@partial(Variant, meetings=EVERYWHERE)
 def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product with one vector, for matrices in every form that kernels take."""
     for scheme in EVERY_FORM:
@@ -80,12 +92,21 @@ def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
         yield _head(config, dtype, scheme=scheme)
 
 
+@partial(Variant, meetings=(Meeting("tinyllama-1.1b", BFLOAT16), Meeting("llama-3.1-8b", FLOAT32)))
 def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product that may have a bias, with one vector and matrices in every form."""
     for scheme in (None, *EVERY_FORM):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
 
 
+@partial(
+    Variant,
+    meetings=(
+        Meeting("tinyllama-1.1b", FLOAT32, {"batch": 2}),
+        Meeting("llama-3.1-8b", BFLOAT16, {"batch": 2}),
+        Meeting("llama-3.1-8b", BFLOAT16, {"batch": 4}),
+    ),
+)
 def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
     """Yield every product with several vectors, biased where it may be: codes, or floats for up to two vectors."""
     for scheme in (None, *EVERY_FORM) if batch <= 2 else EVERY_FORM:
@@ -98,27 +119,6 @@ def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> 
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)
-
-
-@Family
-def gemm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield a chunk of a prompt times each matrix of a layer. Tables of ops wait for a GPU to show it faster."""
-    dim, ffn, width = config.dim, config.ffn, config.heads * config.head_dim
-    if dtype != BFLOAT16 or any(size % DEPTH for size in (dim, ffn, width)):
-        return
-    for rows, cols in ((width + 2 * config.kv_heads * config.head_dim, dim), (dim, width), (2 * ffn, dim), (dim, ffn)):
-        yield Case(
-            op="gemm",
-            shape=f"{rows}x{cols}{times(work.chunk)}",
-            dtype=dtype.name,
-            function=gemm,
-            plain=plain.gemm,
-            exact=exact.gemm,
-            arrays=(array(work.chunk, cols, dtype=dtype), array(rows, cols, dtype=dtype)),
-            kernels={"gemm": Limits(168, wgmma=True)},  # 384 threads share a processor's registers
-            flops=2 * work.chunk * rows * cols,
-            streams=False,
-        )
 
 
 def _residual(
