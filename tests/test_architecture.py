@@ -53,7 +53,7 @@ RULES = [
         never=(*HEAVY, *(name for name in OURS if name != "commands")),
         at_once=True,
     ),
-    # What a model is, is said once, for whoever reads, runs or cuts it: without JAX.
+    # The table of weights and the families describe a model for every reader of it, so they do not need JAX.
     Rule("model/tensors.py", only=("reference.config", "numpy", "jaxtyping", *sys.stdlib_module_names)),
     Rule("model/famil", only=("model", "reference", *sys.stdlib_module_names)),
     Rule("model/famil", never=("model",), but=("model.family", "model.families", "model.tensors")),

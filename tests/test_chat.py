@@ -109,7 +109,7 @@ def kind(request) -> str:
 
 
 def text(answer: str, kind: str) -> str:
-    """As Llama 2 begins its answers with a space, and Llama 3 does not."""
+    """Begin an answer of Llama 2 with a space; Llama 3's begin without one."""
     return f" {answer}" if kind == "llama2" else answer
 
 
@@ -125,7 +125,7 @@ def test_a_turn_computes_only_new_tokens(kind):
         assert talk.cached[before:] == new  # nothing of earlier turns, and nothing twice
     assert talk.script.fed == talk.cached
 
-    # What came of three turns is what the whole conversation is at once.
+    # Three turns, one by one, give the same ids as the whole conversation at once.
     special = SpecialTokens(talk.tokenizer)
     assert [message["content"] for message in talk.chat.messages[1::2]] == questions
     assert [message["content"] for message in talk.chat.messages[2::2]] == answers

@@ -370,7 +370,7 @@ cli.main()
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
-    """In processes of their own, so that what each takes can be measured."""
+    """Each command runs in a process of its own, so that its memory can be measured."""
     tokenizer = str(data / "stories260K" / "tok512.model")
     page = tmp_path / "page.bin"
     page.write_text("<!DOCTYPE html><html><body>404</body></html>")

@@ -151,7 +151,7 @@ def test_a_conversation_takes_turns(conversations):
 
 
 def test_no_two_stories_of_many_are_the_same():
-    # Where nobody checks every call's types, ten times as fast.
+    # A process of its own, which checks no types at run time, is ten times as fast.
     tell = "import random; from training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     counted = subprocess.run(
@@ -193,7 +193,7 @@ def test_nats_are_those_of_the_choices(seed):
 
 @given(seeds, st.data())
 def test_another_choice_makes_another_text(seed, data):
-    """So that the probability of a text is that of its choices."""
+    """A text has one sequence of choices, so its probability is the product of theirs."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
     tell_story(replay, OPEN)

@@ -346,7 +346,7 @@ def test_options_out_of_range_are_refused(option, value):
 
 
 def test_what_draws_is_given_no_temperature_that_is_0_on_a_device():
-    """Nor a subnormal one, which some take for 0."""
+    """A subnormal temperature is greedy too, since some devices take it for 0."""
     smallest = float(np.finfo(np.float32).tiny)
     assert all(SamplingOptions(temperature=t).greedy for t in (0.0, 1e-300, 1e-45, smallest * (1 - 2**-24)))
     assert not any(SamplingOptions(temperature=t).greedy for t in (smallest, 0.8))

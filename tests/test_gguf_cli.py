@@ -42,7 +42,7 @@ def test_quantized_files(run, tmp_path):
 
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
-    """They agree on codes, which JAX runs without decoding, and on floats."""
+    """The backends agree on codes, which JAX runs without decoding, and on floats."""
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)
     rows = []

@@ -47,7 +47,7 @@ def live() -> Iterator[Libggml]:
 
 @given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
 def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Or a scale is beyond float16, which C leaves infinite and the definition refuses."""
+    """Scales beyond float16 are the exception: C leaves them infinite, and the definition refuses them."""
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)

@@ -82,7 +82,7 @@ def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platfo
 
 
 def test_whoever_compiles_is_told_after_each_compilation():
-    """Before there are weights, and after the other program that decodes, when it is asked for."""
+    """`compiled` is called before there are weights, and again after the second decoding program is compiled."""
     calls = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
     params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)

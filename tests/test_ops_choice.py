@@ -203,7 +203,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """As in a Q4_K_M file: one layer by kernels, and of the other only what kernels read."""
+    """A Q4_K_M file runs one layer by kernels, and only the matrices that kernels read of the other."""
     coded, minima = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "int8_min", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=minima.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)

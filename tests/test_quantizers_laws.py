@@ -230,7 +230,7 @@ def test_what_was_quantized_stays(name, kind, seed):
 
 
 def test_the_table_denies_no_law_that_holds():
-    """For each that does not, weights that break it are found soon."""
+    """A few draws find weights that break each law that the table denies."""
     for name, family in FAMILIES.items():
         missing = {"powers": family.powers is None, "odd": not family.odd, "fixed": not family.fixed}
         missing = {law for law, denied in missing.items() if denied}

@@ -142,7 +142,7 @@ def test_refusals(codebook):
 
 
 def test_levels_of_scales_are_those_of_bitsandbytes():
-    """To which it comes by a few roundings in float32: of the ends of an interval, their mean and its product."""
+    """bitsandbytes rounds in float32: the ends of an interval, their mean, and its product."""
     levels = double_quantization.dynamic_levels()
     assert_within(read(GOLDENS["scales"]["levels"]), levels, 4 * U32 * np.abs(levels))
     assert len(levels) == 256

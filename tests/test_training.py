@@ -258,7 +258,7 @@ def test_the_checkpoint_before_an_unreadable_one_serves(whole, stopped, command)
 
 def test_a_full_disk_loses_no_checkpoint(whole, stopped, command):
     """Simulated by a limit on the size of a file, below that of a checkpoint."""
-    # What an earlier kill left half-written goes with the next write.
+    # The next write removes the files that an earlier kill left half-written.
     before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))

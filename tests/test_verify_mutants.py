@@ -75,7 +75,7 @@ def test_every_contract_has_mutants():
 
 
 def test_a_change_that_does_not_apply_is_an_error():
-    """Or a mutant that is none would live, and a typing slip would look like a weakness of the contract."""
+    """Without the error an unchanged function would survive, and a typing slip would look like a weak contract."""
     changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
     with pytest.raises(ValueError, match="answer, typo: 'runn =' must occur once in it"):
         changes.mutated(changes.mutants[0])

@@ -138,7 +138,7 @@ def test_a_group_without_scale_counts_nothing_whatever_its_codes():
 
 
 def test_two_runs_of_rows_in_a_block():
-    """As in the fused kernels, rows of gate and rows of up share a thread block and its x."""
+    """Rows of gate and rows of up share a thread block and its x, as in the fused kernels."""
     w = draw(Noise(0), 16, 2048, bits=4, group=64)
     x = Noise(1)(1, 2048)
 

@@ -31,7 +31,7 @@ from tests.random_models import random_checkpoint
 from tests.strategies import Noise, assert_within
 from verify.running_error import Approx, gamma
 
-# As narrow as kernels take codes: rows of 1024.
+# Kernels take codes in rows of 1024 or more.
 NARROW = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
