@@ -99,7 +99,7 @@ def run_suite(
     """Measure the machine, then what `choose_model` chooses, and report it.
 
     `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
-    model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
+    model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")

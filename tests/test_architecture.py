@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     never: tuple[str, ...] = ()
     but: tuple[str, ...] = ()  # exceptions to `never`
     beside: str = ""  # a file that the rule does not hold for
-    at_once: bool = False  # True: it only concerns what is imported when the file is, not what a function imports
+    at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
 
 
 RULES = [

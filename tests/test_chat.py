@@ -1,4 +1,4 @@
-"""`model.chat.chat`: turns that compute what is new alone, with answers that are scripted and with models that run."""
+"""`model.chat.chat`: turns that compute only their new tokens, with scripted answers and with models that run."""
 
 import dataclasses
 import json
@@ -417,7 +417,7 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     for left, right in zip(arrays(chat._session._cache, len(ids)), arrays(cache, len(ids)), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-9 if backend == "reference" else 1e-4)
 
-    # The same keys and values, so the same logits; seen in what is drawn next.
+    # The same keys and values give the same logits, which the next draws show.
     again = list(llama.continue_ids(chat._session, [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
     alone = list(llama.continue_ids(llama.session(), [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
     assert again == alone

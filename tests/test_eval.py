@@ -32,7 +32,7 @@ GOLDEN = json.loads((Path(__file__).parent / "goldens" / "eval.json").read_text(
 
 
 class Bigrams:
-    """A model of which everything is known: logits for what follows a token depend on it alone."""
+    """A model whose next-token logits depend only on the last token, by a table."""
 
     def __init__(self, logits: np.ndarray, *, part: int = 3):
         self.table, self.part = logits, part

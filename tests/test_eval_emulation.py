@@ -151,7 +151,7 @@ def test_the_tie_of_q5_0(file, monkeypatch):
 
 
 def in_steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of q8_0, and what they are rounded from."""
+    """Return the codes of q8_0, and the numbers that they are rounded from."""
     blocks = x.reshape(-1, 32)
     steps = (blocks * (np.float32(127) / np.abs(blocks).max(axis=-1, keepdims=True))).ravel()
     return np.rint(steps), steps

@@ -37,7 +37,7 @@ class Alphabet:
 
 
 class Script:
-    """A backend that says what it was told to say, and writes down what it was asked."""
+    """A backend that gives scripted tokens, and records its calls."""
 
     burst, chunk = 4, 3
 

@@ -1,6 +1,6 @@
 """libggml itself, and llama.cpp on it, beside their definition here, on weights and files that no golden has.
 
-It runs in the first Python that has llama_cpp and gguf, of those that LLAMASPEC_OTHER_PYTHON names.
+libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
 """
 
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ from reference.config import Config
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 
-# Every other block, after a larger one, from which on glibc keeps what is smaller.
+# We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np
 from benchmarks.resident import resident_bytes

@@ -122,7 +122,7 @@ def onnx_attention(case: Case) -> Outputs:
     return outputs
 
 
-# Their masks are graphs that ONNX is to run. This one says that a query sees what does not come after it.
+# ONNX would run their masks as graphs. This mask lets a query see the keys up to its own position.
 CAUSAL_GRAPHS = ["test_flexattention_causal_mask"]
 
 

@@ -1,4 +1,4 @@
-"""The table of ops is chosen once, says why ops are plain, and turns nothing but `Unsupported` into the plain form."""
+"""The table of ops is chosen once, says why ops are plain, and turns only `Unsupported` into the plain form."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -60,7 +60,7 @@ def in_codes(params: Params, form: str, group: int) -> Params:
 
 @pytest.fixture
 def untraced() -> Iterator[None]:
-    """No kernel is traced already, nor stays so."""
+    """Forget the traced kernels before and after a test."""
     jax.clear_caches()
     yield
     jax.clear_caches()

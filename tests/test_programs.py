@@ -1,4 +1,4 @@
-"""Two compiled programs serve every prompt and turn, a third those that choose tokens otherwise; weights are in memory
+"""Two compiled programs serve every prompt and turn, a third serves other ways to choose tokens; weights are in memory
 once."""
 
 import io

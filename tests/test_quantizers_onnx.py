@@ -119,7 +119,7 @@ def quantized_product(case: Case) -> None:
 
 
 def cast(case: Case) -> None:
-    """Saturating, of what is no NaN."""
+    """Compare saturating casts of numbers that are not NaN."""
     x, due = needed(case, 0), output(case)
     if due.dtype in MINIFLOATS:
         number = ~np.isnan(x)

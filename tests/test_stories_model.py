@@ -1,4 +1,4 @@
-"""The model that comes with the package: what the card says, what transformers makes of it, and what it tells."""
+"""The built-in model: its card is right, transformers computes the same, and its stories are the golden ones."""
 
 import hashlib
 import json

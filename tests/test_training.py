@@ -141,7 +141,7 @@ def command(alphabet) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(command, tmp_path_factory) -> tuple[Path, str]:
-    """A training from end to end, and what it said."""
+    """Train from end to end; gives the folder and the output."""
     out = tmp_path_factory.mktemp("whole") / "out"
     code, printed, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
     assert (code, printed) == (0, ""), said
@@ -369,7 +369,7 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
 
 
 def test_evaluation_counts_whole_answers(stories, monkeypatch):
-    """Judged by a score that is told: right everywhere, but for an id of the first answer, the </s> of the second,
+    """The score is scripted: right everywhere, except for an id of the first answer, the </s> of the second,
     and one before the third."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     asked = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]

@@ -1,4 +1,4 @@
-"""The verifier itself: what it draws, how it judges, and that its counterexamples are small and can be had again."""
+"""The verifier itself: its draws, its judgment, and counterexamples that are small and can be replayed."""
 
 import json
 import zlib

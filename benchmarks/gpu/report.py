@@ -135,7 +135,7 @@ def _completed(row: Row, ceilings: Ceilings) -> Row:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Render tables, and what was left out."""
+    """Render the tables, and a list of the cases left out."""
     lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
     for name, (title, columns) in SECTIONS.items():
         if rows := report["sections"].get(name):

@@ -1,7 +1,7 @@
 """The kernel table: every (op, shape, dtype) that the ten published Llamas ask of our kernels.
 
-It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 (benchmarks/gpu_compile) without a GPU,
-and held against the exact numbers and timed on one (benchmarks/gpu).
+Without a GPU we lower the cases (tests/kernels/test_lowering.py) and compile them for an H200 (benchmarks/gpu_compile).
+On one we hold them against the exact numbers and time them (benchmarks/gpu).
 
     case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
     limits.py     limits on a compiled product

@@ -79,7 +79,7 @@ def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
 def norm_qkv(
     w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None
 ) -> tuple[Approx, Approx, Approx]:
-    """q, and the caches with a row of k and of v that is new; the others are what they were, whatever that is."""
+    """Give q, and the caches with one new row of k and of v; the other rows stay."""
     batch, kv_heads, _, head_dim = k.shape
     y = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))

@@ -151,7 +151,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
 
 
 def test_the_text_is_that_of_the_plain_form():
-    """Two greedy tokens of the compiled loop, each op of which is a kernel."""
+    """Draw two greedy tokens in the compiled loop, whose ops are all kernels."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
