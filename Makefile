@@ -36,8 +36,9 @@ story: $(COMPLETE)
 # Two workers: the tests mostly wait for compilers, and CI has two cores.
 PYTEST := $(BIN)/python -m pytest -q -n 2
 
+# Fewer examples of each property than `make test-all` draws, and not the tests that tests/slow.py names.
 test: $(COMPLETE)
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-brief} $(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)

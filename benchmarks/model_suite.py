@@ -1,7 +1,7 @@
 """Speed of a model on the default device, and how it changes as the work grows."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ from model.running.jax_backend import describe_run
 from model.running.reference_backend import BY_REFERENCE
 from model.running.session import Session
 from model.system import return_freed_memory
-from model.weights.params import Params
+from model.weights.params import Params, Progress, no_progress
 
 PROMPT = 512  # tokens, unless the model's context is short
 GROWTH = (128, 8192)  # least and most tokens; each length is twice the last
@@ -48,8 +48,6 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 PATIENT = Effort(3, warm=1)  # for slow calls
 # These take memory that a generation does not: a program that samples beside the greedy one, and a trace.
 NOT_COUNTED = ("decode, top-p", "breakdown")
-
-Progress = Callable[[str, float], object]
 
 
 def planned(
@@ -94,14 +92,14 @@ def run_suite(
     context: int | None,
     batch: int,
     backend: BackendName = "jax",
-    progress: Progress = lambda stage, share: None,
+    progress: Progress = no_progress,
     sizes: Sizes | None = None,
     **chosen: Any,
 ) -> dict[str, Any]:
     """Measure the machine, then what `choose_model` chooses, and report it.
 
     `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
-    model can hold. Raises ValueError for more than it can hold, MemoryError for what does not fit.
+    model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):
         raise ValueError("the reference is timed by the suite decode, one sequence at a time")
@@ -252,7 +250,7 @@ def _row(
 
 
 def profile_model(
-    *, context: int | None, progress: Progress = lambda stage, share: None, **chosen: Any
+    *, context: int | None, progress: Progress = no_progress, **chosen: Any
 ) -> tuple[dict[str, Any], Trace]:
     """Profile what `choose_model` chooses; returns a report and the trace.
 

@@ -19,7 +19,7 @@ from benchmarks.report import Column, Row, table, write_report
 from benchmarks.resident import forget_peak, peak_resident_bytes, resident_bytes
 
 LAYERS = (2, 8, 24)
-SCHEMES = (None, "q8", "q4", "nf4", "fp8", "mxfp4")
+MEASURED_SCHEMES = (None, "q8", "q4", "nf4", "fp8", "mxfp4")
 COLUMNS = (
     Column("layers", "layers", "d"),
     Column("matrices in", "quantize"),
@@ -101,9 +101,9 @@ def main(arguments: Sequence[str] | None = None):
     if options.only:
         print(json.dumps(measured(int(options.only[0]), options.only[1] or None)))
         return
-    rows = [_in_a_process_of_its_own(layers, scheme) for scheme in SCHEMES for layers in options.layers]
+    rows = [_in_a_process_of_its_own(layers, scheme) for scheme in MEASURED_SCHEMES for layers in options.layers]
     print(table(COLUMNS, rows))
-    for scheme in SCHEMES:
+    for scheme in MEASURED_SCHEMES:
         for key in ("compiling", "running"):
             fixed, a_layer = fitted([row for row in rows if row["quantize"] == scheme], key)
             print(f"{key} {scheme or 'float32'}: {fixed / 1e6:,.0f} MB, and {a_layer / 1e6:,.1f} MB a layer")

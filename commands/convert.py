@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import MODEL, SCHEMES, Verb, tokenizer_option
+from commands.options import MODEL, SCHEME_NAMES, Verb, tokenizer_option
 from commands.output import say
 from commands.progress import progress_bar
 
@@ -22,7 +22,7 @@ from commands.progress import progress_bar
 )
 @click.option(
     "--quantize",
-    type=click.Choice([*SCHEMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
+    type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
     help="Quantize the matrices by this scheme; gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: keep them]",
 )
 @click.option(

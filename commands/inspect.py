@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from commands.options import MODEL, SCHEMES, Verb, default_model, json_option
+from commands.options import MODEL, SCHEME_NAMES, Verb, default_model, json_option
 from commands.output import write, write_json
 
 
@@ -24,7 +24,7 @@ from commands.output import write, write_json
 )
 @click.option("--batch", type=click.IntRange(1), default=1, help="--plan: run so many sequences at once.  [default: 1]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: compute with weights of this dtype.")
-@click.option("--quantize", type=click.Choice(SCHEMES), help="--plan: quantize the matrices by this scheme.")
+@click.option("--quantize", type=click.Choice(SCHEME_NAMES), help="--plan: quantize the matrices by this scheme.")
 @click.option("--cache", type=click.Choice(["int8"]), help="--plan: store the KV cache in int8.")
 @click.option("--device", metavar="NAME", help="--plan: run on h200, rtx-4090, …  [default: this machine, measured]")
 @json_option
@@ -32,7 +32,7 @@ from commands.output import write, write_json
 def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):
     """Show what is in a checkpoint, and what running it would take.
 
-    Prints the tensors, with layers that are alike in one row, then format, hyperparameters and the cost
+    Prints the tensors, with layers of the same shape in one row, then format, hyperparameters and the cost
     of a token, all read from the header. With --plan it prints memory by part, the work for a token,
     and the tokens per second that a device allows.
 
@@ -94,15 +94,15 @@ def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], s
     """
     rows = {(tuple(one["name"].split(".")), tuple(one["shape"]), one["dtype"], one["bytes"]): 1 for one in tensors}
     for place in reversed(range(max(len(parts) for parts, *_ in rows))):
-        alike: dict[tuple, tuple[list[str], int]] = {}  # labels at this place, and how many tensors there are
+        merged: dict[tuple, tuple[list[str], int]] = {}  # labels at this place, and how many tensors there are
         for (parts, *about), count in rows.items():
             label = parts[place] if place < len(parts) else ""
             key = (parts[:place], label.isdigit() or label, parts[place + 1 :], count, *about)
-            labels, total = alike.get(key, ([], 0))
-            alike[key] = ([*labels, label], total + count)
+            labels, total = merged.get(key, ([], 0))
+            merged[key] = ([*labels, label], total + count)
         rows = {
             ((*before, *([_ranges(labels)] if labels[0] else []), *after), *about): total
-            for (before, _, after, _, *about), (labels, total) in alike.items()
+            for (before, _, after, _, *about), (labels, total) in merged.items()
         }
     return [(".".join(parts), list(shape), dtype, size, count) for (parts, shape, dtype, size), count in rows.items()]
 

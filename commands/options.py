@@ -152,7 +152,7 @@ tokenizer_option = click.option(
     help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
     "tokenizer.json, tokenizer.model or tokenizer.bin beside it]",
 )
-SCHEMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
+SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
 kernels_option = click.option(
     "--kernels",
     type=click.Choice(["auto", "xla", "cpu", "pallas"]),
@@ -162,7 +162,7 @@ kernels_option = click.option(
 )
 quantize_option = click.option(
     "--quantize",
-    type=click.Choice(SCHEMES),
+    type=click.Choice(SCHEME_NAMES),
     help="Quantize the matrices by this scheme as they are loaded.  [default: run them as they are stored]",
 )
 running_options = combined(

@@ -114,7 +114,7 @@ def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     terminal = sys.stderr.isatty()
-    told = 0.0
+    last_line = 0.0
 
     def line(progress: StepReport) -> str:
         return f"step {progress.step}  loss {progress.loss:.4f}  {progress.rate:,.0f} tokens/s"
@@ -124,12 +124,12 @@ def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
         task = bar.add_task("compiling", total=steps)
 
         def report(progress: StepReport):
-            nonlocal told
+            nonlocal last_line
             bar.update(task, description=line(progress), completed=progress.step)
             if progress.evaluation:
                 bar.console.print(f"{line(progress)}  {progress.seconds:.0f} s  {progress.evaluation}", highlight=False)
-            elif not terminal and progress.seconds > told + 30:
-                told = progress.seconds
+            elif not terminal and progress.seconds > last_line + 30:
+                last_line = progress.seconds
                 click.echo(f"{line(progress)}  {progress.seconds:.0f} s", err=True)
 
         yield report

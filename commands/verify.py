@@ -179,14 +179,14 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
     reports, problem = [], None
     with _verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
-            told = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
+            verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
-            told = run_side_by_side(jobs, campaign, at_once=at_once, progress=progress)
+            verified = run_side_by_side(jobs, campaign, at_once=at_once, progress=progress)
         else:
-            told = run(jobs, campaign, progress=progress)
+            verified = run(jobs, campaign, progress=progress)
         walks = () if named or candidate or replay else _walk_random_models(campaign)
         try:
-            for report, lines in itertools.chain(told, walks):
+            for report, lines in itertools.chain(verified, walks):
                 heed()
                 reports.append(report)
                 if not as_json_text:

@@ -6,8 +6,7 @@ from pathlib import Path
 from model.chat.template import template_of
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
-from model.checkpoints.gguf.write import FLOATS, write_gguf
-from model.checkpoints.gguf.write import SCHEMES as GGUF_SCHEMES
+from model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.checkpoints.recognize import leads_out
@@ -19,7 +18,7 @@ from reference.quantizers.schemes import SCHEMES
 TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
 
 CALIBRATED = ("awq", "gptq", "smoothquant")
-SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(GGUF_SCHEMES)}
+SCHEMES_OF = {"safetensors": (*SCHEMES, *CALIBRATED), "llama2c": ("q8_0",), "gguf": tuple(QUANTIZED_TYPES)}
 
 
 def check_request(

@@ -1,6 +1,9 @@
-r"""RMSNorm, with or without the residual addition before it.
+r"""RMSNorm of rows, by itself. Read this kernel first: it is the shortest.
 
     y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
+
+No model of ours calls this kernel: in a decode step the products normalize their own input (`gemv`, `norm_qkv`,
+`norm_gate_up`). It is here to be read, verified and timed.
 
 One thread block owns a row and keeps it in registers between the sum and the scaling, so the row is read once and
 written once. No earlier kernel writes the weight, so we start loading it before the previous kernel ends.
@@ -28,37 +31,24 @@ def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps:
     with rows of at most 32 KB (8,192 or 16,384 features). Reads and writes each row once. A row that is no multiple of
     128 vectors of 16 bytes is read twice in a small part; one below 128 features is padded, which is a copy.
     """
-    _check("rmsnorm", x, weight)
-    (y,) = _rmsnorm(x, None, weight, eps=eps, target=current_target())
-    return y
-
-
-def add_rmsnorm(
-    x: Float[Array, "*batch dim"], residual: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float
-) -> tuple[Float[Array, "*batch dim"], Float[Array, "*batch dim"]]:
-    """Compute `x + residual`, rounded to the dtype of `x`, and the `rmsnorm` of the rounded sum.
-
-    The results equal those of an addition followed by a norm, bit by bit. It reads two rows and writes two, where the
-    two kernels would read three and write two.
-    """
-    _check("add_rmsnorm", x, weight)
-    check_operand("add_rmsnorm", "a residual", residual, x.shape, x.dtype)
-    added, y = _rmsnorm(x, residual, weight, eps=eps, target=current_target())
-    return added, y
+    check_rows("rmsnorm", x, most=MAX_BYTES // x.dtype.itemsize)
+    check_operand("rmsnorm", "a weight", weight, x.shape[-1:], x.dtype)
+    return _rmsnorm(x, weight, eps=eps, target=current_target())
 
 
 @partial(jax.jit, static_argnames=("eps", "target"))
-def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
-    shape, dim = x.shape, x.shape[-1]
-    inputs = [as_rows(a, pad=0.0) for a in (x, residual) if a is not None]
-    rows, width = inputs[0].shape
+def _rmsnorm(x, weight, *, eps: float, target: Target):
+    dim = x.shape[-1]
+    values = as_rows(x, pad=0.0)
+    rows, width = values.shape
     spans = Spans.of(width, x.dtype, size=width).whole
-    outputs = len(inputs)  # the norm, and with a residual also the sum
     early = dim == width <= EARLY  # a padded weight is written just before
 
-    def rmsnorm(*refs):
-        *in_refs, weight_ref = refs[: outputs + 1]  # [rows, width], [width]
-        *sum_ref, y_ref = refs[outputs + 1 :]  # [rows, width]
+    def rmsnorm(
+        x_ref,  # [rows, width]
+        weight_ref,  # [width]
+        y_ref,  # [rows, width]
+    ):
         row = lax.axis_index("row")
 
         def load_weight():
@@ -67,29 +57,13 @@ def _rmsnorm(x, residual, weight, *, eps: float, target: Target):
         weights = load_weight() if early else None
         target.wait_for_previous()
         target.let_next_start()
-        values = [[span.load(ref.at[row, span.slice]) for span in spans] for ref in in_refs]
-        if outputs == 2:
-            values = [
-                [(a.astype(jnp.float32) + b.astype(jnp.float32)).astype(a.dtype) for a, b in zip(*values, strict=True)]
-            ]
-            for span, a in zip(spans, values[0], strict=True):
-                sum_ref[0][row, span.slice] = a
-        wide = [a.astype(jnp.float32) for a in values[0]]
-        squares = sum(jnp.sum(span.only_new(a * a, 0.0)) for span, a in zip(spans, wide, strict=True))
+        values = [span.load(x_ref.at[row, span.slice]).astype(jnp.float32) for span in spans]
+        squares = sum(jnp.sum(span.only_new(a * a, 0.0)) for span, a in zip(spans, values, strict=True))
         scale = lax.rsqrt(squares * (1.0 / dim) + eps)
-        for span, a, g in zip(spans, wide, weights or load_weight(), strict=True):
+        for span, a, g in zip(spans, values, weights or load_weight(), strict=True):
             y_ref[row, span.slice] = (a * scale * g.astype(jnp.float32)).astype(x.dtype)
 
     kernel = target.kernel(
-        rmsnorm,
-        out_type=[jax.ShapeDtypeStruct((rows, width), x.dtype)] * outputs,
-        grid=(rows,),
-        grid_names=("row",),
+        rmsnorm, out_type=jax.ShapeDtypeStruct((rows, width), x.dtype), grid=(rows,), grid_names=("row",)
     )
-    results = kernel(*inputs, as_rows(weight, pad=0.0)[0])
-    return [a[:, :dim].reshape(shape) for a in results]
-
-
-def _check(op: str, x: Array, weight: Array) -> None:
-    check_rows(op, x, most=MAX_BYTES // x.dtype.itemsize)
-    check_operand(op, "a weight", weight, x.shape[-1:], x.dtype)
+    return kernel(values, as_rows(weight, pad=0.0)[0])[:, :dim].reshape(x.shape)

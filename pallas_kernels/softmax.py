@@ -1,4 +1,4 @@
-r"""Softmax of rows of any length, in one kernel or two.
+r"""Softmax of rows of any length, by itself, in one kernel or two.
 
     p_i = exp(x_i - m) / sum_j exp(x_j - m)        m = max_j x_j
 
@@ -9,6 +9,9 @@ as a vocabulary's, is cut into spans for many blocks. `exp_sums` writes the maxi
     m = max_s m_s        sum = sum_s sum_s exp(m_s - m)
 
 and scales its own span. That span is still in the second-level cache, so the row comes from HBM once.
+
+No model of ours calls this kernel: attention has an online softmax of its own, and XLA samples. It is here to be read,
+verified and timed.
 """
 
 from functools import partial, reduce

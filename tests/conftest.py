@@ -37,6 +37,7 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
     phases=set(Phase) - {Phase.explain},
 )
+settings.register_profile("brief", parent=settings.get_profile("quick"), max_examples=5)  # of `make test`
 settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

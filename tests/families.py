@@ -376,7 +376,7 @@ FAMILIES: dict[str, dict] = {
         "use_sliding_window": False,
         "vocab_size": 48,
     },
-    # As transformers 5 writes it: the chosen experts keep the router's probabilities, and every layer has a window.
+    # transformers 5 writes this: the chosen experts keep the router's probabilities, and every layer has a window.
     "qwen3-moe-window": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "attention_bias": True,

@@ -53,7 +53,7 @@ class Tensor:
 
 @dataclass
 class File:
-    """A file as its parts, each of which a test may spoil."""
+    """A GGUF file as its parts, so that a test can spoil each."""
 
     keys: dict[str | bytes, tuple[int, Any]]
     tensors: dict[str | bytes, Tensor]

@@ -47,7 +47,7 @@ class Libggml:
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """By matrix, the vectors that llama.cpp multiplies it by and the products, float32 [seq, features]."""
+        """Return, by matrix, the vectors that llama.cpp multiplies it by and the products, float32 [seq, features]."""
         found, seq = self._ask(products=str(file), ids=ids), len(ids)
         return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in found.items()}
 

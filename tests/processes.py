@@ -1,4 +1,4 @@
-"""Commands in processes of their own, with what they took."""
+"""Commands in processes of their own, with the memory and time that they took."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ class Done(NamedTuple):
 def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
     """Run a Python script, given as text, with the repository importable, from a folder that is not the repository.
 
-    With as many threads as there are cores: those that conftest.py has interpreted kernels wait in take memory.
+    Set one thread per core: the threads that conftest.py adds for interpreted kernels take memory.
     """
     environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
     with tempfile.TemporaryDirectory() as folder:

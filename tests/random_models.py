@@ -25,7 +25,7 @@ CONFIGS = {
         theta=500_000.0,
         scaling=Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=16),
     ),
-    # As wide as the blocks of the CPU's product, which narrower matrices do not reach.
+    # This model is as wide as the blocks of the CPU's product; narrower matrices do not reach them.
     "2 to 1, wide, tied": replace(SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320, tied=True),
     "experts": replace(SMALL, kv_heads=2, experts=4, experts_per_token=2),
 }

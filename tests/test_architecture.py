@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     never: tuple[str, ...] = ()
     but: tuple[str, ...] = ()  # exceptions to `never`
     beside: str = ""  # a file that the rule does not hold for
-    at_once: bool = False  # True: it only concerns what is imported when the file is, not what a function imports
+    at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
 
 
 RULES = [
@@ -54,7 +54,7 @@ RULES = [
         never=(*HEAVY, *(name for name in OURS if name != "commands")),
         at_once=True,
     ),
-    # What a model is, is said once, for whoever reads, runs or cuts it: without JAX.
+    # The table of weights and the families describe a model for every reader of it, so they do not need JAX.
     Rule("model/tensors.py", only=("reference.config", "numpy", "jaxtyping", *sys.stdlib_module_names)),
     Rule("model/famil", only=("model", "reference", *sys.stdlib_module_names)),
     Rule("model/famil", never=("model",), but=("model.family", "model.families", "model.tensors")),

@@ -52,17 +52,17 @@ CEILINGS = Ceilings(copy=8e9, read=10e9, flops={"float32": 1e12, "bfloat16": 2e1
 def test_a_token_costs_what_inspect_says(config: Config):
     dtype = np.dtype(np.float32)
     tensors = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
-    told = describe(Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset()))
+    described = describe(Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset()))
     chosen = config.experts_per_token / config.experts if config.experts else 1
     multiplied = sum(
         np.prod(shape) * (chosen if ".experts." in name else 1)
         for name, shape in tensor_shapes(config).items()
         if len(shape) == 2 and (name != EMBEDDING or config.tied)
     )
-    assert 2 * multiplied == told["flops_per_token"]
+    assert 2 * multiplied == described["flops_per_token"]
     shapes = random_shapes(config, dtype=dtype, positions=8)
     found = decode_cost(sized(shapes), config, position=9, batch=1)
-    assert found.bytes == pytest.approx(told["bytes_per_token"] + 10 * told["cache_bytes_per_token"], abs=0.5)
+    assert found.bytes == pytest.approx(described["bytes_per_token"] + 10 * described["cache_bytes_per_token"], abs=0.5)
 
 
 def sized(shapes):
@@ -90,7 +90,7 @@ def test_several_tokens_read_the_experts_that_any_of_them_chooses():
     """Count the choices of two and of three tokens, all equally likely."""
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
-    alone, alike = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
+    alone, many = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
     choices = [set(choice) for choice in combinations(range(MOE.experts), MOE.experts_per_token)]
     for tokens in (2, 3):
         read = np.mean([len(set().union(*chosen)) for chosen in product(choices, repeat=tokens)])
@@ -102,7 +102,7 @@ def test_several_tokens_read_the_experts_that_any_of_them_chooses():
         assert together - single == pytest.approx(more + (tokens - 1) * cache_and_row)
         parts, part = (decode_bytes(params, MOE, position=0, batch=batch)["moe_add product"] for batch in (tokens, 1))
         assert parts - part == pytest.approx(more)
-    assert alike.bytes - alone.bytes == pytest.approx((MOE.experts - MOE.experts_per_token) * one_expert)
+    assert many.bytes - alone.bytes == pytest.approx((MOE.experts - MOE.experts_per_token) * one_expert)
     # A token counts the operations of the experts that it chooses, however many tokens there are.
     attention = {tokens: 4 * MOE.layers * MOE.heads * MOE.head_dim * tokens * (tokens + 1) / 2 for tokens in (1, 9)}
     assert prefill_cost(params, MOE, tokens=9).flops - attention[9] == 9 * (alone.flops - attention[1])
@@ -145,14 +145,14 @@ def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
 
 def test_what_is_divided_is_measured_side_by_side():
     """Compare each call with the mean of the measurements before and after it."""
-    told, ticks = [], iter([8.0, 4.0, 2.0])
+    order, ticks = [], iter([8.0, 4.0, 2.0])
 
     def other() -> float:
-        told.append("other")
+        order.append("other")
         return next(ticks)
 
-    found = in_turn(lambda: told.append("call"), other, Effort(2, warm=1))
-    assert told == ["call", "other", "call", "other", "call", "other"]
+    found = in_turn(lambda: order.append("call"), other, Effort(2, warm=1))
+    assert order == ["call", "other", "call", "other", "call", "other"]
     assert [beside for _, beside in found] == [6.0, 3.0]
     assert all(seconds > 0 for seconds, _ in found)
 
@@ -302,19 +302,19 @@ def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.
     def stop(suite: str, **_: object):
         raise Measured
 
-    def told(*arguments: str) -> str:
+    def announced(*arguments: str) -> str:
         with pytest.raises(Measured):
             run(capsys, "--suite", suite, "--shape", "tiny", *arguments)
         return capsys.readouterr().err
 
     monkeypatch.setattr(model_suite, "run_suite", stop)
-    assert told() == ""
-    assert told("--dtype", "bfloat16") == "bfloat16 on CPU\n"
+    assert announced() == ""
+    assert announced("--dtype", "bfloat16") == "bfloat16 on CPU\n"
     if suite == "decode":
-        assert told("--backend", "reference") == ""
+        assert announced("--backend", "reference") == ""
     for module in (model_suite, choice):
         monkeypatch.setattr(module, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
-    assert re.fullmatch(r"bfloat16 on NVIDIA H200; kernels: .*; plain: .*\(.+\)\n", told("--dtype", "bfloat16"))
+    assert re.fullmatch(r"bfloat16 on NVIDIA H200; kernels: .*; plain: .*\(.+\)\n", announced("--dtype", "bfloat16"))
 
 
 def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):

@@ -106,7 +106,7 @@ def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: Part, seconds: 
 
 def test_kernels_are_checked_and_what_does_not_fit_is_named():
     scale = dry()
-    chosen = [case for case in scale.checked if case.op in ("attention_decode", "argmax") and case.dtype == "float32"]
+    chosen = [case for case in scale.checked if case.op in ("attention_decode", "softmax") and case.dtype == "float32"]
     scale = replace(scale, checked=tuple(chosen))
     *rows, canaries = check(scale, Clock(600))
     assert [(row["case"], row["outcome"]) for row in rows] == [(case.name, "right") for case in chosen]
@@ -118,19 +118,17 @@ def test_kernels_are_checked_and_what_does_not_fit_is_named():
 
 def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
     scale = replace(dry(), running=nullcontext)
-    adding = next(one for one in scale.checked if one.op == "add")
+    norm = next(one for one in scale.checked if one.op == "rmsnorm")
     calls = count()
 
-    def unsteady(x, y):
+    def unsteady(x, weight):
         noise = io_callback(lambda: np.float32(next(calls)), jax.ShapeDtypeStruct((), np.float32))
-        return adding.plain(x, y) + noise
+        return norm.plain(x, weight) + noise
 
-    def off(x, y):
-        return adding.plain(x, y).at[0, 3].add(0.01)
+    def off(x, weight):
+        return norm.plain(x, weight).at[0, 3].add(0.01)
 
-    found = check(
-        replace(scale, checked=(replace(adding, function=off), replace(adding, function=unsteady))), Clock(600)
-    )
+    found = check(replace(scale, checked=(replace(norm, function=off), replace(norm, function=unsteady))), Clock(600))
     wrong, racing, _ = found
     assert (wrong["outcome"], wrong["differing"]) == ("wrong", 0) and wrong["share_of_bound"] > 1
     assert racing["outcome"] == "wrong" and racing["differing"] > 0
@@ -138,28 +136,28 @@ def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
 
 def test_what_a_kernel_refuses_is_told():
     scale = replace(dry(), running=nullcontext)
-    adding = next(one for one in scale.checked if one.op == "add")
+    norm = next(one for one in scale.checked if one.op == "rmsnorm")
 
-    def refuse(x, y):
-        raise Unsupported("add takes no 256 elements")
+    def refuse(x, weight):
+        raise Unsupported("rmsnorm takes no 256 elements")
 
-    row, _ = check(replace(scale, checked=(replace(adding, function=refuse),)), Clock(600))
-    assert (row["outcome"], row["words"]) == ("refused", "add takes no 256 elements")
+    row, _ = check(replace(scale, checked=(replace(norm, function=refuse),)), Clock(600))
+    assert (row["outcome"], row["words"]) == ("refused", "rmsnorm takes no 256 elements")
 
 
 def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
-    adding = next(one for one in dry().checked if one.op == "add")
+    norm = next(one for one in dry().checked if one.op == "rmsnorm")
 
-    def fall(x, y):
+    def fall(x, weight):
         raise RuntimeError("no such layout\nat all")
 
-    cases = replace(adding, function=fall), replace(adding, function=adding.plain)
+    cases = replace(norm, function=fall), replace(norm, function=norm.plain)
     scale = replace(dry(), running=nullcontext, checked=cases)
     failed, right_one, _ = check(scale, Clock(600))
-    assert failed == {"case": adding.name, "outcome": "failed", "words": "RuntimeError: no such layout"}
+    assert failed == {"case": norm.name, "outcome": "failed", "words": "RuntimeError: no such layout"}
     assert right_one["outcome"] == "right"
     report = gpu_report.as_report([Found("memory", MACHINE), Found("right", failed)], suite="kernels", dry=True)
-    assert gpu_report.wrong(report) == [adding.name]
+    assert gpu_report.wrong(report) == [norm.name]
 
 
 def test_no_query_sees_what_is_before_its_window(monkeypatch: pytest.MonkeyPatch):
@@ -217,11 +215,11 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
     def fall(*arguments):
         raise RuntimeError("no such layout")
 
-    adding = next(other for other in scale.checked if other.op == "add")
-    adding = replace(adding, function=adding.plain)
-    scale = replace(scale, running=nullcontext, timed=(replace(one, function=fall), adding), prepared=prepared)
+    norm = next(other for other in scale.checked if other.op == "rmsnorm")
+    norm = replace(norm, function=norm.plain)
+    scale = replace(scale, running=nullcontext, timed=(replace(one, function=fall), norm), prepared=prepared)
     rows = list(time_kernels(scale, Clock(600), backwards=True))
-    assert rows[0]["case"] == adding.name
+    assert rows[0]["case"] == norm.name
     assert rows[1] == skipped(one.name, "RuntimeError: no such layout")
 
 
@@ -239,8 +237,8 @@ class EndingClock(Clock):
 
 @pytest.mark.parametrize(("looks", "timed"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_cases_are_left_out_when_time_is_over_whether_compiled_or_not(looks: int, timed: int):
-    adding = next(one for one in dry().checked if one.op == "add")
-    cases = tuple(replace(adding, function=adding.plain, shape=f"{adding.shape} {i}") for i in range(3))
+    norm = next(one for one in dry().checked if one.op == "rmsnorm")
+    cases = tuple(replace(norm, function=norm.plain, shape=f"{norm.shape} {i}") for i in range(3))
     scale = replace(dry(), running=nullcontext, timed=cases, prepared=2)
     rows = list(time_kernels(scale, EndingClock(looks)))
     assert [row["case"] for row in rows[:timed]] == [one.name for one in cases[:timed]]
@@ -285,7 +283,7 @@ def test_models_that_do_not_fit_are_named():
         ("gemv q4 norm 128256x4096 bfloat16", ("gemv int4/64", 128256, 4096)),
         ("norm_qkv q8_row 32+2x8x128x4096 bfloat16", ("norm_qkv int8", 6144, 4096)),
         ("norm_qkv 32+2x8x128x4096 bfloat16", ("norm_qkv", 6144, 4096)),
-        ("argmax 32000 float32", None),
+        ("softmax 32000 float32", None),
     ],
 )
 def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, asked: tuple[str, int, int] | None):

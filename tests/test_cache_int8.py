@@ -1,4 +1,4 @@
-"""The cache of int8: what it keeps, what attention makes of it, and that both backends mean the same by it."""
+"""The int8 cache: its contents, attention over it, and equality of the two backends."""
 
 from functools import partial
 

@@ -294,13 +294,13 @@ def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, 
     request = ("--quantize", "gptq", "--calibration", str(stories_text))  # to safetensors: nothing else has it
     code, out, err = run("convert", "stories", there, *request)
     assert (code, out) == (0, ""), err
-    told = []
+    texts = []
     for backend in ("jax", "reference"):
         options = ("--temperature", "0", "--max-new-tokens", "20", "--context", "64", "--backend", backend)
         code, out, err = run("generate", "Once upon a time", "--model", there, *options)
         assert code == 0, err
-        told.append(out)
-    assert told[0] == told[1]
+        texts.append(out)
+    assert texts[0] == texts[1]
     code, out, err = run("convert", there, str(tmp_path / "twice"), *request)
     assert (code, out) == (1, "") and "is quantized already, and gptq begins with weights that are not" in err
     assert not (tmp_path / "twice").exists()
@@ -329,13 +329,15 @@ def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
 
 def test_progress_is_told_of_each_layer():
     checkpoint = random_checkpoint(replace(CONFIGS["1 to 1, biases, scaled, tied"], layers=LAYERS), seed=2)
-    told: dict[str, list[float]] = {}
+    reported: dict[str, list[float]] = {}
     windows = random_windows(checkpoint, 0)
     read_all(
-        calibrated(checkpoint, windows, method="gptq", progress=lambda *now: told.setdefault(now[0], []).append(now[1]))
+        calibrated(
+            checkpoint, windows, method="gptq", progress=lambda *now: reported.setdefault(now[0], []).append(now[1])
+        )
     )
-    assert list(told) == [f"layer {layer} of {LAYERS}" for layer in range(1, LAYERS + 1)]
-    for shares in told.values():
+    assert list(reported) == [f"layer {layer} of {LAYERS}" for layer in range(1, LAYERS + 1)]
+    for shares in reported.values():
         assert shares == sorted(set(shares)) and shares[0] == 0 and 0.9 < shares[-1] < 1
 
 

@@ -1,4 +1,4 @@
-"""`model.chat.chat`: turns that compute what is new alone, with answers that are scripted and with models that run."""
+"""`model.chat.chat`: turns that compute only their new tokens, with scripted answers and with models that run."""
 
 import dataclasses
 import json
@@ -109,7 +109,7 @@ def kind(request) -> str:
 
 
 def text(answer: str, kind: str) -> str:
-    """As Llama 2 begins its answers with a space, and Llama 3 does not."""
+    """Begin an answer of Llama 2 with a space; Llama 3's begin without one."""
     return f" {answer}" if kind == "llama2" else answer
 
 
@@ -125,7 +125,7 @@ def test_a_turn_computes_only_new_tokens(kind):
         assert talk.cached[before:] == new  # nothing of earlier turns, and nothing twice
     assert talk.script.fed == talk.cached
 
-    # What came of three turns is what the whole conversation is at once.
+    # Three turns, one by one, give the same ids as the whole conversation at once.
     special = SpecialTokens(talk.tokenizer)
     assert [message["content"] for message in talk.chat.messages[1::2]] == questions
     assert [message["content"] for message in talk.chat.messages[2::2]] == answers
@@ -401,9 +401,9 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
-    runs: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
-    runs.ahead = ahead
-    llama = Llama(checkpoint.config, tokenizer, runs, stops=checkpoint.stops)
+    running: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
+    running.ahead = ahead
+    llama = Llama(checkpoint.config, tokenizer, running, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")
     for question in ("Hi", "And then?"):
         generation = chat.reply(question, max_new_tokens=8, seed=1)
@@ -411,13 +411,13 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     ids = chat._session.ids
     assert len(ids) == generation.prompt_tokens + len(generation.ids) - 1
 
-    cache = runs.start()
+    cache = running.start()
     for id in ids:
-        cache = runs.extend(cache, [id])
+        cache = running.extend(cache, [id])
     for left, right in zip(arrays(chat._session._cache, len(ids)), arrays(cache, len(ids)), strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-9 if backend == "reference" else 1e-4)
 
-    # The same keys and values, so the same logits; seen in what is drawn next.
+    # The same keys and values give the same logits, which the next draws show.
     again = list(llama.continue_ids(chat._session, [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
     alone = list(llama.continue_ids(llama.session(), [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
     assert again == alone
@@ -429,8 +429,8 @@ def test_stories_can_be_talked_to(data):
     stories = data / "stories260K"
     llama = load(stories / "stories260K.bin", tokenizer=stories / "tok512.model")
     chat = Chat(llama, find_template(llama.tokenizer, stories))
-    told = [
+    replies = [
         "".join(token.text for token in chat.reply(question, seed=1, max_new_tokens=20)) for question in ("Hi", "So?")
     ]
-    assert [message["content"] for message in chat.messages] == ["Hi", told[0], "So?", told[1]]
-    assert all(told)
+    assert [message["content"] for message in chat.messages] == ["Hi", replies[0], "So?", replies[1]]
+    assert all(replies)

@@ -88,7 +88,7 @@ def test_a_harmful_template_is_one_line_and_soon(source):
 
 
 def test_the_worker_knows_nothing_of_its_caller(monkeypatch, tmp_path):
-    # Neither a module that lies about nor the environment can get in between.
+    # The worker imports no module of the current folder, and nothing that the environment names.
     (tmp_path / "jinja2.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -203,7 +203,7 @@ class TestFinding:
             find_template(LLAMA2, tmp_path, template="alpaca")
 
 
-# What people type to see whether it breaks.
+# People type these to see whether a template breaks.
 names = [*LLAMA2.special, "<|begin_of_text|>", "<|eot_id|>", "[INST]", "<<SYS>>", "<think>", "</think>"]
 said = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a", "é", "🦙"])).map("".join) | st.text()
 

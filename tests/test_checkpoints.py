@@ -69,7 +69,7 @@ def test_stories260k(data):
     floats = np.fromfile(path, "<f4", offset=28)
     embedding = checkpoint.tensors["model.embed_tokens.weight"].read()
     np.testing.assert_array_equal(embedding, floats[: 512 * 64].reshape(512, 64))
-    # From the other end: the RoPE tables, which begin with the four cosines of 0, end the file.
+    # The RoPE tables, which begin with the four cosines of 0, end the file.
     tables = 512 * 4
     np.testing.assert_array_equal(floats[-2 * tables :][:4], 1)
     np.testing.assert_array_equal(

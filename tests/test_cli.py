@@ -51,8 +51,8 @@ def test_text_is_the_prompt_and_its_continuation(run, stories):
     assert code == 0
     assert out.startswith(prompt)
     assert out.endswith("\n")
-    code, told, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9", "--json")
-    story = json.loads(told)
+    code, out, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9", "--json")
+    story = json.loads(out)
     assert set(story) == {"text", "completion", "prompt_tokens", "tokens", "finish_reason", "seed", "timings"}
     assert story["text"] + "\n" == out
     assert story["text"] == prompt + story["completion"]
@@ -145,8 +145,8 @@ def test_tokens(run, data):
     tokenizer = ["--tokenizer", str(data / "llama2-tokenizer" / "tokenizer.model")]
     assert run("tokens", "I have a dream", *tokenizer)[:2] == (0, "1 306 505 263 12561\n")
     assert run("tokens", "I have a dream", *tokenizer, "--no-bos")[1] == "306 505 263 12561\n"
-    told = json.loads(run("tokens", "I have", *tokenizer, "--json")[1])
-    assert told == {"ids": [1, 306, 505], "pieces": ["<s>", "▁I", "▁have"]}
+    encoded = json.loads(run("tokens", "I have", *tokenizer, "--json")[1])
+    assert encoded == {"ids": [1, 306, 505], "pieces": ["<s>", "▁I", "▁have"]}
     assert run("tokens", "--decode", "1,306,505,263,12561", *tokenizer)[1] == "I have a dream\n"
     assert_refused(run("tokens", "--decode", "1,32000", *tokenizer), "32000", "31999")
     assert_refused(run("tokens", "--decode", "1,-1", *tokenizer), "-1")
@@ -184,16 +184,16 @@ def test_logits_replace_a_file_and_nothing_else(run, stories, tmp_path):
 
 def test_inspect(run, stories):
     model = stories[1]
-    told = json.loads(run("inspect", model, "--json")[1])
-    assert set(told) == {
+    inspected = json.loads(run("inspect", model, "--json")[1])
+    assert set(inspected) == {
         "format", "config", "tensors", "parameters", "bytes",
         "flops_per_token", "bytes_per_token", "cache_bytes_per_token",
     }  # fmt: skip
-    assert told["parameters"] == sum(int(np.prod(tensor["shape"])) for tensor in told["tensors"]) == 260_032
-    assert told["bytes"] == told["bytes_per_token"] == 4 * 260_032  # float32, tied: every weight is read
+    assert inspected["parameters"] == sum(int(np.prod(tensor["shape"])) for tensor in inspected["tensors"]) == 260_032
+    assert inspected["bytes"] == inspected["bytes_per_token"] == 4 * 260_032  # float32, tied: every weight is read
     norms = 64 * 11
-    assert told["flops_per_token"] == 2 * (260_032 - norms)
-    assert told["cache_bytes_per_token"] == 2 * 5 * 4 * 8 * 4
+    assert inspected["flops_per_token"] == 2 * (260_032 - norms)
+    assert inspected["cache_bytes_per_token"] == 2 * 5 * 4 * 8 * 4
     text = run("inspect", model)[1]
     assert re.search(
         r"^model\.layers\.0-4\.mlp\.up_proj\.weight +\[172, 64\] +float32 +5 x 44\.0 kB$", text, re.MULTILINE
@@ -370,7 +370,7 @@ cli.main()
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
-    """In processes of their own, so that what each takes can be measured."""
+    """Each command runs in a process of its own, so that its memory can be measured."""
     tokenizer = str(data / "stories260K" / "tok512.model")
     page = tmp_path / "page.bin"
     page.write_text("<!DOCTYPE html><html><body>404</body></html>")

@@ -25,7 +25,7 @@ CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, v
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
 CAPACITY = 256  # with which keys of a layer are fewer numbers than that
 OPTIONS = compiler_options("cpu")
-SCHEMES = (
+QUANTIZED_AS = (
     None,
     "q8",
     "q8_row",
@@ -39,7 +39,7 @@ SCHEMES = (
     "Q2_K",
     "IQ4_NL",
 )  # our own, and GGUF's types
-FORMATS = [("bfloat16", None, True), *(("float32", scheme, True) for scheme in SCHEMES), ("float32", None, False)]
+FORMATS = [("bfloat16", None, True), *(("float32", scheme, True) for scheme in QUANTIZED_AS), ("float32", None, False)]
 # These give a name to numbers that are in memory already.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
 

@@ -135,9 +135,9 @@ def named_by(words: list[str]) -> list[str]:
 
 
 def test_commands_name_only_files_that_the_documents_tell_how_to_get():
-    told = [words for document in DOCUMENTS for block in blocks(document) for words in commands_of(block)]
-    there = BUILT_IN | {file for words in told for file in made_by(words)}
-    named = {file for words in told for file in named_by(words)}
+    typed = [words for document in DOCUMENTS for block in blocks(document) for words in commands_of(block)]
+    there = BUILT_IN | {file for words in typed for file in made_by(words)}
+    named = {file for words in typed for file in named_by(words)}
     assert {"Qwen3-0.6B", "tinyllamas/stories15M.bin"} <= named
     missing = {file for file in named - there if not PLACEHOLDER.fullmatch(file) and not (REPOSITORY / file).exists()}
     assert missing == set()
@@ -146,8 +146,8 @@ def test_commands_name_only_files_that_the_documents_tell_how_to_get():
 def commands_of(block: Block) -> Iterator[list[str]]:
     if block.language in ("sh", "console", ""):
         lines = block.text.splitlines()
-        told = [line for line in lines if re.match(r"(\$ )?(llamaspec|hf|curl) ", line)]
-        yield from (words for line in told for words in commands(line))
+        typed = [line for line in lines if re.match(r"(\$ )?(llamaspec|hf|curl) ", line)]
+        yield from (words for line in typed for words in commands(line))
 
 
 def test_a_model_that_nobody_tells_how_to_get_would_be_seen():

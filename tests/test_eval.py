@@ -32,7 +32,7 @@ GOLDEN = json.loads((Path(__file__).parent / "goldens" / "eval.json").read_text(
 
 
 class Bigrams:
-    """A model of which everything is known: logits for what follows a token depend on it alone."""
+    """A model whose next-token logits depend only on the last token, by a table."""
 
     def __init__(self, logits: np.ndarray, *, part: int = 3):
         self.table, self.part = logits, part
@@ -58,7 +58,7 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
 def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, data):
-    """Then loss and divergence are sums over a table."""
+    """Loss and divergence are then sums over a table."""
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
     p, q = (rng.normal(size=(7, 7)) for _ in range(2))

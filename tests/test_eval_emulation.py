@@ -45,9 +45,9 @@ from verify import running_error
 FLOAT32 = np.dtype(np.float32)
 FORWARD = jax.jit(run_forward, static_argnames=("config", "ops"))
 
-# What remains, and why. A number within float32's noise of a tie goes to the other side in llama.cpp; in these files at
-# one position. That noise comes from the order of its float32 sums, which depends on the processor: to have the same is
-# to be llama.cpp. From the same vectors the codes are the same, as the tie of Q5_0 shows, and tests/test_libggml.py of
+# These differences remain. llama.cpp rounds a number within float32's noise of a tie to the other side, at one position
+# in these files. The noise comes from the order of llama.cpp's float32 sums, which depends on the processor; we cannot
+# repeat it. The same vectors give the same codes: the tie of Q5_0 shows it here, and tests/test_libggml.py shows it for
 # every product of every type. In Q4_1's file all later positions read keys and values that a tie has changed.
 FLIPPED = {"Q5_0": 4, "bfloat16": 5}
 CHANGED = {"Q4_1": range(3, 10)}
@@ -151,7 +151,7 @@ def test_the_tie_of_q5_0(file, monkeypatch):
 
 
 def in_steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of q8_0, and what they are rounded from."""
+    """Return the codes of q8_0, and the numbers that they are rounded from."""
     blocks = x.reshape(-1, 32)
     steps = (blocks * (np.float32(127) / np.abs(blocks).max(axis=-1, keepdims=True))).ravel()
     return np.rint(steps), steps

@@ -45,7 +45,7 @@ def test_a_family_is_nearest_to_its_own_models(name):
 @given(seed=seeds)
 @example(seed=379)
 def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
-    """In the definition, in JAX for one token and for several, and in the bound between the two."""
+    """The definition, JAX (for one token and for several) and the bound between the two all keep them."""
 
     def computed(config: Config) -> tuple[np.ndarray, np.ndarray]:
         """The exact results, and bounds on the errors of computed ones."""

@@ -37,7 +37,7 @@ class Alphabet:
 
 
 class Script:
-    """A backend that says what it was told to say, and writes down what it was asked."""
+    """A backend that gives scripted tokens, and records its calls."""
 
     burst, chunk = 4, 3
 
@@ -285,10 +285,10 @@ def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
 
     backend = Failing(b"abcdefgh", ahead=1)
     session = Session(backend, vocab=VOCAB)
-    told = generate(backend, session=session)
-    assert next(told).text == "a"
+    tokens = generate(backend, session=session)
+    assert next(tokens).text == "a"
     with pytest.raises(RuntimeError, match="fell over"):
-        list(told)
+        list(tokens)
     assert len(backend.steps) == 3 and session.ids == []
     list(generate(backend, [256, *b"abc"], session=session, n=1))
     assert list(itertools.chain(*backend.extended)) == [256, *b"ab"]
@@ -346,7 +346,7 @@ def test_options_out_of_range_are_refused(option, value):
 
 
 def test_what_draws_is_given_no_temperature_that_is_0_on_a_device():
-    """Nor a subnormal one, which some take for 0."""
+    """A subnormal temperature is greedy too, since some devices take it for 0."""
     smallest = float(np.finfo(np.float32).tiny)
     assert all(SamplingOptions(temperature=t).greedy for t in (0.0, 1e-300, 1e-45, smallest * (1 - 2**-24)))
     assert not any(SamplingOptions(temperature=t).greedy for t in (smallest, 0.8))

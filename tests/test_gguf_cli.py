@@ -18,9 +18,9 @@ def test_a_model_in_one_file_tells_the_same_story(run, tmp_path):
     path = str(tmp_path / "stories.gguf")
     code, out, err = run("convert", "stories", path, "--to", "gguf")
     assert (code, out) == (0, "") and "tensors" in err and "no tokenizer" not in err
-    code, told, _ = run("generate", "Once upon a time", "--model", path, *GREEDY)
+    code, text, _ = run("generate", "Once upon a time", "--model", path, *GREEDY)
     assert code == 0
-    assert told == run("generate", "Once upon a time", "--model", "stories", *GREEDY)[1]
+    assert text == run("generate", "Once upon a time", "--model", "stories", *GREEDY)[1]
     assert run("tokens", "Once upon a time", "--model", path) == run("tokens", "Once upon a time", "--model", "stories")
 
 
@@ -42,7 +42,7 @@ def test_quantized_files(run, tmp_path):
 
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
-    """They agree on codes, which JAX runs without decoding, and on floats."""
+    """The backends agree on codes, which JAX runs without decoding, and on floats."""
     checkpoint = random_checkpoint(replace(SMALL, dim=64, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type)
     rows = []

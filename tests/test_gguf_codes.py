@@ -172,7 +172,7 @@ def test_no_matrix_is_float32_on_the_device(tmp_path, type):
 
 
 def test_a_file_of_several_types_stays_in_codes(tmp_path):
-    """In Q4_K_M, q, k and v have several types; here they are one matrix of int8."""
+    """Q4_K_M stores q, k and v in several types; we load them as one matrix of int8."""
     found = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in found.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
@@ -207,7 +207,7 @@ ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items())}.values()
 
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
 def test_logits_are_those_of_the_reference(tmp_path, types, ops):
-    """They agree within 1e-5 of the largest. tests/test_quantized_products.py has the bound of each product."""
+    """Both agree within 1e-5 of the largest logit. tests/test_quantized_products.py has the bound of each product."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], intermediate_size=256, vocab_size=32)
     config = checkpoint.config
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)
@@ -257,7 +257,7 @@ def greedy(checkpoint: Checkpoint, *, tokens: int) -> list[int]:
 @pytest.mark.parametrize("type", sorted(set(ggml.TYPES) - {"MXFP4"}))
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(tmp_path, type, value):
-    """They are refused even if their codes are 0."""
+    """Infinite scales are refused even if their codes are 0."""
     for at in FLOATS[type]:
         file = file_in(lambda name: type)
         blocks = np.frombuffer(file.tensors["output.weight"].data, np.uint8).reshape(-1, ggml.TYPES[type].bytes).copy()

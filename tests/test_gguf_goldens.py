@@ -88,5 +88,5 @@ def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
     assert write_story(path, type) == golden["sha256"]
     llama, greedy = load(path, backend=backend, greedy=True), SamplingOptions(temperature=0.0)
     for prompt, text in zip(prompts(), golden["texts"], strict=True):
-        told = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
-        assert "".join(token.text for token in told) == text
+        tokens = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert "".join(token.text for token in tokens) == text

@@ -29,12 +29,12 @@ def helps() -> Iterator[str]:
     yield from (command(name).help or "" for name in VERBS)
 
 
-def told() -> list[str]:
+def example_lines() -> list[str]:
     pages = [*helps(), *(path.read_text() for path in (REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")))]
     return sorted({line for page in pages for line in examples(page)})
 
 
-@pytest.mark.parametrize("line", told())
+@pytest.mark.parametrize("line", example_lines())
 def test_an_example_can_be_typed(line: str):
     """Names of options, their values, and how many arguments there are; nothing is run."""
     _, name, *arguments = shlex.split(line.partition(" # ")[0])

@@ -12,7 +12,7 @@ import pytest
 from tests.processes import REPOSITORY
 
 AT_ONCE = 2.0  # seconds; 0.6 on an idle machine
-# As a shell starts a command in the foreground, also where whoever runs the tests ignores SIGINT.
+# A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT.
 START = "import signal; signal.signal(signal.SIGINT, {}); import llamaspec; llamaspec.main()"
 
 
@@ -79,6 +79,6 @@ def test_a_request_to_end_is_answered_at_once(tmp_path, after):
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
-    """As in the background of a shell, or after nohup."""
+    """A shell ignores SIGINT for a command in the background, and so does nohup."""
     status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, handler="signal.SIG_IGN")
     assert status == 0

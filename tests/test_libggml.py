@@ -1,6 +1,6 @@
 """libggml itself, and llama.cpp on it, beside their definition here, on weights and files that no golden has.
 
-It runs in the first Python that has llama_cpp and gguf, of those that LLAMASPEC_OTHER_PYTHON names.
+libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def live() -> Iterator[Libggml]:
 
 @given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
 def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Or a scale is beyond float16, which C leaves infinite and the definition refuses."""
+    """Scales beyond float16 are the exception: C leaves them infinite, and the definition refuses them."""
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
@@ -89,8 +89,8 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
     write_story(path := tmp_path / "stories.gguf", type)
     llama, greedy = load(path, backend="reference"), SamplingOptions(temperature=0.0)
     for prompt in prompts():
-        told = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
-        assert [token.id for token in told] == live.greedy(path, prompt, COUNT)[-COUNT:]
+        tokens = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert [token.id for token in tokens] == live.greedy(path, prompt, COUNT)[-COUNT:]
 
 
 @pytest.mark.parametrize("type", QUANTIZED)

@@ -84,6 +84,6 @@ def test_int8_is_written_as_export_writes_it(tmp_path, tied):
 
 def test_progress_adds_up(tmp_path):
     source = open_checkpoint(llama2c_files.write(tmp_path / "source.bin", 0))
-    told: list[int] = []
-    write_llama2c(source, tmp_path / "ours.bin", int8=True, progress=lambda name, size: told.append(size))
-    assert sum(told) == (tmp_path / "ours.bin").stat().st_size - 256
+    sizes: list[int] = []
+    write_llama2c(source, tmp_path / "ours.bin", int8=True, progress=lambda name, size: sizes.append(size))
+    assert sum(sizes) == (tmp_path / "ours.bin").stat().st_size - 256

@@ -16,7 +16,7 @@ from reference.config import Config
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 
-# Every other block, after a larger one, from which on glibc keeps what is smaller.
+# We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np
 from benchmarks.resident import resident_bytes
@@ -82,16 +82,16 @@ def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platfo
 
 
 def test_whoever_compiles_is_told_after_each_compilation():
-    """Before there are weights, and after the other program that decodes, when it is asked for."""
-    told = []
+    """`compiled` is called before there are weights, and again after the second decoding program is compiled."""
+    calls = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
     params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)
     layout = Layout(batch=1, capacity=32, chunk=32, burst=16, cache_dtype=np.dtype(np.float32))
     fixed = {"ops": CPU, "layout": layout, "platform": "cpu", "greedy": True}
-    programs = compile_programs(params, config, **fixed, compiled=lambda: told.append("compiled"))
-    assert told == ["compiled"]
+    programs = compile_programs(params, config, **fixed, compiled=lambda: calls.append("compiled"))
+    assert calls == ["compiled"]
     programs.decode(False)
-    assert told == ["compiled", "compiled"]
+    assert calls == ["compiled", "compiled"]
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -37,7 +37,7 @@ narrow = st.sampled_from(sorted(name for name, config in CONFIGS.items() if conf
 forms = st.sampled_from(
     [("XLA", "float32", 3, 1), ("CPU", "float32", 1, 1), ("CPU", "bfloat16", 1, 1), ("XLA in blocks", "float32", 3, 3)]
 )
-# In blocks of 3, the last of which overlaps the one before: 8 is no multiple of 3.
+# Blocks of 3 do not divide 8 tokens, so the last block overlaps the one before.
 TABLES = {
     "XLA": XLA,
     "CPU": CPU,

@@ -122,7 +122,7 @@ def onnx_attention(case: Case) -> Outputs:
     return outputs
 
 
-# Their masks are graphs that ONNX is to run. This one says that a query sees what does not come after it.
+# ONNX would run their masks as graphs. This mask lets a query see the keys up to its own position.
 CAUSAL_GRAPHS = ["test_flexattention_causal_mask"]
 
 
@@ -304,7 +304,7 @@ SCORES_LEFT_OUT = 10
 
 
 def cases_to_run(op: str) -> list[Case]:
-    return [case for case in node_cases()[op] if case.name not in LEFT_OUT]
+    return [case for case in node_cases(op) if case.name not in LEFT_OUT]
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -323,7 +323,7 @@ def test_reference_agrees_with_onnx(op):
 
 
 def test_no_case_is_dropped_silently():
-    cases = [case for op in OPERATORS for case in node_cases()[op]]
+    cases = [case for op in OPERATORS for case in node_cases(op)]
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
     assert set(LEFT_OUT) <= set(names)

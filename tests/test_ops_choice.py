@@ -1,4 +1,4 @@
-"""The table of ops is chosen once, says why ops are plain, and turns nothing but `Unsupported` into the plain form."""
+"""The table of ops is chosen once, says why ops are plain, and turns only `Unsupported` into the plain form."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -60,7 +60,7 @@ def in_codes(params: Params, form: str, group: int) -> Params:
 
 @pytest.fixture
 def untraced() -> Iterator[None]:
-    """No kernel is traced already, nor stays so."""
+    """Forget the traced kernels before and after a test."""
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -136,10 +136,10 @@ def test_fields_that_are_harmless_to_an_op_do_not_change_its_plain_form():
         for call in calls(config, shapes(config), batch=1, capacity=CAPACITY):
             if lowered(call) != before[call.name]:
                 changed.add(call.op)
-        told = {*FIELDS[name].handled, *FIELDS[name].refused}
-        assert changed <= told, name
+        declared = {*FIELDS[name].handled, *FIELDS[name].refused}
+        assert changed <= declared, name
         if name not in UNSEEN:
-            assert changed == told, name
+            assert changed == declared, name
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """As in a Q4_K_M file: one layer by kernels, and of the other only what kernels read."""
+    """A Q4_K_M file runs one layer by kernels, and only the matrices that kernels read of the other."""
     coded, minima = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "int8_min", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=minima.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)

@@ -1,4 +1,4 @@
-"""`llamaspec inspect --plan`: what it foretells of memory is what a process then takes."""
+"""`llamaspec inspect --plan`: a process takes the memory that the plan foretells."""
 
 import json
 from contextlib import nullcontext

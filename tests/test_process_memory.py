@@ -52,7 +52,7 @@ def test_plans_are_made_with_what_was_measured(
 
 
 def test_it_can_be_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_memory, "SCHEMES", (None,))
+    monkeypatch.setattr(process_memory, "MEASURED_SCHEMES", (None,))
     kept = tmp_path / "kept.json"
     main(["--layers", "1", "2", "--json", str(kept)])
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Two compiled programs serve every prompt and turn, a third those that choose tokens otherwise; weights are in memory
+"""Two compiled programs serve every prompt and turn, a third serves other ways to choose tokens; weights are in memory
 once."""
 
 import io
@@ -54,8 +54,8 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     llama = make_llama()
     for length, temperature in ((3, 1e-30), (40, 0.8), (300, 1.0)):
         sampling = SamplingOptions(temperature=temperature, top_k=length)
-        told = llama.generate("x" * length, sampling=sampling, seed=length, max_new_tokens=20)
-        assert "".join(token.text for token in told)
+        tokens = llama.generate("x" * length, sampling=sampling, seed=length, max_new_tokens=20)
+        assert "".join(token.text for token in tokens)
     chat = Chat(llama, find_template(llama.tokenizer))
     for question in ("Hello?", "And then?", "Thank you!"):
         assert list(chat.reply(question, seed=3, max_new_tokens=30))
@@ -165,27 +165,27 @@ def test_both_backends_tell_the_same_story():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(temperature, ahead, reference_texts):
     """A call draws three tokens, with a repetition penalty, and the text ends in the middle of a call."""
-    runs: Any = make_llama(greedy=temperature == 0)._backend
-    runs.burst, runs.ahead = 3, ahead
+    backend: Any = make_llama(greedy=temperature == 0)._backend
+    backend.burst, backend.ahead = 3, ahead
     options, prompt, expected = penalised(temperature), [256, *b"abab"], reference_texts[temperature]
-    assert drawn_by(runs, options) == expected
+    assert drawn_by(backend, options) == expected
     stop = next(id for id in expected[10:] if expected.index(id) > 9)
     ended = expected[: expected.index(stop) + 1]
-    assert drawn_by(runs, options, stops=frozenset({stop})) == ended
+    assert drawn_by(backend, options, stops=frozenset({stop})) == ended
 
     seen = np.isin(np.arange(VOCAB), prompt)
-    cache = runs.extend(runs.start(), prompt[:-1])
-    drawing, found = runs.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
+    cache = backend.extend(backend.start(), prompt[:-1])
+    drawing, found = backend.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
     for _ in range(len(ended) // 3 + 3):
-        read, drawing, cache = runs.decode(cache, drawing, steps=3)
+        read, drawing, cache = backend.decode(cache, drawing, steps=3)
         found.append(read())
     assert list(itertools.chain(*found)) == ended and found[-2:] == [[], []]
 
 
 @pytest.fixture(scope="module")
 def reference_texts() -> dict[float, list[int]]:
-    runs = make_llama("reference")._backend
-    texts = {temperature: drawn_by(runs, penalised(temperature)) for temperature in (0.0, 0.8)}
+    backend = make_llama("reference")._backend
+    texts = {temperature: drawn_by(backend, penalised(temperature)) for temperature in (0.0, 0.8)}
     assert all(len(text) == 40 for text in texts.values())
     return texts
 
@@ -194,8 +194,10 @@ def penalised(temperature: float) -> SamplingOptions:
     return SamplingOptions(temperature=temperature, repetition_penalty=1.3)
 
 
-def drawn_by(runs: Any, options: SamplingOptions, *, stops: frozenset[int] = frozenset()) -> list[int]:
-    bursts = Session(runs, vocab=VOCAB).bursts([256, *b"abab"], max_new_tokens=40, options=options, seed=3, stops=stops)
+def drawn_by(backend: Any, options: SamplingOptions, *, stops: frozenset[int] = frozenset()) -> list[int]:
+    bursts = Session(backend, vocab=VOCAB).bursts(
+        [256, *b"abab"], max_new_tokens=40, options=options, seed=3, stops=stops
+    )
     return list(itertools.chain(*(drawn for drawn, _ in bursts)))
 
 

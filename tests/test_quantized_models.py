@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands.options import SCHEMES as OFFERED
+from commands.options import SCHEME_NAMES
 from model import SamplingOptions, load
 from model.cache import empty_cache
 from model.checkpoints.codes import quantized
@@ -87,7 +87,7 @@ def test_a_scheme_takes_a_tensor_that_is_quantized_already():
 def test_an_unknown_scheme_is_refused():
     with pytest.raises(ValueError, match="q5 is none of the schemes q8, "):
         load("stories", quantize="q5")
-    assert OFFERED == tuple(SCHEMES)
+    assert SCHEME_NAMES == tuple(SCHEMES)
 
 
 @pytest.mark.parametrize(("scheme", "form"), [("q4", "int4"), ("nf4", "nf4")])

@@ -185,7 +185,7 @@ GROUPED: list[tuple[Form | None, int]] = [
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
-    """As many sums as plans count are written, and neither the weights in float32 nor their codes.
+    """The program writes as many sums as plans count, and neither the weights in float32 nor their codes.
 
     Where they are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
     """

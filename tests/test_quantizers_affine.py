@@ -108,7 +108,7 @@ def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
 
 @given(weights=weights, bits=bits)
 def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits):
-    """As a kernel divides; the scales are those that are stored."""
+    """A kernel divides in float32, by the scales that are stored."""
     w = weights(4, 16)
     for scheme, lowest in ((symmetric, -(2 ** (bits - 1)) + 1), (affine, 0)):
         q = scheme.quantize(w, bits=bits, block=(1, 16))

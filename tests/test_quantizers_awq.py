@@ -27,7 +27,7 @@ def rounded(w: np.ndarray) -> np.ndarray:
 
 
 def test_rounding_is_that_of_autoawq():
-    """In groups that hold both signs; it computes in float32."""
+    """AutoAWQ agrees in groups that hold both signs; it computes in float32."""
     w = Weights("normal", seed=20)(*GOLDENS["shape"])
     q = awq.quantize(w, group=GOLDENS["group"])
     assert_within(np.array(GOLDENS["scales"]), q.scales, 4 * U32 * q.scales)
@@ -41,7 +41,7 @@ def test_rounding_is_that_of_autoawq():
 
 @pytest.mark.parametrize("case", make_awq_search.CASES)
 def test_the_search_ends_where_autoawqs_does(case):
-    """At the same alpha of twenty, each with the same loss; its own are of float32."""
+    """Both choose the same alpha of twenty, each with the same loss up to AutoAWQ's float32."""
     kind, rows, cols, tokens = case
     golden = SEARCHED["cases"][make_awq_search.key(*case)]
     w, x = kind(rows, cols), inputs(tokens, cols)

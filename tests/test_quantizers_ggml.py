@@ -91,7 +91,7 @@ def test_every_power_of_mxfp4():
 
 @pytest.mark.parametrize("name", SUPERBLOCKS)
 def test_the_search_is_no_worse_than_ggmls(name):
-    """On the whole: two searches that minimize different sums win here and there."""
+    """The sum over all cases counts, since two searches that minimize different sums each win some cases."""
     ours = theirs = 0.0
     for key, text in GOLDENS["quantized"][name].items():
         if key in too_large(name):
@@ -276,7 +276,7 @@ def test_fixed_points(name, weights):
 )
 @example(name="MXFP4", kind="student", seed=0, power=4)
 def test_powers_of_two_pass_into_the_scale(name, kind, seed, power):
-    """As long as no scale becomes a denormal of float16, or overflows."""
+    """This holds as long as no scale becomes a denormal of float16 or overflows."""
     w = Weights(kind, seed)(1, 256) * np.float32(2.0**-4)
     w[0, ::16] += np.copysign(np.float32(2.0**-2), w[0, ::16])  # no group is small
     q = TYPES[name].quantize(w)

@@ -37,7 +37,7 @@ def damped(x: np.ndarray, damp: float) -> np.ndarray:
 
 @pytest.mark.parametrize("case", GOLDENS["gptq"]["cases"], ids=lambda case: f"{case['bits']}-{case['group']}")
 def test_the_output_is_that_of_llm_compressor(case):
-    """To the code, where no weight is within its float32 of a tie; the errors, to the roundings of its weights."""
+    """Codes are equal, since no weight is within float32's error of a tie; errors agree up to roundings of weights."""
     golden = GOLDENS["gptq"]
     w, x = Weights("normal", seed=20)(golden["rows"], golden["cols"]), inputs(golden["tokens"], golden["cols"])
     q = gptq.quantize(w, x, bits=case["bits"], group=case["group"])

@@ -165,7 +165,7 @@ kinds = st.sampled_from(NORMAL)
 
 
 def draw(kind: str, seed: int, cols: int) -> np.ndarray:
-    """Weights up to 8 or so, of which each block has a large one."""
+    """Draw weights up to about 8, with a large one in each block."""
     w = Weights(kind, seed)(ROWS, cols) * np.float32(2.0**-4)
     w[:, ::16] += np.copysign(np.float32(2.0**-2), w[:, ::16])
     return w
@@ -200,7 +200,7 @@ def test_powers_of_two_pass_through(name, kind, seed, part):
     lowest, highest = family.powers or (0, 0)
     power = lowest + round(part * (highest - lowest))
     w = draw(kind, seed, family.cols)
-    # Minima, or what they are a multiple of, may be small by chance.
+    # Minima, or their common scale, may be small by chance.
     if name in ("Q2_K", "Q4_K", "Q5_K"):
         e = ggml.TYPES[name].quantize(w).e
         assume(not np.any((e > 0) & (e < 2.0**-9)))
@@ -230,7 +230,7 @@ def test_what_was_quantized_stays(name, kind, seed):
 
 
 def test_the_table_denies_no_law_that_holds():
-    """For each that does not, weights that break it are found soon."""
+    """A few draws find weights that break each law that the table denies."""
     for name, family in FAMILIES.items():
         missing = {"powers": family.powers is None, "odd": not family.odd, "fixed": not family.fixed}
         missing = {law for law, denied in missing.items() if denied}

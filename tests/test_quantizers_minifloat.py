@@ -48,7 +48,7 @@ def golden_weights(key: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_every_code(name):
-    """By ml_dtypes, by gfloat, and back."""
+    """Every code decodes as in ml_dtypes and in gfloat, and encodes back to itself."""
     to = FORMATS[name]
     codes = np.arange(1 << to.bits, dtype=np.uint8)
     values = to.decode(codes)
@@ -217,7 +217,7 @@ def test_mx_is_torchaos(name, mode, case):
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_nvfp4_is_torchaos(case):
-    """But for blocks whose scale would be below 2^-6, which torchao does not go."""
+    """Blocks whose scale would be below 2^-6 differ, since torchao goes no lower."""
     w = golden_weights(case)
     golden = GOLDENS["tensors"][case]["nvfp4"]
     q = nvfp4.quantize(w)

@@ -36,7 +36,7 @@ def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
 
 
 def falls(errors: list[float], *, ends: float = 0.0) -> None:
-    """From each to the next, but for the roundings of sums, and of scales at the ends of the range."""
+    """Assert that no error exceeds the one before, up to roundings of sums and of scales at the ends of the range."""
     slack = 2 * (2.0**-23 * ends) ** 2
     for before, after in itertools.pairwise(errors):
         assert after <= before * (1 + 4 * POINTS * U) + slack

@@ -142,7 +142,7 @@ def test_refusals(codebook):
 
 
 def test_levels_of_scales_are_those_of_bitsandbytes():
-    """To which it comes by a few roundings in float32: of the ends of an interval, their mean and its product."""
+    """bitsandbytes rounds in float32: the ends of an interval, their mean, and its product."""
     levels = double_quantization.dynamic_levels()
     assert_within(read(GOLDENS["scales"]["levels"]), levels, 4 * U32 * np.abs(levels))
     assert len(levels) == 256
@@ -173,7 +173,7 @@ def test_the_error_of_scales_is_bounded(weights, count):
     x = (scales.astype(np.float64) - q.offset) / np.where(tops == 0, 1, tops)
     levels = double_quantization.dynamic_levels().astype(np.float64)
     above = np.clip(np.searchsorted(levels, x), 1, 255)
-    # -1 is no level: what is as far below the mean goes to -0.993.
+    # -1 is no level: a scale as far below the mean goes to -0.993.
     gap = np.maximum((levels[above] - levels[above - 1]) / 2, levels[0] - x)
     bound = tops * gap + 2.0**-22 * (scales.astype(np.float64) + np.abs(q.offset) + tops) + 2.0**-149
     bound = np.where(tops < 1e-38, tops + 2.0**-149, bound)

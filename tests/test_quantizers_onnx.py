@@ -119,7 +119,7 @@ def quantized_product(case: Case) -> None:
 
 
 def cast(case: Case) -> None:
-    """Saturating, of what is no NaN."""
+    """Compare saturating casts of numbers that are not NaN."""
     x, due = needed(case, 0), output(case)
     if due.dtype in MINIFLOATS:
         number = ~np.isnan(x)
@@ -132,7 +132,7 @@ def cast(case: Case) -> None:
 def casts() -> list[Case]:
     """List casts to or from a minifloat that is defined here; all but three of ONNX's tests of saturation."""
     cases = []
-    for case in node_cases()["Cast"]:
+    for case in node_cases("Cast"):
         dtypes = {needed(case, 0).dtype, output(case).dtype}
         if dtypes & MINIFLOATS.keys() and case.attributes.get("saturate", 1):
             cases.append(case)
@@ -145,7 +145,7 @@ ADAPTERS: dict[str, Callable[[Case], None]] = {
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "QLinearMatMul": quantized_product,
 }
-CASES = [case for op in ADAPTERS for case in node_cases()[op]]
+CASES = [case for op in ADAPTERS for case in node_cases(op)]
 
 
 def test_there_are_cases():

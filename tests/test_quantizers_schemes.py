@@ -57,7 +57,7 @@ def test_a_row_of_any_length(name, weights, rows, cols):
     tops = np.repeat(np.maximum.reduceat(np.abs(w), np.arange(0, cols, group), axis=-1), group, axis=-1)[:, :cols]
     assert_within(s.dequantize(q), w, WORST[name] * tops * (1 + 2.0**-20) + 2.0**-128)
 
-    for start in range(0, cols, group):  # groups do not know of each other, nor of what a short one lacks
+    for start in range(0, cols, group):  # a group depends neither on other groups nor on the padding of a short one
         alone = s.quantize(w[:, start : start + group])
         np.testing.assert_array_equal(alone.codes, q.codes[:, start : start + group])
         np.testing.assert_array_equal(alone.scales[:, 0], q.scales[:, start // group])

@@ -26,7 +26,7 @@ from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 from reference.quantizers.schemes import SCHEMES
 
-# The function that each module launches once nothing is refused, with all that decides what is compiled.
+# Each module launches this function once nothing is refused; its arguments decide the compiled kernel.
 LAUNCHES = {
     f"pallas_kernels.{name}": f"_{name}"
     for name in ("gemv", "norm_gate_up", "norm_qkv", "attention_decode", "attention_prefill")
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
     @property
     def exactly(self) -> tuple[Any, ...]:
-        """All that decides what is compiled, but for how long a window is."""
+        """Everything that decides the compiled kernel, except the length of a window."""
         fixed = {**self.fixed, "window": self.fixed.get("window") is not None}
         shapes = tuple((a.shape, a.dtype.name) for a in jax.tree.leaves(self.arrays))
         return self.kernel, jax.tree.structure(self.arrays), shapes, tuple(sorted(fixed.items()))

@@ -34,7 +34,7 @@ def renormalized(p, kept):
 
 
 def close(actual, exact):
-    """Equal but for a renormalization's sum in another order; what is dropped is dropped by both."""
+    """Assert equality up to the order of a renormalizing sum; both must drop the same tokens."""
     np.testing.assert_array_equal(actual == 0, exact == 0)
     assert_within(actual, exact, 2 * (len(exact) + 2) * U * exact)
 
@@ -78,7 +78,7 @@ def test_temperature(logits, temperature):
         assert_within(p, exact, exact * (6 * spread + 4 * len(p) + 20) * U + 2.0**-1074)
     elif temperature == 0:
         np.testing.assert_array_equal(p, np.arange(len(p)) == logits.tolist().index(max(logits)))
-    else:  # the coldest: nothing but the largest, which here differs by an eighth at least
+    else:  # at the coldest only the largest logit is left; here it leads by an eighth at least
         np.testing.assert_array_equal(p, (logits == max(logits)) / np.sum(logits == max(logits)))
 
 

@@ -7,7 +7,7 @@ import pytest
 from model.insight.shapes import SHAPES
 from model.tensors import tensor_shapes
 
-# As Hugging Face shows them for the safetensors files; those of llama2.c summed by hand, layer by layer.
+# Hugging Face shows these counts for the safetensors files; we summed llama2.c's by hand, layer by layer.
 PARAMETERS = {
     "stories-15m": 15_191_712,
     "stories-42m": 41_689_600,

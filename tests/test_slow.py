@@ -1,6 +1,8 @@
 """`make test` leaves out what `tests/slow.py` names, and nothing else."""
 
 import ast
+import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -39,3 +41,14 @@ def test_some_cases_of_a_slow_test_stay(kept: int, ids: list[str], slow: list[bo
 def test_a_case_or_a_file_can_be_slow():
     items = [SimpleNamespace(nodeid=node) for node in ("t.py::test_a[1]", "t.py::test_a[2]", "u.py::test_b", "v.py::c")]
     assert is_slow(items, {"t.py::test_a[1]": 0, "u.py": 0}) == [True, False, True, False]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_ci_leaves_out_nothing():
+    """`make test` draws fewer examples of fewer tests; `make ci` runs every test with the examples of the default."""
+    fast, all_of_them = (
+        subprocess.run(["make", "-n", target], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+        for target in ("test", "ci")
+    )
+    assert "not slow" in fast and "brief" in fast
+    assert "pytest" in all_of_them and "not slow" not in all_of_them and "brief" not in all_of_them

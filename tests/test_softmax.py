@@ -79,7 +79,7 @@ def test_a_row_without_scores_is_zeros(shape, block):
     x = np.full(shape, -np.inf)
     np.testing.assert_array_equal(softmax(x), 0)
     np.testing.assert_array_equal(softmax_online(x, block=block), 0)
-    x[0] = -20_000.0  # one row with scores does not change the others, nor do low scores make it one without
+    x[0] = -20_000.0  # a row does not change the others, and a row of low scores is not a row without scores
     np.testing.assert_array_equal(softmax(x)[1:], 0)
     assert_within(softmax(x)[0], np.full(shape[1], 1 / shape[1]), U)
 

@@ -1,4 +1,4 @@
-"""The model that comes with the package: what the card says, what transformers makes of it, and what it tells."""
+"""The built-in model: its card is right, transformers computes the same, and its stories are the golden ones."""
 
 import hashlib
 import json
@@ -62,8 +62,8 @@ def test_transformers_reads_the_same_directory(stories):
     assert SpecialTokens(tokenizer).encode(template.render(CHAT)) == GOLDEN["chat"]
     logits, expected = stories.logits(GOLDEN["story"]), np.array(GOLDEN["logits"])
     assert np.abs(logits[GOLDEN["positions"]] - expected).max() <= 1e-5 * np.abs(expected).max()
-    told = list(stories.generate("", sampling=GREEDY, max_new_tokens=60))
-    assert [token.id for token in told] == GOLDEN["story"][1:]
+    tokens = list(stories.generate("", sampling=GREEDY, max_new_tokens=60))
+    assert [token.id for token in tokens] == GOLDEN["story"][1:]
 
 
 def test_it_answers_questions_about_what_it_told(stories):

@@ -25,7 +25,7 @@ def test_value(gate, up):
     with localcontext(prec=50):
         a = Decimal(gate)
         y = float(a / (1 + (-a).exp()) * Decimal(up))
-    # Of a sigmoid, or of its product with the gate, that is subnormal, no more than the spacing is known.
+    # A subnormal sigmoid, or a subnormal product with the gate, is known only up to the spacing of numbers.
     subnormal = (abs(gate * up) + abs(up)) * SMALLEST
     assert_within(swiglu(np.array([gate]), np.array([up])), [y], bound(gate, y) + subnormal)
 

@@ -51,8 +51,8 @@ def test_a_control_groups_limit_counts(limit: str, used: str, left: int | None, 
 
 
 def test_a_driver_is_read_from_its_own_words(monkeypatch, tmp_path):
-    told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build  (builder)\n"
-    (tmp_path / "version").write_text(told)
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build  (builder)\n"
+    (tmp_path / "version").write_text(version)
     monkeypatch.setattr(system, "DRIVER", tmp_path / "version")
     assert system.nvidia_driver() == "570.133.20"
 

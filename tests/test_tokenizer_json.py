@@ -124,7 +124,7 @@ def test_ids_and_text_equal_the_librarys(data, text, shown):
     assert encode_text(ours, text) == library.encode(text, add_special_tokens=True).ids
     for ids in (shown, ours.encode(text)):
         theirs = library.decode(ids, skip_special_tokens=True)
-        # Where bytes are no character, the library marks valid ones beside them too, and needs to know what follows.
+        # The library also marks valid bytes beside bytes that are no character, and must know the next ones to decode.
         assert decode(ours, ids) == theirs or ("\ufffd" in theirs and "\ufffd" in decode(ours, ids))
 
 

@@ -29,7 +29,7 @@ texts = (st.text() | words).filter(lambda text: "▁" not in text)  # which Sent
 
 
 def llama2c(proto) -> bytes:
-    """As llama2.c's tokenizer.py writes it."""
+    """Write the tokenizer.bin that llama2.c's tokenizer.py writes."""
     pieces = [piece.piece.replace("▁", " ").encode() for piece in proto.pieces]
     pieces[1:3] = [b"\n<s>\n", b"\n</s>\n"]
     records = [
@@ -39,7 +39,7 @@ def llama2c(proto) -> bytes:
 
 
 def sentencepiece_json(proto, *, metaspace: bool) -> str:
-    """As transformers converts a Llama's tokenizer.model: merges in the order of the scores of what they make."""
+    """Write the tokenizer.json that transformers makes of a Llama's tokenizer.model, merges ordered by their scores."""
     pieces = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}
     splits = [(a, b) for made in sorted(scores, key=lambda s: -scores[s]) for a, b in halves(made, scores)]
@@ -200,7 +200,7 @@ def test_sentencepiece_control_tokens(folder, kind):
 def test_llama3s_control_tokens_follow_the_ranks(folder):
     tokenizer = load_tokenizer(folder / "llama3")
     assert (tokenizer.vocab, tokenizer.bos, tokenizer.dummy_prefix) == (450 + 256, 450, False)
-    # In Llama 3 itself, with 128,000 ranks: 128000, 128001, 128006, 128007, 128008, 128009, 128010 and 128255.
+    # Llama 3 itself, with 128,000 ranks, has 128000, 128001, 128006, 128007, 128008, 128009, 128010 and 128255.
     names = ["begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag"]
     assert [tokenizer.special[f"<|{name}|>"] - 450 for name in names] == [0, 1, 6, 7, 8, 9, 10]
     assert tokenizer.special["<|reserved_special_token_245|>"] == 450 + 255
@@ -257,7 +257,7 @@ def test_a_vocabulary_of_llama_3s_size(tmp_path):
 
 
 def test_white_space_without_end(folder):
-    # From several 100,000 characters in a row, tiktoken's regular expressions overflow.
+    # tiktoken's regular expressions overflow on several 100,000 spaces in a row.
     tokenizer = load_tokenizer(folder / "llama3")
     text = "she" + " " * 1_000_000 + "saw"
     assert b"".join(map(tokenizer.bytes_of, tokenizer.encode(text))) == text.encode()

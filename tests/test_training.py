@@ -141,7 +141,7 @@ def command(alphabet) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(command, tmp_path_factory) -> tuple[Path, str]:
-    """A training from end to end, and what it said."""
+    """Train from end to end; gives the folder and the output."""
     out = tmp_path_factory.mktemp("whole") / "out"
     code, printed, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
     assert (code, printed) == (0, ""), said
@@ -236,8 +236,8 @@ def test_the_written_weights_are_the_trained_ones_rounded_once(whole):
 
 def test_the_written_model_continues_the_alphabet(whole):
     asked = ("--temperature=0", "--max-new-tokens=8", "--backend=reference")
-    code, told, said = llamaspec("generate", "fghij", "--model", str(whole[0] / "model"), *asked)
-    assert (code, told) == (0, "fghijklmnopqr\n"), said
+    code, out, said = llamaspec("generate", "fghij", "--model", str(whole[0] / "model"), *asked)
+    assert (code, out) == (0, "fghijklmnopqr\n"), said
 
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish" * 9, None])
@@ -258,7 +258,7 @@ def test_the_checkpoint_before_an_unreadable_one_serves(whole, stopped, command)
 
 def test_a_full_disk_loses_no_checkpoint(whole, stopped, command):
     """Simulated by a limit on the size of a file, below that of a checkpoint."""
-    # What an earlier kill left half-written goes with the next write.
+    # The next write removes the files that an earlier kill left half-written.
     before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
@@ -363,13 +363,13 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", *stories.files
     }  # fmt: skip
-    told = llamaspec("train", "--evaluate", str(tmp_path / "model"))
-    assert told == (0, f"{evaluate(tensors, config, stories, score=score, rows=1)}\n", "")
-    assert f"(floor {stories.floor:.4f}" in told[1] and told[1].endswith(", 0 of 6 questions\n")
+    evaluated = llamaspec("train", "--evaluate", str(tmp_path / "model"))
+    assert evaluated == (0, f"{evaluate(tensors, config, stories, score=score, rows=1)}\n", "")
+    assert f"(floor {stories.floor:.4f}" in evaluated[1] and evaluated[1].endswith(", 0 of 6 questions\n")
 
 
 def test_evaluation_counts_whole_answers(stories, monkeypatch):
-    """Judged by a score that is told: right everywhere, but for an id of the first answer, the </s> of the second,
+    """The score is scripted: right everywhere, except for an id of the first answer, the </s> of the second,
     and one before the third."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     asked = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
@@ -540,15 +540,15 @@ def test_only_matrices_decay():
 
 
 def test_documents_follow_from_seed_and_step_and_no_story_comes_twice(stories):
-    def told(steps, recipe: Recipe = RECIPE) -> list[tuple[int, ...]]:
+    def drawn(steps, recipe: Recipe = RECIPE) -> list[tuple[int, ...]]:
         """The documents that are long enough to hold a story."""
         documents = [tuple(example.ids) for step in steps for example in stories.training(step, recipe)]
         return [document for document in documents if len(document) > 100]
 
-    once = told(range(5))
-    assert once == told(range(5)) and set(once) == set(told(reversed(range(5))))
+    once = drawn(range(5))
+    assert once == drawn(range(5)) and set(once) == set(drawn(reversed(range(5))))
     assert len(set(once)) == len(once) > 10
-    assert not set(told(range(5), replace(RECIPE, seed=1))) & set(once)
+    assert not set(drawn(range(5), replace(RECIPE, seed=1))) & set(once)
 
 
 def test_answers_are_more_important_where_asked(stories):
@@ -583,9 +583,9 @@ def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
     rounds = [text.training(step, replace(RECIPE, batch=23)) for step in (0, 1)] + [
         text.training(0, replace(RECIPE, batch=23, seed=1))
     ]
-    told = [[tuple(example.ids) for example in one] for one in rounds]
-    assert all(set(one) == set(told[0]) and len(set(one)) == 23 for one in told)
-    assert told[0] != told[1] and told[0] != told[2]
+    ids = [[tuple(example.ids) for example in one] for one in rounds]
+    assert all(set(one) == set(ids[0]) and len(set(one)) == 23 for one in ids)
+    assert ids[0] != ids[1] and ids[0] != ids[2]
 
 
 @pytest.mark.parametrize(("bos", "lengths"), [(1, [32, 32, 32, 32, 6]), (None, [32, 32, 32, 32])])

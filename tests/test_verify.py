@@ -1,4 +1,4 @@
-"""The verifier itself: what it draws, how it judges, and that its counterexamples are small and can be had again."""
+"""The verifier itself: its draws, its judgment, and counterexamples that are small and can be replayed."""
 
 import json
 import zlib
@@ -241,10 +241,10 @@ def test_a_replay_is_the_same_call(tmp_path):
     report = run(eps_outside)
     draw = {**report.worst.draw, "several": (1, 2), "none": None}
     inputs = replay.digest(RMSNORM, "float32", report.worst.draw)
-    told = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
-    path = replay.save(told, tmp_path)
+    saved = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
+    path = replay.save(saved, tmp_path)
     assert path.name == f"verify-rmsnorm-{inputs[:8]}.json"
-    assert replay.load(path) == told
+    assert replay.load(path) == saved
     assert {"python", "llamaspec", "numpy"} <= set(json.loads(path.read_text())["versions"])
 
 
@@ -258,9 +258,9 @@ def test_what_is_no_replay_is_refused(text, tmp_path):
 
 def test_programs_are_told_too():
     reports = [run(right), run(eps_outside)]
-    told = json.loads(json.dumps(as_json(reports), allow_nan=False))
-    assert told["outcome"] == "violated"
-    assert [report["outcome"] for report in told["reports"]] == ["within bounds", "violated"]
+    summary = json.loads(json.dumps(as_json(reports), allow_nan=False))
+    assert summary["outcome"] == "violated"
+    assert [report["outcome"] for report in summary["reports"]] == ["within bounds", "violated"]
     suite = ElementTree.fromstring(as_junit(reports, CONTRACTS))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert len(suite.findall("testcase/failure")) == 1

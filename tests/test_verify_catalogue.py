@@ -174,7 +174,7 @@ def test_a_parameter_that_a_contract_does_not_draw_keeps_its_default():
 
 
 def test_the_printed_bound_of_softmax_is_the_one_in_force():
-    """For equal scores a = 0, and ((1 + s) / (1 - s) - 1) p is left, with s = (n + 10 b) u."""
+    """Equal scores have a = 0, so the bound is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u."""
     n = 64
     [due] = contract_for("softmax").expected({"x": np.zeros((1, n), np.float32)})
     s = (n + 10 * 64) * U

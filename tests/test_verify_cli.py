@@ -283,9 +283,9 @@ def test_wrong_usage(folder, arguments, error):
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
     """Side by side; an op that no function of this package is called as has no line."""
-    done = verify("add", "draw", "pack", "--examples", "3", "--seed", "1")
+    done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
-        "model.candidates.kernels:add",
+        "model.candidates.kernels:softmax",
         "model.candidates.plain:draw",
     ]
     assert done.stderr == "no function of this package is called as pack is\nseed 1\n"

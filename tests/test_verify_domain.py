@@ -169,7 +169,7 @@ WRONG = {
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.nested_given])
 @given(texts=st.lists(TYPED, min_size=1, max_size=2))
 def test_a_wrong_candidate_never_passes_by_what_was_typed(candidate, texts):
-    """It is refused, or found out, unless the values that were typed, all of them listed, leave out what is wrong."""
+    """A wrong candidate is refused or found, unless the listed values that were typed leave out what is wrong."""
     try:
         report = run(candidate, texts, examples=150)
     except ValueError:

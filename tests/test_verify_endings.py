@@ -155,7 +155,7 @@ def started(folder: Path, *arguments: str, until: str) -> subprocess.Popen[str]:
     """A command, once it has written `until` to stderr."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        # As a shell starts it: SIGINT is ignored where this runs in the background, and SIGHUP below nohup.
+        # A shell starts a command with both handlers; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
          "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
          "import cli; cli.main()", "verify", *arguments],

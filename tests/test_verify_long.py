@@ -1,4 +1,4 @@
-"""The program that looks for false alarms for hours: what it runs, and that it goes on where it was stopped."""
+"""`benchmarks.no_false_alarms` runs every group, and continues where it was stopped."""
 
 import json
 

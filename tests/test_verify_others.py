@@ -1,4 +1,4 @@
-"""Contracts on code that nobody here wrote: it passes, or what is found is a difference that docs/found.md tells of.
+"""Contracts on other projects' code: it passes, or docs/found.md describes the difference.
 
 jax's own functions, and the Triton kernels that it ships, run here. torch, onnxruntime and gguf are no dependencies:
 they run in the first Python that has them of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH.
@@ -48,7 +48,7 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 
 @cache
 def python_with(library: str) -> str | None:
-    """A Python that has the library, of those that the environment names."""
+    """Find a Python with the library among those that LLAMASPEC_OTHER_PYTHON names."""
     for python in filter(None, os.environ.get("LLAMASPEC_OTHER_PYTHON", "").split(os.pathsep)):
         if not subprocess.run([python, "-c", f"import {library}"], capture_output=True).returncode:
             return python

@@ -33,11 +33,11 @@ def steps(ops):
 
 
 def test_a_right_model():
-    told = steps(OPS)
-    assert first_wrong(told) is None
-    assert len(told) == 2 * (2 * 7 + 1)  # chunks, layers, results of a block, logits
-    assert 0 < max(step.ratio for step in told) < 1
-    assert report(told, candidate="m", dtype="float32", seed=0, seconds=0.0).outcome == "within bounds"
+    walked = steps(OPS)
+    assert first_wrong(walked) is None
+    assert len(walked) == 2 * (2 * 7 + 1)  # chunks, layers, results of a block, logits
+    assert 0 < max(step.ratio for step in walked) < 1
+    assert report(walked, candidate="m", dtype="float32", seed=0, seconds=0.0).outcome == "within bounds"
 
 
 @pytest.mark.parametrize("op", ["attend", "project_add", "norm_gate_up", "down_add"])
@@ -48,15 +48,15 @@ def test_the_first_wrong_op_is_named(op):
         calls.append(op)
         return getattr(OPS, op)(*arguments, **named) * (1 + 1e-4 * (len(calls) >= 2))
 
-    told = steps(OPS._replace(**{op: wrong}))
-    first = first_wrong(told)
+    walked = steps(OPS._replace(**{op: wrong}))
+    first = first_wrong(walked)
     assert first and first.name == f"layer 1 {op}"
-    summary = report(told, candidate="m", dtype="float32", seed=0, seconds=0.0)
+    summary = report(walked, candidate="m", dtype="float32", seed=0, seconds=0.0)
     assert summary.outcome == "violated"
     assert summary.worst.finding and summary.worst.finding.message.startswith(
         f"layer 1 {op} is the first out of bounds"
     )
-    assert any(line.startswith(op) for line in table(told))
+    assert any(line.startswith(op) for line in table(walked))
 
 
 def test_keys_in_the_wrong_place_are_a_fault_of_norm_qkv():
@@ -77,10 +77,10 @@ def test_a_table_of_ops_is_walked_through_from_python():
     checkpoint = random_checkpoint(CONFIG, weights(tensor_shapes(CONFIG), seed=3))
     model = walkable(checkpoint, tables()["cpu"].ops, dtype=FLOAT32, rows=26)
     heard = []
-    told, summary = walk_through(
+    walked, summary = walk_through(
         model, config=CONFIG, dtype="float32", seed=3, progress=lambda stage, share: heard.append((stage, share))
     )
-    assert summary.outcome == "within bounds" and summary.examples == len(told) == 3 * (2 * 7 + 1)
+    assert summary.outcome == "within bounds" and summary.examples == len(walked) == 3 * (2 * 7 + 1)
     assert summary.compared > 24 * CONFIG.vocab
-    assert [stage for stage, _ in heard] == [step.name for step in told]
+    assert [stage for stage, _ in heard] == [step.name for step in walked]
     assert {share for _, share in heard} == {0.0, 0.5}

@@ -57,11 +57,11 @@ def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path
 
     data: Path = request.getfixturevalue("data")  # here, so that only this last part is skipped without it
     stories = data / "stories260K"
-    told = run(
+    text = run(
         *(llamaspec, "generate", "", "--temperature", "0", "--max-new-tokens", "5"),
         *("--model", stories / "stories260K.bin", "--tokenizer", stories / "tok512.model"),
         cwd=tmp_path,
     )
     expected = (stories / "greedy_200_steps.txt").read_text(encoding="utf-8")
-    assert told.endswith("\n")
-    assert told[:-1] and expected.startswith(told[:-1])
+    assert text.endswith("\n")
+    assert text[:-1] and expected.startswith(text[:-1])

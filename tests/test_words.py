@@ -44,7 +44,7 @@ def sources() -> dict[str, str]:
 
 
 def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and first line of docstrings that open with neither a verb nor a noun phrase."""
+    """Yield the line number and first line of each docstring that opens with an unclear word."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and UNCLEAR.match(text):
             yield node.body[0].lineno, text.splitlines()[0]

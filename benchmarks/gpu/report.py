@@ -135,7 +135,7 @@ def _completed(row: Row, ceilings: Ceilings) -> Row:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Render tables, and what was left out."""
+    """Render the tables, and a list of the cases left out."""
     lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
     for name, (title, columns) in SECTIONS.items():
         if rows := report["sections"].get(name):
@@ -157,7 +157,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
         if row["what"].startswith("decode, greedy"):
             rows.setdefault(f"{row['case']}, after {row['context']}", {})[row["by"]] = row["share"]
     for row in report["sections"].get("kernels", []):
-        if row["bytes"] >= LARGE and row["of_floor"] and row["op"] not in ("attention_prefill", "gemm"):
+        if row["bytes"] >= LARGE and row["of_floor"] and row["op"] != "attention_prefill":
             rows[row["case"]] = {"kernels": row["share"], "XLA": row["share"] / row["speedup"]}
     about = report["about"]
     remark = report.get("dry_run", f"{about['device']}, driver {about['driver']}, jax {about['versions']['jax']}")

@@ -16,13 +16,12 @@ from benchmarks.kernel_cases.attention import (
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
 from benchmarks.kernel_cases.products import (
     bias_cases,
-    gemm_cases,
     gemv_cases,
     norm_gate_up_cases,
     norm_qkv_cases,
     quantized_cases,
 )
-from benchmarks.kernel_cases.rows import layer_row_cases, logit_cases
+from benchmarks.kernel_cases.rows import logit_cases, norm_cases
 from model.insight.machine import SIZES, Sizes
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
@@ -98,7 +97,6 @@ TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
 
 
 TIMED_FIRST = {"tinyllama-1.1b", "llama-3.1-8b"}
-APART = ("rmsnorm", "add_rmsnorm", "add", "swiglu", "rope")  # parts of other kernels in decoding
 
 
 def checked_cases() -> Iterator[Case]:
@@ -115,7 +113,7 @@ def timed_cases() -> Iterator[Case]:
     The most important cases come first: decoding one sequence with two of the models, their other ops, other models."""
     cases = [case for name, case in kernel_cases().items() if refusal(name) is None and _run(case)]
     yield from sorted(
-        cases, key=lambda case: (not TIMED_FIRST & set(case.models), " x" in case.shape, case.op in APART)
+        cases, key=lambda case: (not TIMED_FIRST & set(case.models), " x" in case.shape, case.op == "rmsnorm")
     )
 
 
@@ -127,18 +125,18 @@ def once(cases: Iterable[Case]) -> tuple[Case, ...]:
 def _run(case: Case) -> bool:
     """Tell whether models decode with a case: large ones do not run in float32, except for the logits."""
     large = not {"stories-110m", "tinyllama-1.1b"} & set(case.models)
-    return not large or case.dtype == "bfloat16" or case.op in ("softmax", "logsumexp", "argmax")
+    return not large or case.dtype == "bfloat16" or case.op == "softmax"
 
 
 def tiny_cases() -> Iterator[Case]:
     """Yield a case or two of each kernel, with few thread blocks: the interpreter takes half a second for each."""
     for op in (
-        norm_qkv_cases, norm_gate_up_cases, gemv_cases, gemm_cases, attention_paged_cases, attention_prefill_cases,
+        norm_qkv_cases, norm_gate_up_cases, gemv_cases, attention_paged_cases, attention_prefill_cases,
     ):  # fmt: skip
         yield from op(TINY, BFLOAT16, TINY_WORK)
     for dtype in (FLOAT32, BFLOAT16):
         yield from attention_decode_cases(TINY, dtype, TINY_WORK)
-    for op in (layer_row_cases, logit_cases):
+    for op in (norm_cases, logit_cases):
         yield from op(TINY, FLOAT32, TINY_WORK)
     yield from tiny_quantized_cases()
 

@@ -13,7 +13,8 @@ from benchmarks.gpu_compile.compiler import compile_case, compile_step
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
 from benchmarks.gpu_compile.workers import Failure, call_each
-from benchmarks.kernel_cases import SAMPLE, gated_cases, refusal, sampled
+from benchmarks.kernel_cases import gated_cases, refusal, sampled
+from benchmarks.kernel_cases.case import TWO_MODELS
 from benchmarks.report import write_report
 from model.insight.shapes import SHAPES
 
@@ -38,7 +39,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
     """Compile the decode steps likewise; `only` may begin with "decode step"."""
-    models = SAMPLE if sample else set(SHAPES)
+    models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):
         if isinstance(compiled, Failure):
@@ -79,7 +80,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     )
     click.echo(text)
     if raw:
-        about = {**{name: version(name) for name in VERSIONS}, "models": sorted(SAMPLE if sample else SHAPES)}
+        about = {**{name: version(name) for name in VERSIONS}, "models": sorted(TWO_MODELS if sample else SHAPES)}
         write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
     click.echo(f"{compiled} cases and decode steps compiled for sm_90a, {broken} gates broken", err=True)
     sys.exit(broken > 0)

@@ -1,4 +1,4 @@
-"""Processes for compilations, each of which may hang, abort, or depend on earlier ones."""
+"""Processes for compilations, since a compilation may hang, abort, or depend on earlier ones."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence

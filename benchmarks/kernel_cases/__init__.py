@@ -1,7 +1,7 @@
 """The kernel table: every (op, shape, dtype) that the ten published Llamas ask of our kernels.
 
-It is what is lowered (tests/kernels/test_lowering.py) and compiled for an H200 (benchmarks/gpu_compile) without a GPU,
-and held against the exact numbers and timed on one (benchmarks/gpu).
+Without a GPU we lower the cases (tests/kernels/test_lowering.py) and compile them for an H200 (benchmarks/gpu_compile).
+On one we hold them against the exact numbers and time them (benchmarks/gpu).
 
     case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
     limits.py     limits on a compiled product
@@ -10,33 +10,27 @@ and held against the exact numbers and timed on one (benchmarks/gpu).
     ...           cases, by family
 
 A kernel joins the table with a function of a model's config, a dtype and an amount of work, declared as a `Family` in
-any module of this package: nothing else names it.
+any module of this package, and a feature that no published Llama has with a `Variant`: nothing else names them.
 """
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 
-from benchmarks.kernel_cases.attention import window_cases
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Family, Work
-from benchmarks.kernel_cases.products import bias_cases, form_cases, several_cases
+from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, TWO_MODELS, Case, Family, Variant, Work
 from model.insight.shapes import SHAPES
-from reference.config import Config
 
 
-def _families() -> Iterator[Family]:
-    """Yield the families that the modules of this package declare."""
+def _declared[Kind: (Family, Variant)](kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the families or the variants that the modules of this package declare."""
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
-        yield from (value for value in vars(import_module(f"{__name__}.{name}")).values() if isinstance(value, Family))
+        yield from (value for value in vars(import_module(f"{__name__}.{name}")).values() if isinstance(value, kind))
 
 
-OPS = tuple(_families())
-
-# Two models, with heads of 64 and of 128, have most kinds of cases. Checks that cannot take the whole table take these.
-SAMPLE = {"tinyllama-1.1b", "llama-3.1-8b"}
+OPS = tuple(_declared(Family))
 ONE_IN = 11  # one variant in so many is in the sample, which then has each kind of codes, and a window
 
 # Kernels refuse some cases, in these words. The plain form runs instead.
@@ -47,7 +41,6 @@ REFUSED = (
     (r"^(norm_|gemv ).*x(288|1376) float32", "columns of W in multiples of 128 in float32"),
     (r"^(norm_|gemv ).*x(288|1376) bfloat16", "columns of W in multiples of 256 in bfloat16"),
     (r"^attention_.*x48 ", "heads of 64 or 128"),
-    (r"^rope .*x48 ", r"heads of \(64, 128, 256\)"),
 )
 
 
@@ -79,21 +72,12 @@ def variants() -> dict[str, Case]:
     They are codes in every group that kernels take, activations in float32, biases, sliding windows and several
     vectors. Published Llamas have none of them.
     """
-    both = [partial(op, dtype=dtype, work=Work()) for op in (form_cases, window_cases) for dtype in (FLOAT32, BFLOAT16)]
-    asked: dict[str, list[Callable[[Config], Iterator[Case]]]] = {
-        "tinyllama-1.1b": [
-            *both,
-            partial(bias_cases, dtype=BFLOAT16, work=Work()),
-            partial(several_cases, dtype=FLOAT32, work=Work(), batch=2),
-        ],
-        "llama-3.1-8b": [
-            *both,
-            partial(bias_cases, dtype=FLOAT32, work=Work()),
-            partial(several_cases, dtype=BFLOAT16, work=Work(), batch=2),
-            partial(several_cases, dtype=BFLOAT16, work=Work(), batch=4),
-        ],
-    }
-    cases = (replace(case, models=(model,)) for model, ops in asked.items() for op in ops for case in op(SHAPES[model]))
+    cases = (
+        replace(case, models=(meeting.model,))
+        for variant in _declared(Variant)
+        for meeting in variant.meetings
+        for case in variant(SHAPES[meeting.model], meeting.dtype, Work(), **meeting.options)
+    )
     return {case.name: case for case in cases if case.name not in kernel_cases()}
 
 
@@ -103,6 +87,6 @@ def gated_cases() -> dict[str, Case]:
 
 
 def sampled() -> dict[str, Case]:
-    """Choose cases for a short check: two models' share of the table, and some variants."""
-    some = [case for case in kernel_cases().values() if SAMPLE & set(case.models)]
+    """Choose cases for a check that cannot take all: two models' share of the table, and some variants."""
+    some = [case for case in kernel_cases().values() if set(TWO_MODELS) & set(case.models)]
     return {case.name: case for case in (*some, *list(variants().values())[::ONE_IN])}

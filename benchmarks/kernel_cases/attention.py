@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, LATE, Case, Family, Limits, Work, array, times
+from benchmarks.kernel_cases.case import BFLOAT16, EVERYWHERE, LATE, Case, Family, Limits, Variant, Work, array, times
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
@@ -109,6 +109,7 @@ def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iter
         )
 
 
+@partial(Variant, meetings=EVERYWHERE)
 def window_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield cases with a sliding window, for one sequence or for several that share pages."""
     for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):

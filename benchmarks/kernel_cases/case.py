@@ -93,6 +93,29 @@ class Family:
         return self.cases(config, dtype, work)
 
 
+class Meeting(NamedTuple):
+    """A model, a dtype and further arguments with which the cases of a `Variant` are built."""
+
+    model: str
+    dtype: np.dtype
+    options: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Cases with a feature that no published Llama has: a function as a `Family` has, and where it meets others."""
+
+    cases: Callable[..., Iterator[Case]]
+    meetings: tuple[Meeting, ...]
+
+    def __call__(self, config: Config, dtype: np.dtype, work: Work, **options: int) -> Iterator[Case]:
+        return self.cases(config, dtype, work, **options)
+
+
+TWO_MODELS = ("tinyllama-1.1b", "llama-3.1-8b")  # with heads of 64 and of 128, so most kinds of cases
+EVERYWHERE = tuple(Meeting(model, dtype) for model in TWO_MODELS for dtype in (FLOAT32, BFLOAT16))
+
+
 def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 

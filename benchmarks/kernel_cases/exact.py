@@ -70,10 +70,6 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
     )
 
 
-def gemm(x, w) -> Approx:
-    return rounded(projected(exactly(x), exactly(w).value), x.dtype)
-
-
 def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
     both = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
@@ -83,7 +79,7 @@ def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
 def norm_qkv(
     w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None
 ) -> tuple[Approx, Approx, Approx]:
-    """q, and the caches with a row of k and of v that is new; the others are what they were, whatever that is."""
+    """Give q, and the caches with one new row of k and of v; the other rows stay."""
     batch, kv_heads, _, head_dim = k.shape
     y = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
@@ -148,40 +144,12 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
     return rounded(normalized(exactly(x), exactly(weight).value, eps=eps), x.dtype)
 
 
-def add_rmsnorm(x, residual, weight, *, eps: float) -> tuple[Approx, Approx]:
-    """Round the sum correctly, and normalize the rounded sum."""
-    total = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
-    return exactly(total), rmsnorm(total, weight, eps=eps)
-
-
-def add(x, y) -> Approx:
-    return rounded(added(exactly(x), exactly(y)), x.dtype)
-
-
-def swiglu(gate_up) -> Approx:
-    gate, up = np.split(exactly(gate_up).value, 2, axis=-1)
-    return rounded(gated(exactly(gate), exactly(up)), gate_up.dtype)
-
-
-def rope(x, cos, sin) -> Approx:
-    return rounded(turned_by(exactly(x), exactly(cos).value, exactly(sin).value), x.dtype)
-
-
 def softmax(scores) -> Approx:
     """Bound the errors of the numerator's exponent, of its exponential and of 1 / sum."""
     scores = exactly(scores).value
     spread, off = _off(scores)
     exact = exact_softmax(scores)
     return Approx(exact, exact * (np.exp(U * spread + 2 * ELEMENTARY + U) / (1 - off) - 1) + 2 * TINY)
-
-
-def logsumexp(scores) -> Approx:
-    scores = exactly(scores).value
-    _, off = _off(scores)
-    top = scores.max(axis=-1, keepdims=True)
-    total = np.exp(scores - top).sum(axis=-1)
-    exact = top[..., 0] + np.log(total)
-    return Approx(exact, (ELEMENTARY * np.log(total) - np.log1p(-off[..., 0])) * (1 + U) + U * np.abs(exact) + 2 * TINY)
 
 
 def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -193,8 +161,3 @@ def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))
     spread = scores.max(axis=-1, keepdims=True) - lowest
     return spread, np.expm1(2 * U * spread + 2 * ELEMENTARY + gamma(scores.shape[-1] + 1))
-
-
-def argmax(scores) -> Approx:
-    """Find the first of the largest scores."""
-    return exactly(exactly(scores).value.argmax(axis=-1))

@@ -37,10 +37,6 @@ def _product(x, w):
     return dot(x, wide.astype(x.dtype).reshape(rows, cols))
 
 
-def gemm(x, w):
-    return dot(x, w).astype(x.dtype)
-
-
 def norm_gate_up(w, x, norm, *, eps: float, bias=None):
     return swiglu(_biased(_product(_rmsnorm(x, norm, eps=eps).astype(x.dtype), w), bias)).astype(x.dtype)
 
@@ -84,15 +80,6 @@ def rmsnorm(x, weight, *, eps: float):
     return _rmsnorm(x, weight, eps=eps).astype(x.dtype)
 
 
-def add_rmsnorm(x, residual, weight, *, eps: float):
-    added = add(x, residual)
-    return added, rmsnorm(added, weight, eps=eps)
-
-
-def add(x, y):
-    return (x.astype(jnp.float32) + y.astype(jnp.float32)).astype(x.dtype)
-
-
 def swiglu(gate_up):
     gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
     return (jax.nn.silu(gate) * up).astype(gate_up.dtype)
@@ -106,11 +93,3 @@ def rope(x, cos, sin):
 
 def softmax(scores):
     return jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(scores.dtype)
-
-
-def logsumexp(scores):
-    return jax.nn.logsumexp(scores.astype(jnp.float32), axis=-1)
-
-
-def argmax(scores):
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32)

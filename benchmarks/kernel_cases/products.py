@@ -9,9 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Family, Limits, Work, array, times
+from benchmarks.kernel_cases.case import (
+    BFLOAT16,
+    EVERYWHERE,
+    FLOAT32,
+    Case,
+    Family,
+    Limits,
+    Meeting,
+    Variant,
+    Work,
+    array,
+    times,
+)
 from benchmarks.kernel_cases.limits import product_limits
-from pallas_kernels.gemm import DEPTH, gemm
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
@@ -29,9 +40,12 @@ class Coded(NamedTuple):
 
 
 # Kernels take these schemes of `--quantize`, and a few more forms that checkpoints bring.
-SCHEMES = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
-CODED = SCHEMES | {
-    f"q{bits}_{group}": Coded(bits, group) for bits in (8, 4) for group in GROUPS if group != SCHEMES[f"q{bits}"].group
+SCHEME_FORMS = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
+EVERY_FORM = SCHEME_FORMS | {
+    f"q{bits}_{group}": Coded(bits, group)
+    for bits in (8, 4)
+    for group in GROUPS
+    if group != SCHEME_FORMS[f"q{bits}"].group
 }
 
 
@@ -62,30 +76,40 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
     """Yield every product with quantized matrices; x is bfloat16."""
     if dtype != BFLOAT16:
         return
-    for scheme in SCHEMES:
+    for scheme in SCHEME_FORMS:
         for batch in work.batches(1, 4):
             yield from _first_three(config, dtype, work, batch=batch, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
         yield _head(config, dtype, scheme=scheme)
 
 
+@partial(Variant, meetings=EVERYWHERE)
 def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product with one vector, for matrices in every form that kernels take."""
-    for scheme in CODED:
+    for scheme in EVERY_FORM:
         yield from _first_three(config, dtype, work, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
         yield _head(config, dtype, scheme=scheme)
 
 
+@partial(Variant, meetings=(Meeting("tinyllama-1.1b", BFLOAT16), Meeting("llama-3.1-8b", FLOAT32)))
 def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product that may have a bias, with one vector and matrices in every form."""
-    for scheme in (None, *CODED):
+    for scheme in (None, *EVERY_FORM):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
 
 
+@partial(
+    Variant,
+    meetings=(
+        Meeting("tinyllama-1.1b", FLOAT32, {"batch": 2}),
+        Meeting("llama-3.1-8b", BFLOAT16, {"batch": 2}),
+        Meeting("llama-3.1-8b", BFLOAT16, {"batch": 4}),
+    ),
+)
 def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
     """Yield every product with several vectors, biased where it may be: codes, or floats for up to two vectors."""
-    for scheme in (None, *CODED) if batch <= 2 else CODED:
+    for scheme in (None, *EVERY_FORM) if batch <= 2 else EVERY_FORM:
         yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)
         yield _head(config, dtype, batch=batch, scheme=scheme)
 
@@ -95,27 +119,6 @@ def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> 
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)
-
-
-@Family
-def gemm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield a chunk of a prompt times each matrix of a layer. Tables of ops wait for a GPU to show it faster."""
-    dim, ffn, width = config.dim, config.ffn, config.heads * config.head_dim
-    if dtype != BFLOAT16 or any(size % DEPTH for size in (dim, ffn, width)):
-        return
-    for rows, cols in ((width + 2 * config.kv_heads * config.head_dim, dim), (dim, width), (2 * ffn, dim), (dim, ffn)):
-        yield Case(
-            op="gemm",
-            shape=f"{rows}x{cols}{times(work.chunk)}",
-            dtype=dtype.name,
-            function=gemm,
-            plain=plain.gemm,
-            exact=exact.gemm,
-            arrays=(array(work.chunk, cols, dtype=dtype), array(rows, cols, dtype=dtype)),
-            kernels={"gemm": Limits(168, wgmma=True)},  # 384 threads share a processor's registers
-            flops=2 * work.chunk * rows * cols,
-            streams=False,
-        )
 
 
 def _residual(
@@ -238,7 +241,7 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
 def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     if scheme is None:
         return array(rows, cols, dtype=dtype)
-    bits, group = CODED[scheme]
+    bits, group = EVERY_FORM[scheme]
     codes = (
         array(rows, cols // 8, dtype=np.dtype(np.int32)) if bits == 4 else array(rows, cols, dtype=np.dtype(np.int8))
     )
@@ -249,7 +252,7 @@ def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:
     """Count the bits of a weight, without its scale's."""
-    return CODED[scheme].bits if scheme else dtype.itemsize * 8
+    return EVERY_FORM[scheme].bits if scheme else dtype.itemsize * 8
 
 
 def _named(op: str, scheme: str | None) -> str:

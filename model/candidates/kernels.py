@@ -16,23 +16,17 @@ from model.ops.table import Ops
 from model.ops.xla import XLA
 from model.running.device import default_device
 from model.weights.params import Params
-from pallas_kernels.add import add as add_kernel
-from pallas_kernels.argmax import argmax as argmax_kernel
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
 from pallas_kernels.attention_paged import attention_paged as paged_kernel
 from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
-from pallas_kernels.gemm import gemm as gemm_kernel
 from pallas_kernels.gemv import gemv as gemv_kernel
-from pallas_kernels.logsumexp import logsumexp as logsumexp_kernel
 from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
-from pallas_kernels.rope import rope as rope_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
-from pallas_kernels.swiglu import swiglu as swiglu_kernel
 from reference.config import Config
 
 # An interpreted kernel calls back into Python, which runs programs itself: dispatch must leave threads for those.
@@ -65,17 +59,8 @@ EVEN = [
     for exponent in (-8, 0, 8)
 ]
 
-add = kernel("add")(partial(run, add_kernel))
-argmax = kernel("argmax")(partial(run, argmax_kernel))
 rmsnorm = kernel("rmsnorm")(partial(run, rmsnorm_kernel))
 softmax = kernel("softmax")(partial(run, softmax_kernel))
-logsumexp = kernel("logsumexp")(partial(run, logsumexp_kernel))
-gemm = kernel("gemm", only={"rows": [64, 128], "cols": [64, 192]}, dtypes=("bfloat16",))(partial(run, gemm_kernel))
-
-
-@kernel("swiglu")
-def swiglu(gate: Float[Array, "*batch ffn"], up: Float[Array, "*batch ffn"]) -> Float[Array, "*batch ffn"]:
-    return run(swiglu_kernel, jnp.concatenate([gate, up], axis=-1))
 
 
 @kernel("gemv", only={"rows": [8, 16, 32], "cols": [256, 512, 768]})
@@ -164,16 +149,6 @@ def norm_qkv(
         bias=bias,
     )
     return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
-
-
-@kernel("rope_halves", only={"pairs": [32, 64]})
-def rope_halves(
-    x: Float[Array, "batch seq heads head_dim"],
-    positions: Int[Array, "batch seq"],
-    frequencies: Float[Array, " pairs"],
-) -> Float[Array, "batch seq heads head_dim"]:
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return run(rope_kernel, x, jnp.cos(angles), jnp.sin(angles))
 
 
 @kernel("attention_decode", only=HEADS)

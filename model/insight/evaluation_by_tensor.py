@@ -67,10 +67,10 @@ def compare_by_tensor(
                 other = replace(base, tensors={**base.tensors, name: changed})
                 one = beside.with_weights(other, read_from=base)
 
-                def told(stage: str, part: float, name: str = name, i: int = i) -> None:
+                def report(stage: str, part: float, name: str = name, i: int = i) -> None:
                     progress(name, (i + part) / len(model.tensors))
 
-                compared = compare(one, kept, text, progress=told, **window)
+                compared = compare(one, kept, text, progress=report, **window)
                 costs.append(Cost(name, error, compared.divergence))
     return whole, costs
 

@@ -95,8 +95,8 @@ def parts_of(hlo: str) -> dict[str, str]:
             for listed in CALLS.findall(line):
                 called.update((other.strip("%"), name) for other in listed.split(", "))
             scopes = re.search(r'op_name="([^"]*)"', line)
-            if scopes and (told := _part(scopes[1].split("/"))):
-                own[name] = held[computation] = told
+            if scopes and (named := _part(scopes[1].split("/"))):
+                own[name] = held[computation] = named
 
     fused = {caller: held[other] for other, caller in called.items() if other in held}
 

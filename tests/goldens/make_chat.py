@@ -18,7 +18,7 @@ from pathlib import Path
 
 COMMAND = "python -m tests.goldens.make_chat"
 
-# As ChatML is written: blocks that trim by hand, on both sides.
+# ChatML's templates trim their blocks by hand, on both sides.
 CHATML = """\
 {%- if tools %}
     {{- '<|begin|>system\\n' }}
@@ -44,7 +44,7 @@ CHATML = """\
 {%- endif %}
 """
 
-# On one line, with the special tokens as variables, and an exception where roles do not alternate.
+# This template is one line. It has the special tokens as variables, and raises where roles do not alternate.
 INST = (
     "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
     "{% else %}{% set system = false %}{% set turns = messages %}{% endif %}"

@@ -120,7 +120,7 @@ def write(folder: Path) -> None:
         write_story(folder / "stories260K.gguf", Path(data))
 
 
-# What llama.cpp calls the vectors that a matrix is multiplied by, and the products; a layer's with its number behind.
+# llama.cpp's names of the vectors that a matrix is multiplied by and of the products; a layer's number follows.
 PRODUCTS = {
     "attn_q": ("attn_norm", "Qcur"), "attn_k": ("attn_norm", "Kcur"), "attn_v": ("attn_norm", "Vcur"),
     "attn_output": ("kqv_out", "attn_out"), "ffn_gate": ("ffn_norm", "ffn_gate"), "ffn_up": ("ffn_norm", "ffn_up"),

@@ -17,7 +17,7 @@ from tests.goldens.make_logits import shortest
 
 COMMAND = "python -m tests.goldens.make_stories"
 MODEL = Path(__file__).parents[2] / "model/stories"
-# None begins with a space: transformers then leaves out the one that SentencePiece puts in front.
+# No text begins with a space, since transformers then leaves out the space that SentencePiece puts in front.
 TEXTS = ["Once upon a time", "Tell me a story.", "two  spaces ", "naïve 🎈\n"]
 CHAT = [
     {"role": "user", "content": "Tell me a story about a fox."},

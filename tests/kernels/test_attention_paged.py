@@ -55,7 +55,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
     rows = [[array[numbers].swapaxes(0, 1).reshape(kv_heads, -1, head_dim) for array in cache] for numbers in table]
     for numbers, stop in zip(table, stops, strict=True):
         numbers[-(-stop // page) :] = noise.rng.choice([-1, pages, 2**31 - 1, -(2**31)])
-    # What is clamped to the first and the last page stands for it.
+    # Numbers outside of the pages are clamped, so they stand for the first and the last page.
     table = np.where(table == 0, -3, np.where(table == pages - 1, pages + 5, table))
     arrays = [jnp.asarray(a) for a in (q, *cache, table, np.array(lengths, np.int32))]
     with interpreter():

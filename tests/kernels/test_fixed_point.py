@@ -1,4 +1,4 @@
-"""Vectors in fixed point, for products with codes: the digits lost, and those that must not be."""
+"""Vectors in fixed point, for products with codes: which digits may be lost."""
 
 import jax.numpy as jnp
 import numpy as np

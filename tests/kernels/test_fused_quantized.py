@@ -27,14 +27,14 @@ TILE = Tile(
     16, 2, 1
 )  # one thread block for all; the ring wraps twice where there are more than four steps, of 1024 columns
 settings = hypothesis.settings(max_examples=4, deadline=None)  # an interpreted kernel takes seconds
-SCHEMES = {"q8": (8, 64), "q8_row": (8, None), "q4": (4, 64)}  # bits, columns that share a scale
-schemes = st.sampled_from(sorted(SCHEMES))
+BITS_AND_GROUPS = {"q8": (8, 64), "q8_row": (8, None), "q4": (4, 64)}  # bits, columns that share a scale
+schemes = st.sampled_from(sorted(BITS_AND_GROUPS))
 lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
 
 def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     """Draw codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
-    bits, group = SCHEMES[scheme]
+    bits, group = BITS_AND_GROUPS[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
     return ScaledCodes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
@@ -87,7 +87,7 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
         np.testing.assert_array_equal(np.isnan(cache.astype(np.float32)), np.isnan(held.value))
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(BITS_AND_GROUPS))
 def test_biases_are_added_to_their_rows(scheme):
     """With x of zeros only the biases are left."""
     w = draw(Noise(0), 48, 1024, scheme)

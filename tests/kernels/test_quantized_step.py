@@ -31,7 +31,7 @@ from tests.random_models import random_checkpoint
 from tests.strategies import Noise, assert_within
 from verify.running_error import Approx, gamma
 
-# As narrow as kernels take codes: rows of 1024.
+# Kernels take codes in rows of 1024 or more.
 NARROW = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
@@ -151,7 +151,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
 
 
 def test_the_text_is_that_of_the_plain_form():
-    """Two greedy tokens of the compiled loop, each op of which is a kernel."""
+    """Draw two greedy tokens in the compiled loop, whose ops are all kernels."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (

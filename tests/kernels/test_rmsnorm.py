@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.rmsnorm import add_rmsnorm, rmsnorm
+from pallas_kernels.rmsnorm import rmsnorm
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
 from verify.running_error import TINY, exactly, normalized, rounded
 
@@ -39,20 +39,6 @@ def test_rmsnorm(noise, dtype, rows, dim):
     check(y, x, weight)
 
 
-@given(noise=noises, dtype=dtypes, dim=dims)
-@settings
-@example(Noise(0), BFLOAT16, 1032)
-@example(Noise(0, peak=True), BFLOAT16, 1032)
-def test_add_rmsnorm_is_an_addition_and_a_norm(noise, dtype, dim):
-    x, residual, weight = noise(2, dim, dtype=dtype), noise(2, dim, dtype=dtype), noise(dim, dtype=dtype)
-    with interpreter():
-        added, y = add_rmsnorm(jnp.asarray(x), jnp.asarray(residual), jnp.asarray(weight), eps=EPS)
-        apart = rmsnorm(added, jnp.asarray(weight), eps=EPS)
-    np.testing.assert_array_equal(np.asarray(added), (x.astype(np.float32) + residual.astype(np.float32)).astype(dtype))
-    np.testing.assert_array_equal(np.asarray(y), np.asarray(apart))
-    check(y, np.asarray(added), weight)
-
-
 def test_rows_do_not_know_of_each_other():
     x = Noise(0)(2, 2, 129)
     x[0], x[1, 0] = np.nan, np.inf
@@ -71,5 +57,3 @@ def test_bad_input():
         rmsnorm(x, weight.astype(jnp.bfloat16), eps=EPS)
     with pytest.raises(ValueError, match="rmsnorm takes rows of at most 8192 elements, got 8193"):
         rmsnorm(jnp.ones((1, 8193)), jnp.ones(8193), eps=EPS)
-    with pytest.raises(ValueError, match=r"add_rmsnorm takes a residual \[2, 128\] in float32, got \[1, 128\]"):
-        add_rmsnorm(x, x[:1], weight, eps=EPS)

@@ -30,7 +30,7 @@ CAPACITY = 136
 PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and hardly any
 STEPS = 2
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
-# As narrow as kernels take vectors of each dtype. In bfloat16 a second layer would leave no proof.
+# These are the narrowest vectors that kernels take. A second layer in bfloat16 would leave no bound to prove.
 CONFIGS = {
     "float32": Config(
         dim=128, layers=2, heads=2, kv_heads=1, head_dim=64, ffn=128, vocab=64, context=128, eps=1e-5, theta=1e4

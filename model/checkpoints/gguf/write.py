@@ -28,7 +28,7 @@ from reference.quantizers import ggml
 from reference.rope import LinearScaling, Llama3Scaling, halves_to_interleaved
 
 FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-SCHEMES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
+QUANTIZED_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FOUR_BITS = ("Q4_0", "MXFP4")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32, "MXFP4": 38}  # general.file_type
@@ -61,10 +61,10 @@ def write_gguf(
 ) -> list[str]:
     """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
-    `to` is one of `FLOATS` or `SCHEMES`; None keeps what is stored. `vocabulary` holds the keys of tokenizer and chat
-    template (see `model.tokenizers.gguf_writer`). Returns the matrices that `to` could not divide into blocks. Raises
-    `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite or
-    beyond what a type holds, or the model has something that llama.cpp does not know.
+    `to` is one of `FLOATS` or `QUANTIZED_TYPES`; None keeps what is stored. `vocabulary` holds the keys of tokenizer
+    and chat template (see `model.tokenizers.gguf_writer`). Returns the matrices that `to` could not divide into blocks.
+    Raises `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite
+    or beyond what a type holds, or the model has something that llama.cpp does not know.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
     stored = list(_stored(checkpoint, architecture, to))
@@ -99,9 +99,9 @@ def architecture_for(checkpoint: Checkpoint) -> Architecture:
 def _type(to: str | None) -> str | None:
     if to is None:
         return None
-    if to not in FLOATS | SCHEMES:
-        raise ValueError(f"{to!r} is none of the types {', '.join(FLOATS | SCHEMES)}")
-    return (FLOATS | SCHEMES)[to]
+    if to not in FLOATS | QUANTIZED_TYPES:
+        raise ValueError(f"{to!r} is none of the types {', '.join(FLOATS | QUANTIZED_TYPES)}")
+    return (FLOATS | QUANTIZED_TYPES)[to]
 
 
 def _may_have_type(weight: Weight) -> bool:

@@ -173,7 +173,7 @@ def gptq_words() -> dict[str, Any]:
     """
     import torch  # pyright: ignore[reportMissingImports]
 
-    # By its path: the package around it imports what transformers 5 no longer has.
+    # We load the file by its path, because the package around it imports what transformers 5 no longer has.
     found = importlib.util.find_spec("auto_gptq")
     assert found and found.submodule_search_locations
     path = Path(found.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_cuda_old.py"
@@ -213,7 +213,7 @@ def hqq() -> dict[str, Any]:
         )
         read = (q.float() - meta["zero"].float()) * meta["scale"].float()
         sums[name] = float(np.sum(np.abs(w - read.reshape(w.shape).numpy()) ** 0.7))
-    # With few bits and large weights, whose errors are large enough to be taken out.
+    # Few bits and large weights have errors that are large enough for the shrinkage to remove.
     groups = torch.from_numpy(4 * W(4, 64))
     low, high = (a[0] for a in (groups.min(dim=1, keepdim=True), groups.max(dim=1, keepdim=True)))
     inverse = 3 / (high - low)
