@@ -42,7 +42,7 @@ class Message(NamedTuple):
     role: str  # user, assistant; "story" for a story by itself
     content: str
     nats: float  # -log p(content) given all before it; without meaning for a user, whose words are given
-    of_story: bool = False  # whether a story decides it: an answer that was asked for
+    of_story: bool = False  # whether a story decides it: an answer that is in the story, or that says it is not
 
 
 OFFER = "Shall I tell you a story?"
@@ -215,11 +215,13 @@ class Talk:
             case "not told":
                 words = {"noun": unknown_noun(self._choices), "person": unknown_person(self._choices)}
                 asked = self._choices.pick(unnamed(self._choices.pick(NOT_TOLD)))
-                self.turn(asked.format_map(self.stories[-1].facts | words), lambda: "The story does not say.")
+                self.turn(
+                    asked.format_map(self.stories[-1].facts | words), lambda: "The story does not say.", of_story=True
+                )
             case "not in it":
                 self._not_in_it()
             case "more":
-                self.turn(self._choices.pick(MORE), lambda: f"That was the whole story. {OFFER_ANOTHER}")
+                self.turn(self._choices.pick(MORE), lambda: f"That was the whole story. {OFFER_ANOTHER}", of_story=True)
                 if self._choices.pick((True, False), (1, 3)):
                     self.turn(self._choices.pick(REFUSALS), lambda: "All right. Ask me when you want to hear one.")
             case _:
@@ -240,11 +242,15 @@ class Talk:
             with_known = pick(("", f" and {a(pick(THINGS).noun)}", f" and {a(unknown_noun(self._choices))}"))
             what = pick(("a story", *ANOTHER))
             asked = capital(pick(REQUESTS).format(f"{what} about {hero}{with_known}"))
-            self.turn(asked, lambda: f"I do not know such a story. {self._advice()}")
+            self.turn(asked, lambda: f"I do not know such a story. {self._advice()}", of_story=bool(self.stories))
         elif pick((True, False), (1, 6)):
-            self.turn(pick(ABILITIES), lambda: f"I tell stories. {self._advice()}")
+            self.turn(pick(ABILITIES), lambda: f"I tell stories. {self._advice()}", of_story=bool(self.stories))
         else:
-            self.turn(unknown_question(self._choices), lambda: f"I do not know that. {self._advice()}")
+            self.turn(
+                unknown_question(self._choices),
+                lambda: f"I do not know that. {self._advice()}",
+                of_story=bool(self.stories),
+            )
 
     def _advice(self) -> str:
         """Say what can be asked: about the story, or for one."""
@@ -258,11 +264,11 @@ class Talk:
         pick, said = self._choices.pick, " ".join(story.text for story in self.stories)
         if pick(("name", "thing")) == "name":
             who = pick([name for name in NAMES if name not in said])
-            self.turn(pick(ASKED_OF_A_NAME).format(who), lambda: f"There is no {who} in the story.")
+            self.turn(pick(ASKED_OF_A_NAME).format(who), lambda: f"There is no {who} in the story.", of_story=True)
         else:
             what = pick([thing.noun for thing in THINGS if thing.noun not in said])
             asked = pick(ASKED_OF_A_THING).format(what, n=self.stories[-1].facts["n"])
-            self.turn(asked, lambda: f"There is no {what} in the story.")
+            self.turn(asked, lambda: f"There is no {what} in the story.", of_story=True)
 
 
 def conversation(rng: random.Random) -> list[Message]:
@@ -332,6 +338,7 @@ def casually(choices: Choices, text: str) -> str:
     """Write `text` as people type: with or without a capital letter, a full stop, and full words."""
     if choices.pick((True, False), (1, 3)):
         text = re.sub(r"^(What|Who|Where) is\b", r"\1's", text).replace("I am ", "I'm ").replace("did not", "didn't")
+        text = text.replace("color", "colour")
     bare = text.rstrip(".?!") or text
     careless = bare if bare.startswith("I ") else bare[0].lower() + bare[1:]
     return choices.pick(tuple(dict.fromkeys((text, bare, careless))))
