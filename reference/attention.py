@@ -67,7 +67,7 @@ def attention_weights(
     q = np.moveaxis(q, -2, -3).reshape(*batch, kv_heads, heads // kv_heads, queries, head_dim)
     k = np.moveaxis(k, -2, -3)[..., :, None, :, :].swapaxes(-1, -2)
     scores = (q / np.sqrt(head_dim)) @ k + mask[..., None, None, :, :]  # fewer to divide than scores
-    return softmax(scores).reshape(*batch, heads, queries, -1)
+    return softmax(scores).reshape(*batch, heads, queries, scores.shape[-1])
 
 
 def attention(
@@ -93,4 +93,4 @@ def attention(
     # [*batch, kv_heads, group, queries, keys] times [*batch, kv_heads, 1, keys, head_dim]
     v = np.moveaxis(v.astype(np.float64, copy=False), -2, -3)[..., :, None, :, :]
     outputs = p.reshape(*batch, kv_heads, heads // kv_heads, queries, keys) @ v
-    return np.moveaxis(outputs.reshape(*batch, heads, queries, -1), -3, -2)
+    return np.moveaxis(outputs.reshape(*batch, heads, queries, v.shape[-1]), -3, -2)
