@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from model.system import at_bus_error, files_cut_short
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
 SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # what a progress bar that was cut short leaves: its line, and no cursor
@@ -61,6 +63,13 @@ class Interrupts:
         if self.status == 128 + signal.SIGINT:
             sys.stdout.flush()
             os._exit(self.status)
+
+    def end_for_a_lost_page(self) -> None:
+        """End the process with an error for a file that became shorter while it was read."""
+        files = files_cut_short()
+        said = f"{files[0]}: was cut short while it was read" if files else "a file was cut short while it was read"
+        os.write(2, f"error: {said}\n".encode(errors="backslashreplace"))
+        self.end(1)
 
     def end(self, status: int) -> None:
         """End the process now, with nothing half-written left and the terminal as it was."""
@@ -114,7 +123,8 @@ def answered_at_once() -> Iterator[Interrupts]:
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
     atexit.register(interrupts.skip_teardown)
     try:
-        yield interrupts
+        with at_bus_error(interrupts.end_for_a_lost_page):
+            yield interrupts
     finally:
         # After a signal the thread stays: Python's own end may wait for a compilation that nobody needs any more.
         if not interrupts.status:

@@ -27,7 +27,8 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
         task = bar.add_task(WITHOUT_SHARE["starting"], total=None)
 
         def report(stage: str, share: float) -> None:
-            total = None if stage in WITHOUT_SHARE else 1.0
-            bar.update(task, description=WITHOUT_SHARE.get(stage, stage), total=total, completed=share)
+            # `update` takes a total of None as one that stays.
+            bar.tasks[0].total = None if stage in WITHOUT_SHARE else 1.0
+            bar.update(task, description=WITHOUT_SHARE.get(stage, stage), completed=share)
 
         yield report

@@ -11,6 +11,7 @@ from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.checkpoints.recognize import leads_out
 from model.tokenizers.gguf_writer import vocabulary_keys
+from model.tokenizers.load import NAMES
 from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer
 from reference.quantizers.schemes import SCHEMES
@@ -82,11 +83,20 @@ def convert(
         else:
             written = quantized(checkpoint, quantize) if quantize else checkpoint
         files, notes = _files_inside(checkpoint)
+        if not files and not Path(checkpoint.path).is_dir():
+            notes = [*notes, _tokenizer_left_behind(checkpoint, destination)]
         int8 = quantize == "smoothquant"
         return notes + write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
-    if checkpoint.format.startswith("gguf"):
-        return [f"the tokenizer stays inside {checkpoint.path}: name it with --tokenizer"]
-    return []
+    return [_tokenizer_left_behind(checkpoint, destination)]
+
+
+def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
+    """Say that a model was written without its tokenizer, and where that lies."""
+    path = Path(checkpoint.path)
+    folder = path if path.is_dir() else path.parent
+    beside = next((folder / name for name in NAMES if (folder / name).exists()), "PATH")
+    found = path if tokenizer_inside(checkpoint) else beside
+    return f"the tokenizer is not taken along: run {destination} with --tokenizer {found}"
 
 
 def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:

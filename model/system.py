@@ -7,7 +7,9 @@ import ctypes
 import mmap
 import os
 import platform
-from collections.abc import Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,37 @@ def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
     """Ask for huge pages for `count` bytes from `start`, where the system has them."""
     if advice := getattr(mmap, "MADV_HUGEPAGE", None):
         memory.madvise(advice, start, count)
+
+
+@contextmanager
+def at_bus_error(act: Callable[[], object]) -> Iterator[None]:
+    """Call `act`, which must end this process, when memory is touched whose file has become shorter.
+
+    A handler of Python's own would run only once the touching instruction is over, which is then repeated forever.
+    """
+    set_handler = _libc("signal")
+    if not set_handler:
+        yield
+        return
+    set_handler.restype = ctypes.c_void_p
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: act())
+    before = set_handler(signal.SIGBUS, handler)
+    try:
+        yield
+    finally:
+        set_handler(signal.SIGBUS, ctypes.c_void_p(before))
+
+
+def files_cut_short() -> list[str]:
+    """List the mapped files that have lost a page that is mapped; none where the system does not say what is mapped."""
+    found = []
+    for mapping in _lines(MAPPINGS):
+        match mapping.split(maxsplit=5):
+            case [span, _, offset, _, _, path] if path.startswith("/") and os.path.isfile(path):
+                start, stop = (int(address, 16) for address in span.split("-"))
+                if os.path.getsize(path) <= int(offset, 16) + stop - start - mmap.PAGESIZE:
+                    found.append(path)
+    return found
 
 
 def _libc(function: str) -> Any:

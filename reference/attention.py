@@ -2,7 +2,9 @@ r"""Attention (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762), causal a
 
 Query i of head h looks at every key j, and takes the mean of the values, weighted by
 
-    p_ij = softmax_j(<q_ih, k_jg> / sqrt(d) + M_ij)        o_ih = sum_j p_ij v_jg        g = h kv_heads // heads
+    p_hij = softmax_j(<q_ih, k_jg> / sqrt(head_dim) + M_ij)       o_ih = sum_j p_hij v_jg       g = h kv_heads // heads
+
+    q, o  [queries, heads, head_dim]        k, v  [keys, kv_heads, head_dim]        p  [heads, queries, keys]
 
 The mask M is 0 where i may see j and -inf elsewhere. A row that may see nothing gives 0.
 
@@ -41,13 +43,40 @@ def causal_mask(
     return np.where(seen, 0.0, -np.inf)
 
 
+def attention_weights(
+    q: Float[np.ndarray, "*batch queries heads head_dim"],
+    k: Float[np.ndarray, "*batch keys kv_heads head_dim"],
+    mask: Float[np.ndarray, "*#batch queries keys"],
+) -> Float[np.ndarray, "*batch heads queries keys"]:
+    """Compute p, how much each query takes from each key, in float64. A row sums to 1, or to 0 if it sees nothing.
+
+    `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
+
+    >>> q = np.zeros((2, 1, 2))  # two queries, which like both keys alike
+    >>> k = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
+    >>> attention_weights(q, k, causal_mask(2, 2))
+    array([[[1. , 0. ],
+            [0.5, 0.5]]])
+    """
+    q, k = (a.astype(np.float64, copy=False) for a in (q, k))
+    *batch, queries, heads, head_dim = q.shape
+    kv_heads = k.shape[-2]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
+    # [*batch, kv_heads, group, queries, head_dim] against [*batch, kv_heads, 1, head_dim, keys]
+    q = np.moveaxis(q, -2, -3).reshape(*batch, kv_heads, heads // kv_heads, queries, head_dim)
+    k = np.moveaxis(k, -2, -3)[..., :, None, :, :].swapaxes(-1, -2)
+    scores = (q / np.sqrt(head_dim)) @ k + mask[..., None, None, :, :]  # fewer to divide than scores
+    return softmax(scores).reshape(*batch, heads, queries, scores.shape[-1])
+
+
 def attention(
     q: Float[np.ndarray, "*batch queries heads head_dim"],
     k: Float[np.ndarray, "*batch keys kv_heads head_dim"],
     v: Float[np.ndarray, "*batch keys kv_heads head_dim"],
     mask: Float[np.ndarray, "*#batch queries keys"],
 ) -> Float[np.ndarray, "*batch queries heads head_dim"]:
-    """Attend with every query to the keys that `mask` leaves, in float64.
+    """Attend with every query to the keys that `mask` leaves, in float64; `attention_weights` are the weights.
 
     `heads` is a multiple of `kv_heads`; head h reads key and value head h // (heads / kv_heads).
 
@@ -58,14 +87,10 @@ def attention(
     >>> attention(q, k, v, causal_mask(1, 2, offset=0))
     array([[[1., 2.]]])
     """
-    q, k, v = (a.astype(np.float64, copy=False) for a in (q, k, v))
-    *batch, queries, heads, head_dim = q.shape
-    kv_heads = k.shape[-2]
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
-    # [*batch, kv_heads, group, queries, head_dim] against [*batch, kv_heads, 1, keys, head_dim]
-    q = np.moveaxis(q, -2, -3).reshape(*batch, kv_heads, heads // kv_heads, queries, head_dim)
-    k, v = (np.moveaxis(a, -2, -3)[..., :, None, :, :] for a in (k, v))
-    scores = (q / np.sqrt(head_dim)) @ k.swapaxes(-1, -2) + mask[..., None, None, :, :]  # fewer to divide than scores
-    outputs = softmax(scores) @ v  # [*batch, kv_heads, group, queries, head_dim]
-    return np.moveaxis(outputs.reshape(*batch, heads, queries, head_dim), -3, -2)
+    p = attention_weights(q, k, mask)
+    *batch, heads, queries, keys = p.shape
+    kv_heads = v.shape[-2]
+    # [*batch, kv_heads, group, queries, keys] times [*batch, kv_heads, 1, keys, head_dim]
+    v = np.moveaxis(v.astype(np.float64, copy=False), -2, -3)[..., :, None, :, :]
+    outputs = p.reshape(*batch, kv_heads, heads // kv_heads, queries, keys) @ v
+    return np.moveaxis(outputs.reshape(*batch, heads, queries, v.shape[-1]), -3, -2)

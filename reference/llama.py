@@ -5,12 +5,16 @@ A token's embedding passes through blocks, each of which adds to it twice,
     x <- x + W_o attention(rope(W_q n), rope(W_k n), W_v n)        n = rmsnorm(x)
     x <- x + W_down swiglu(W_gate n, W_up n)                       n = rmsnorm(x)
 
-and becomes one logit per token of the vocabulary: W_head rmsnorm(x). Keys and values of a position
-never change once computed, since no position sees a later one: they are kept in a cache, and a
-forward pass is given only the tokens that are new.
+and becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes on the way:
+
+    x, n  [seq, dim]          W_q n  [seq, heads head_dim]         W_k n, W_v n  [seq, kv_heads head_dim]
+    W_gate n, W_up n  [seq, ffn]                                   logits  [seq, vocab]
+
+Keys and values of a position never change once computed, since no position sees a later one: they are
+kept in a cache [keys, kv_heads, head_dim], and a forward pass is given only the tokens that are new.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,18 +75,27 @@ class LayerCache(NamedTuple):
     k: Float[np.ndarray, "keys kv_heads head_dim"]
     v: Float[np.ndarray, "keys kv_heads head_dim"]
 
+    def append(
+        self, k: Float[np.ndarray, "seq kv_heads head_dim"], v: Float[np.ndarray, "seq kv_heads head_dim"]
+    ) -> "LayerCache":
+        """Append the keys and values of new positions. (A cache that rounds them is `quantizers.kv_cache.Int8Cache`.)
+
+        >>> LayerCache(np.zeros((3, 1, 2)), np.zeros((3, 1, 2))).append(np.ones((1, 1, 2)), np.ones((1, 1, 2))).k.shape
+        (4, 1, 2)
+        """
+        return LayerCache(np.concatenate([self.k, k]), np.concatenate([self.v, v]))
+
 
 Cache = Sequence[LayerCache]
-Keep = Callable[[np.ndarray], np.ndarray]  # what a cache makes of the keys or values that are put into it
-
-
-def exactly(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, "seq kv_heads head_dim"]:
-    """Keep them as they are. Others, as `quantizers.kv_cache`, are what attention reads even of the newest."""
-    return x
 
 
 def empty_cache(config: Config) -> Cache:
-    """A cache of no positions."""
+    """Make a cache of no positions.
+
+    >>> config = Config(dim=8, layers=2, heads=4, kv_heads=2, head_dim=2, ffn=9, vocab=9, context=5, eps=0.0, theta=1.0)
+    >>> [layer.k.shape for layer in empty_cache(config)]
+    [(0, 2, 2), (0, 2, 2)]
+    """
     nothing = np.zeros((0, config.kv_heads, config.head_dim))
     return [LayerCache(nothing, nothing)] * config.layers
 
@@ -94,9 +107,8 @@ def attend(
     *,
     window: int | None,
     config: Config,
-    keep: Keep = exactly,
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
-    """The attention half of a block, and the cache with the new positions appended."""
+    """Compute the attention half of a block, and the cache with the new positions appended."""
     offset, seq = len(cache.k), len(x)
     n = rmsnorm(x, layer.attention_norm, eps=config.eps)
     q = linear(n, *layer.q).reshape(seq, config.heads, config.head_dim)
@@ -107,13 +119,13 @@ def attend(
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
     positions = offset + np.arange(seq)
     q, k = rope_halves(q, positions, turns), rope_halves(k, positions, turns)
-    cache = LayerCache(np.concatenate([cache.k, keep(k)]), np.concatenate([cache.v, keep(v)]))
+    cache = cache.append(k, v)
     h = attention(q, cache.k, cache.v, causal_mask(seq, offset + seq, offset=offset, window=window))
     return add(x, linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)), cache
 
 
 def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Config) -> Float[np.ndarray, "seq dim"]:
-    """The feed-forward half of a block: one layer, or some of many experts."""
+    """Compute the feed-forward half of a block: one layer, or some of many experts."""
     n = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
@@ -123,33 +135,61 @@ def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Confi
 
 
 def hidden_states(
-    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config, keep: Keep = exactly
+    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq dim"], Cache]:
-    """What the blocks make of new `tokens` that follow those in `cache`, and the cache that now holds both."""
+    """Compute what the blocks make of new `tokens` after those in `cache`, and the cache that now holds both."""
     x = embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
-        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, keep=keep)
+        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config)
         x = feed_forward(x, layer, config=config)
         extended.append(layer_cache)
     return x, extended
 
 
 def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Config) -> Float[np.ndarray, "*batch vocab"]:
-    """One logit per token of the vocabulary for each hidden state."""
+    """Compute one logit per token of the vocabulary for each hidden state."""
     return linear(rmsnorm(x, params.norm, eps=config.eps), params.head)
 
 
 def forward(
-    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config, keep: Keep = exactly
+    params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq vocab"], Cache]:
-    """Logits for what follows each of `tokens`, in float64, and the cache that now holds them too."""
-    x, cache = hidden_states(params, tokens, cache, config=config, keep=keep)
+    """Compute logits for what follows each of `tokens`, in float64, and the cache that now holds them too.
+
+    In this model of two tokens each layer adds nothing, since its matrices are 0:
+
+    >>> config = Config(dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=2, vocab=2, context=9, eps=0.0, theta=1e4)
+    >>> ones, zero = np.ones(2), Linear(np.zeros((2, 2)))
+    >>> layer = Layer(ones, zero, zero, zero, zero, None, None, ones, FeedForward(zero, zero, zero))
+    >>> params = Params(np.array([[3.0, 4.0], [1.0, 7.0]]), [layer], ones, np.array([[5.0, 0.0], [0.0, 5.0]]))
+    >>> logits, cache = forward(params, np.array([0, 1]), empty_cache(config), config=config)
+    >>> logits * np.sqrt(12.5)  # a token's vector over the root of its mean square, which is 12.5 and 25
+    array([[15.        , 20.        ],
+           [ 3.53553391, 24.74873734]])
+
+    Tokens one by one have the logits of all at once:
+
+    >>> first, cache = forward(params, np.array([0]), empty_cache(config), config=config)
+    >>> second, cache = forward(params, np.array([1]), cache, config=config)
+    >>> np.array_equal(np.concatenate([first, second]), logits), len(cache[0].k)
+    (True, 2)
+    """
+    x, cache = hidden_states(params, tokens, cache, config=config)
     return unembed(params, x, config=config), cache
 
 
 def greedy(params: Params, prompt: Int[np.ndarray, " seq"], *, config: Config) -> Iterator[int]:
-    """Continue `prompt` with the most probable token, again and again (the lowest id on ties)."""
+    """Continue `prompt` with the most probable token, again and again (the lowest id on ties).
+
+    A model without layers that counts modulo 3: its head finds the next number's vector in that of each:
+
+    >>> config = Config(dim=3, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=3, context=9, eps=0.0, theta=1.0)
+    >>> counting = Params(np.eye(3), [], np.ones(3), np.roll(np.eye(3), 1, axis=0))
+    >>> numbers = greedy(counting, np.array([0]), config=config)
+    >>> [next(numbers) for _ in range(4)]
+    [1, 2, 0, 1]
+    """
     tokens, cache = prompt, empty_cache(config)
     while True:
         x, cache = hidden_states(params, tokens, cache, config=config)

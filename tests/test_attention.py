@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from reference.attention import attention, causal_mask
+from reference.attention import attention, attention_weights, causal_mask
 from tests.strategies import Noise, assert_within, attention_bound, dtypes, noises, sizes
 
 HEAD_DIM = 4
@@ -194,3 +194,19 @@ def test_refuses_heads_that_cannot_be_shared_evenly(heads, kv_heads):
     q, k = np.zeros((1, heads, HEAD_DIM)), np.zeros((1, kv_heads, HEAD_DIM))
     with pytest.raises(ValueError, match=f"{heads} query heads cannot share {kv_heads} key heads evenly"):
         attention(q, k, k, np.zeros((1, 1)))
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_the_weights_are_given_back(queries, kv_heads, group, seed):
+    """A row of weights sums to 1, nothing is taken from a key that is not seen, and the mean is the output."""
+    rng = np.random.default_rng(seed)
+    q, k = rng.normal(size=(queries, kv_heads * group, 2)), rng.normal(size=(queries + 2, kv_heads, 2))
+    mask = causal_mask(queries, queries + 2, offset=1)
+    p = attention_weights(q, k, mask)
+    assert p.shape == (kv_heads * group, queries, queries + 2)
+    np.testing.assert_allclose(p.sum(-1), 1.0, rtol=4e-16 * p.shape[-1])
+    assert not p[:, np.isinf(mask)].any()
+    mean = np.einsum("hij,jhd->ihd", p, k.repeat(group, axis=1))
+    np.testing.assert_allclose(attention(q, k, k, mask), mean, atol=1e-14)
+    nothing = attention_weights(q, k, np.full((queries, queries + 2), -np.inf))
+    assert not nothing.any()

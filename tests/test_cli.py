@@ -12,6 +12,7 @@ import pytest
 
 import cli
 from commands.inspect import folded
+from model.checkpoints.open import BUILT_IN
 from tests.families import FAMILIES, write_checkpoint
 from tests.processes import REPOSITORY, Done, run_llamaspec, run_python
 
@@ -278,6 +279,20 @@ def test_the_shell_completes_models_as_files(arguments, word):
 def test_convert_asks_for_a_format(run, tmp_path):
     code, out, err = run("convert", "stories", str(tmp_path / "new"), "--quantize", "q8")
     assert (code, out) == (2, "") and "Missing option '--to'. Choose from: safetensors, llama2c, gguf" in err
+
+
+def test_convert_says_where_the_tokenizer_is_that_it_does_not_take_along(run, tmp_path):
+    code, _, err = run("convert", "stories", str(single := tmp_path / "x.bin"), "--to", "llama2c")
+    assert code == 0
+    told = "the tokenizer is not taken along: run {} with --tokenizer {}"
+    assert told.format(single, BUILT_IN["stories"] / "tokenizer.model") in err.splitlines()
+    _, _, err = run("convert", str(single), str(folder := tmp_path / "hf"), "--to", "safetensors")
+    assert told.format(folder, "PATH") in err.splitlines()
+    assert run("convert", "stories", str(tmp_path / "x.gguf"), "--to", "gguf")[0] == 0
+    _, _, err = run("convert", str(tmp_path / "x.gguf"), str(back := tmp_path / "y.bin"), "--to", "llama2c")
+    assert told.format(back, tmp_path / "x.gguf") in err.splitlines()
+    _, _, err = run("convert", str(tmp_path / "x.gguf"), str(tmp_path / "hf2"), "--to", "safetensors")
+    assert "taken along" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
 
 
 def test_convert_there_and_back(run, stories, tmp_path):

@@ -1,13 +1,15 @@
 """The operating system, where Linux says less than usual: no /proc, no /sys, no glibc, as on macOS."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jaxlib
 import pytest
 
 from model import system
-from tests.processes import run_python
+from tests.processes import REPOSITORY, run_python
 
 FILES = ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS")
 
@@ -78,3 +80,28 @@ def test_a_model_tells_the_same_without_linux():
     here, elsewhere = run_python(TELL), run_python(ELSEWHERE + TELL)
     assert elsewhere.code == 0, elsewhere.err
     assert elsewhere.out == here.out != ""
+
+
+SHRINKS = """
+import os, sys
+import numpy as np
+from commands.interrupt import answered_at_once
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.staging import new_file
+with answered_at_once(), new_file("out") as staged:
+    array = MappedFile("weights").array(np.dtype("u1"), (1 << 20,), 0)
+    os.truncate("weights", 5000)
+    {}
+"""
+
+
+@pytest.mark.parametrize("touch", ["array.sum()", "bytes(array[8192:])", "array.copy()", "array.data.tobytes()"])
+def test_a_file_that_becomes_shorter_while_it_is_copied_is_an_error(tmp_path, touch):
+    (tmp_path / "weights").write_bytes(bytes(1 << 20))
+    done = subprocess.run(
+        [sys.executable, "-c", SHRINKS.format(touch)],
+        **{"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(REPOSITORY)}, "capture_output": True, "text": True},
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path / 'weights'}: was cut short while it was read\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]

@@ -15,6 +15,7 @@ from model.tokenizers.tokenizer import Tokenizer
 from training.recipe import Recipe, check_context
 
 LENGTHS = range(32, 1025, 32)  # lengths that documents are padded to: each is a program to compile
+COARSE = range(128, 1025, 128)  # for several documents at once, whose lengths differ by more than that anyway
 
 
 class Example(NamedTuple):
@@ -144,7 +145,7 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
     ordered = sorted(examples, key=lambda example: len(example.ids))
     for start in range(0, len(ordered), rows):
         part = ordered[start : start + rows]
-        length = padded(min(len(part[-1].ids), context))
+        length = padded(min(len(part[-1].ids), context), LENGTHS if rows == 1 else COARSE)
         ids, weights = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.float32)
         for row, example in enumerate(part):
             seq = min(len(example.ids), context)
@@ -152,10 +153,10 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
         yield Batch(ids, weights)
 
 
-def padded(length: int) -> int:
-    """Round a length up to one that a program is compiled for.
+def padded(length: int, lengths: Iterable[int]) -> int:
+    """Round a length up to one of `lengths`, which programs are compiled for; a longer one to a power of two.
 
-    >>> padded(225), padded(257), padded(1025)
-    (256, 288, 2048)
+    >>> padded(225, LENGTHS), padded(257, LENGTHS), padded(257, COARSE), padded(1025, COARSE)
+    (256, 288, 384, 2048)
     """
-    return next((size for size in LENGTHS if size >= length), 1 << (length - 1).bit_length())
+    return next((size for size in lengths if size >= length), 1 << (length - 1).bit_length())

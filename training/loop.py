@@ -93,10 +93,13 @@ def train(
             sums = step.add_gradient(*sums, tensors, part.ids, part.weights)
         return jax.block_until_ready(sums)
 
-    pool = ThreadPoolExecutor(STREAMS)
+    # The documents of the next step are made while this one is computed, which takes as long on a GPU.
+    pool, writer = ThreadPoolExecutor(STREAMS), ThreadPoolExecutor(1)
+    following = writer.submit(source.training, begun, recipe)
     for number in range(begun, recipe.steps):
         start = time.perf_counter()
-        chosen = source.training(number, recipe)
+        chosen = following.result()
+        following = writer.submit(source.training, number + 1, recipe)
         parts = list(batches(chosen, rows=min(recipe.batch, rows), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:

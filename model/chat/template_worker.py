@@ -101,7 +101,8 @@ def answer(request: bytes) -> dict[str, str]:
         return {"error": f"fails: {type(error).__name__}: {error}"}
 
 
-def main() -> None:
+def limit_this_process() -> None:
+    """Let this process compute for seconds, hold some memory, write no file, and start no other process."""
     for limit, value in {
         resource.RLIMIT_CPU: CPU_SECONDS,
         resource.RLIMIT_AS: MEMORY,
@@ -111,7 +112,15 @@ def main() -> None:
     }.items():
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
+        try:
+            resource.setrlimit(limit, (value, value))
+        except ValueError:
+            if limit != resource.RLIMIT_AS:  # macOS has no limit of memory; that of seconds bounds what is held
+                raise
+
+
+def main() -> None:
+    limit_this_process()
     sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
     sys.stdout.buffer.write(json.dumps(answer(sys.stdin.buffer.read())).encode())

@@ -28,7 +28,6 @@ from reference.llama import (
     Linear,
     Params,
     empty_cache,
-    exactly,
     forward,
     hidden_states,
     unembed,
@@ -75,7 +74,7 @@ class ReferenceBackend:
 
     def __init__(self, params: Params, config: Config, *, capacity: int, int8_cache: bool = False):
         self.capacity = capacity
-        self._keep = in_int8 if int8_cache else exactly
+        self._layer_cache = kv_cache.Int8Cache if int8_cache else LayerCache
         self._params, self._config = params, config
         self._uniform = jax.jit(uniform)
 
@@ -88,15 +87,15 @@ class ReferenceBackend:
 
     def start(self) -> Cache:
         """Make an empty cache."""
-        return empty_cache(self._config)
+        return [self._layer_cache(*layer) for layer in empty_cache(self._config)]
 
     def rewind(self, cache: Cache, length: int) -> Cache:
         """Forget all but the first `length` positions."""
-        return [LayerCache(layer.k[:length], layer.v[:length]) for layer in cache]
+        return [self._layer_cache(layer.k[:length], layer.v[:length]) for layer in cache]
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
         """Append tokens to the cache."""
-        return hidden_states(self._params, np.array(ids), cache, config=self._config, keep=self._keep)[1]
+        return hidden_states(self._params, np.array(ids), cache, config=self._config)[1]
 
     def begin(
         self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
@@ -107,7 +106,7 @@ class ReferenceBackend:
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Feed the newest token and draw one; `steps` is at least 1."""
-        x, cache = hidden_states(self._params, np.array([drawing.token]), cache, config=self._config, keep=self._keep)
+        x, cache = hidden_states(self._params, np.array([drawing.token]), cache, config=self._config)
         options = drawing.options
         p = distribution(
             unembed(self._params, x[-1], config=self._config),
@@ -131,9 +130,7 @@ class ReferenceBackend:
         """Compute `logits` of some ids at a time, without those of the first `after` ids, which are only read."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
-            logits, cache = forward(
-                self._params, np.array(ids[start : start + PART]), cache, config=self._config, keep=self._keep
-            )
+            logits, cache = forward(self._params, np.array(ids[start : start + PART]), cache, config=self._config)
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
@@ -145,11 +142,6 @@ class ReferenceBackend:
         other = copy(self)
         other._params = load_reference_params(checkpoint)
         return other
-
-
-def in_int8(x: Float[np.ndarray, "seq kv_heads head_dim"]) -> Float[np.ndarray, "seq kv_heads head_dim"]:
-    """Round keys or values as an int8 cache does."""
-    return kv_cache.dequantize(kv_cache.quantize(x))
 
 
 class LazyLayers(Sequence[Layer]):

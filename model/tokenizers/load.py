@@ -41,7 +41,8 @@ def _in_directory(folder: Path) -> Path:
             return folder / name
     likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
     others = f"; here is {', '.join(likely)}" if likely else ""
-    raise refused(folder, f"no tokenizer here: looked for {', '.join(NAMES)}; --tokenizer names another{others}")
+    place = folder if folder != Path() else "the current folder"
+    raise refused(place, f"no tokenizer here: looked for {', '.join(NAMES)}; --tokenizer names another{others}")
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:

@@ -10,7 +10,8 @@ in groups along a row: codes of 4 bits, a zero point, and a range that holds zer
 not widen to; it clips groups of one sign). autoawq ends at the same s, but for its `duo_scaling`, which is
 on by default and divides m_j^alpha by a mean of the weights' magnitudes to the 1 - alpha, too.
 
-Guaranteed, as alpha = 0 is s = 1: on the calibration's X the sum is no larger than that of plain rounding.
+Guaranteed: on the calibration's X the sum is no larger than that of plain rounding, which is among those compared:
+alpha = 0 makes every s_j 1.
 And what `affine` guarantees, over s. m^alpha is at least 10^-4, so that no s is 0. Powers of two in W leave s
 as it is. Fixed points and Q(-W) = -Q(W) are those of `affine` for W diag(s), as long as s is kept: a search
 on what was quantized may end elsewhere.

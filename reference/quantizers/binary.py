@@ -7,6 +7,8 @@ smallest sum of squares, which is guaranteed to be
 
     sum_i (w_i - a b_i)^2 = sum_i w_i^2 - n a^2        (and n (2^-24 a)^2 for the rounding of a to float32)
 
+The square is sum_i w_i^2 - 2 a sum_i b_i w_i + n a^2: least where b_i w_i = |w_i|, and then where a is their mean.
+
 Powers of two pass into a while it is normal; Q(-w) = -Q(w) where no weight is 0. Quantized weights are a
 fixed point: float64 holds n a, so that the mean of n equal numbers is exact. A row of zeros has a = 0.
 """

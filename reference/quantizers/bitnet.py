@@ -14,6 +14,9 @@ Guaranteed, with u = 2^-24:
     |w - b t|  <=  (1/2 + 4 u) b    where |w| <= 3 b / 2, and |w| - b beyond
     |x - a q / 127|  <=  (1/2 + 512 u) a / 127
 
+rint adds half a step; before it, the reciprocal and the product are each off by u of a number up to 3/2, or up to 127.
+Beyond 3 b / 2 the code is 1 or -1, and what is left is the error.
+
 Weights below 10^-5 / 2 all become 0. Powers of two pass into b and a that are more than 10^-5. Q(-W) = -Q(W).
 Quantized weights are no fixed point: their mean is another; quantized tokens are one, as fl(fl(127 s) / 127)
 = s for every s = fl(a / 127).

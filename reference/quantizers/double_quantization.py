@@ -16,10 +16,11 @@ Guaranteed, for the levels l <= (a - o) / b <= l' on both sides:
 
     |a - a^|  <=  b (l' - l) / 2 + 2^-22 (|a| + |o| + b)
 
-which is 0.0071 b at most; below -0.993 b, the last level, too. o is rounded to float32 from the exact mean:
-bitsandbytes adds in float32, in an order of its own, and may have a neighbor. Equal scales (b = 0) come
-back. Powers of two pass into o and b. What comes back is no fixed point, since its mean is another than o,
-and Q(-a) is not -Q(a), as 1 is a level and -1 is none; but no scale of weights is negative.
+which is 0.0071 b at most; below -0.993 b, the last level, too. The nearest level is half a gap away at most; a - o, its
+quotient by b, the product with the level and the sum with o are each rounded to float32, by u: 2^-22 is 4 u. o is
+rounded to float32 from the exact mean: bitsandbytes adds in float32, in an order of its own, and may have a neighbor.
+Equal scales (b = 0) come back. Powers of two pass into o and b. What comes back is no fixed point, since its mean is
+another than o, and Q(-a) is not -Q(a), as 1 is a level and -1 is none; but no scale of weights is negative.
 
 There is nothing to pack: a code is a byte.
 """

@@ -21,7 +21,9 @@ From the same float32 numbers these are llama.cpp's codes (tests/test_libggml.py
 numbers are not the same as exact ones, by the noise of float32 sums in an order that is the processor's: some 10^-5
 of a step of q8_0: of 100,000 numbers one or two are across a tie from ours, and what follows differs by some 10^-3.
 
-Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, as float16 rounds d, and (1/2 + 2^-15) |d| for q8_k.
+Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, and (1/2 + 2^-15) |d| for q8_k. A code is half a step off. In
+q8_0, float16 changes d by 2^-11 d, or by 2^-25 if it is denormal there, which a code multiplies by up to 127. In q8_k,
+float32 rounds at most four times, numbers up to 127.
 All of these are odd in x. x^ is a fixed point, but not of q8_k, whose d is rounded twice. Powers of two pass into d
 while it is normal; of single numbers float16 has denormal ones, through which they do not pass.
 """

@@ -16,12 +16,11 @@ MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(l
 log2 in float32, which rounds up to k a little below 2^k already; the nearest level, the smaller on a tie (the
 OCP rounds to even), and no -0. Below 2^-125, where C leaves open what e becomes, it is 0 here.
 
-Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. The steps double twice, from d / 2
-to 2 d, and what lies between 6 d and 8 d is clipped. Its weights are a fixed point, and it is odd in w. Powers
-of two pass into e, but where log2 rounds up on one side alone.
-Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32's roundings; how large d is, no
-formula says. It is odd in w, as d has the sign of w*, but has no fixed points. Powers of two pass into d while it
-is normal.
+Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. The step is d / 2 up to 2 d, then d up to
+4 d, then 2 d up to 6 d: half of it is at most d / 4 or |w| / 4. Between 6 d and 8 d, |w| - 6 d < |w| / 4. Its weights
+are a fixed point, and it is odd in w. Powers of two pass into e, but where log2 rounds up on one side alone.
+Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32's roundings; how large d is, no formula
+says. It is odd in w, as d has the sign of w*, but has no fixed points. Powers of two pass into d while it is normal.
 """
 
 from dataclasses import dataclass

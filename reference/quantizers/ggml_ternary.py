@@ -6,7 +6,8 @@ r"""ggml's ternary blocks: TQ1_0 and TQ2_0, for models that were trained to be t
 
 in float32 as ggml has it: w fl(1 / d), and ties away from zero, so that half of d becomes d.
 
-Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. Quantized
+Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. t is within half of w / d
+(2^-20 covers the roundings in float32, 2^-120 an overflow of 1 / d), and d' takes the place of d in d t. Quantized
 weights are a fixed point: their largest magnitude is d', which float16 holds. Q(-w) = -Q(w), and powers of
 two pass into d' while it is normal.
 

@@ -13,13 +13,13 @@ by a quadratic of weight beta; both halves are solved in turn:
 smallest sum is kept. s does not change, and the range need not hold zero, which need not be exact either. s
 and z are stored in float32, the codes are taken against them.
 
-Guaranteed: the sum is no larger than that of the z it starts from, and each code is that of the nearest
-number, so that a weight between the first and the last of them is off by s / 2 at most. A group of equal
-weights, or whose s underflows, has s = 1 and z = -min. Not odd: z is not rounded as 2^bits - 1 - z is. Powers
-of two do not pass through, as beta has a unit, that of |w|^(p - 2). A fixed point as a rule, as long as s is
-normal and both ends of the grid are in use, which a z that has moved by half a code prevents. More bits are
-never worse on average for evenly spread weights: they fill whole steps from min to max, and no z leaves them
-a smaller sum than the first.
+Guaranteed: the sum is no larger than that of the z it starts from, which is among those that the best is kept of;
+and each code is that of the nearest number, as clip(rint()) is taken against the stored s and z, so that a weight
+between the first and the last of them is off by s / 2 at most. A group of equal weights, or whose s underflows, has s
+= 1 and z = -min. Not odd: z is not rounded as 2^bits - 1 - z is. Powers of two do not pass through, as beta has a
+unit, that of |w|^(p - 2). A fixed point as a rule, as long as s is normal and both ends of the grid are in use, which
+a z that has moved by half a code prevents. More bits are never worse on average for evenly spread weights: they fill
+whole steps from min to max, and no z leaves them a smaller sum than the first.
 """
 
 from typing import NamedTuple

@@ -20,7 +20,8 @@ weights i ... j - 1,
 in time and memory n^2 for a row of n: it is there to judge by.
 
 Guaranteed: every code is that of the nearest level (the lower of two), every level the mean of its weights,
-up to their rounding to float32; `optimal` is the least up to float64's. There is no step, so no bound of a
+up to their rounding to float32: `lloyd` stops where neither step lowers the sum. `optimal` is the least up to
+float64's roundings: the recursion tries every first weight of the last level. There is no step, so no bound of a
 weight. Quantized weights are a fixed point of `optimal`, which then has a sum of 0; not of `lloyd`, whose
 start may miss a level. Powers of two pass into the levels. Q(-w) = -Q(w) but for ties, of two levels or of
 two partitions. With more levels the sum of `optimal` is never larger; that of `lloyd` may be.

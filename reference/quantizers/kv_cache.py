@@ -21,6 +21,7 @@ Its laws are those of `symmetric`: powers of two pass into s, Q(-x) = -Q(x), and
 import numpy as np
 from jaxtyping import Float, Float64, Int8
 
+from reference.llama import LayerCache
 from reference.quantizers import symmetric
 from reference.quantizers.blocks import Quantized
 
@@ -38,6 +39,22 @@ def quantize(x: Float[np.ndarray, "*batch head_dim"]) -> Quantized:
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
     """s q, exactly."""
     return symmetric.dequantize(q)
+
+
+class Int8Cache(LayerCache):
+    """A layer's cache as attention reads it where the stored one is int8: all keys and values rounded, the newest too.
+
+    >>> cache = Int8Cache(np.zeros((0, 1, 2)), np.zeros((0, 1, 2)))
+    >>> cache.append(np.array([[[127.0, 0.4]]]), np.array([[[127.0, 0.6]]])).v
+    array([[[127.,   1.]]])
+    """
+
+    def append(
+        self, k: Float[np.ndarray, "seq kv_heads head_dim"], v: Float[np.ndarray, "seq kv_heads head_dim"]
+    ) -> "Int8Cache":
+        """Append the keys and values of new positions, as they are read."""
+        k, v = (dequantize(quantize(x)) for x in (k, v))
+        return Int8Cache(np.concatenate([self.k, k]), np.concatenate([self.v, v]))
 
 
 def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:

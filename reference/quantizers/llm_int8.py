@@ -10,7 +10,9 @@ parameters on) does not cost all others their digits. As bitsandbytes has it, w 
 in float32, ties to even, and a is what is stored. The weights of O are those of int8. Where 127 / a
 overflows, and in rows of zeros, the codes are 0.
 
-Guaranteed, with u = 2^-24:  |w - a q / 127| <= (1/2 + 256 u) a / 127, or a where a < 127 / 2^127. So
+Guaranteed, with u = 2^-24:  |w - a q / 127| <= (1/2 + 256 u) a / 127, or a where a < 127 / 2^127: rint adds half a
+step, and before it fl(127 / a) and the product are each off by u of at most 127. As w x - w^ x^ = (w - w^) x +
+w^ (x - x^),
 
     |y - y^| <= sum_j |x_j| |w_j - w^_j|  +  sum_(j not in O) |x_j - x^_j| |w^_j|
 

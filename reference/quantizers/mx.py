@@ -19,10 +19,11 @@ Guaranteed:
     |w - 2^(e - 127) v|  <=  max(c |w|, 2^(e - 127) 2^-(bias + m))        c = 2^-(m+1)
 
 but with c = 1 - largest / 2^(emax + 1) for `floor_exponent`: 1/8 (e4m3, e5m2, e3m2), 1/16 (e2m3), 1/4 (e2m1).
-The second term is half a subnormal step, and holds for blocks far below 2^-127, too; zeros have e = 0. Powers
-of two pass into e. Q(-w) = -Q(w). Quantized weights are a fixed point of `floor_exponent`, since their largest
-keeps its exponent; of `ceil_exponent` too, though codes and e may change: where the largest is rounded down to what
-fits a smaller power, the finer grid of that has them all.
+c |w| is half a unit in w's last place; a saturated w is below 2^(emax + 1) in units of 2^(e - 127), and loses what lies
+beyond `largest`. The second term is half a subnormal step, and holds for blocks far below 2^-127, too; zeros have e =
+0. Powers of two pass into e. Q(-w) = -Q(w). Quantized weights are a fixed point of `floor_exponent`, since their
+largest keeps its exponent; of `ceil_exponent` too, though codes and e may change: where the largest is rounded down
+to what fits a smaller power, the finer grid of that has them all.
 
 A format whose numbers are among another's, both divided by 2^emax, is not the better one for any
 weight, with `floor_exponent`: e2m1 beside e2m3 and e3m2, e3m2 beside e4m3 and e5m2.

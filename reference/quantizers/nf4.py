@@ -3,17 +3,22 @@ r"""NF4 and FP4: four-bit codebooks for blocks scaled to [-1, 1].
     a = max_i |w_i|, in float32        q_i = the level nearest to w_i / a        w_i ~ a level(q_i)
 
 (QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314.) NF4's levels are quantiles of the normal
-distribution, scaled to [-1, 1]: those at 8 probabilities from 1/2 to d and at 7 from 1 - d to 1/2, evenly
-spaced, and 0, with d = 1 - (1/32 + 1/30) / 2. Weights that are normally distributed use each about as often.
+distribution, scaled to [-1, 1]: those at 8 probabilities from d down to 1/2 and at 7 from 1 - d up to 1/2, evenly
+spaced, without the end 1/2 itself, and 0; d = 1 - (1/32 + 1/30) / 2, so the ends 0 and 1, whose quantiles are
+infinite, are left out too. Weights that are normally distributed use each level about as often. This is the table of
+the paper's appendix E, which bitsandbytes has. The paper's equation (4) says something else: the means of neighboring
+quantiles, (Q(i / 17) + Q((i + 1) / 17)) / 2, none of which is 0.
 FP4's levels are those of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1, and -.
 
 As bitsandbytes has it: w is multiplied by the float32 reciprocal of max(a, 1e-38), and of two equally near
 levels the lower is taken, midpoints being rounded to float32 too. (It writes some zeros of FP4 as -0.)
 
 Guaranteed, for the levels l <= w / a <= l' on both sides of w:  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a,
-but |w - w^| <= a where a < 1e-38. The widest gap of NF4 is 0.304, of FP4 1/3. 0 is a level, so zeros are
-exact; so is the largest weight of a block, and quantized weights are a fixed point while a is normal, as
-powers of two pass into it. NF4 is not odd; FP4 is, but where w / a is midway between two levels.
+but |w - w^| <= a where a < 1e-38. The nearest level is at most half a gap away; the reciprocal, the product with it
+and the midpoint are each rounded by at most 2^-24 of numbers up to 1, or a little more. The widest gap of NF4 is
+0.304, of FP4 1/3. 0 is a level, so zeros are exact; so is the largest weight of a block, and quantized weights are a
+fixed point while a is normal, as powers of two pass into it. NF4 is not odd; FP4 is, but where w / a is midway
+between two levels.
 """
 
 from dataclasses import dataclass, field

@@ -9,7 +9,8 @@ Three patterns, from the freest to the one that hardware likes best. Each is a m
                     (Mishra et al., 2021, https://arxiv.org/abs/2104.08378)
 
 Guaranteed: the number that stays is exact, of equal weights the first stay, and of all masks of the
-pattern none leaves a smaller sum of squares. w * mask is a fixed point. What stays is not changed, so the
+pattern none leaves a smaller sum of squares: to exchange what stays for what goes, a smaller or equal |w|, does not
+lower the sum of what goes. w * mask is a fixed point. What stays is not changed, so the
 error of a weight is 0 or |w|, and that of an output |sum_(pruned) w_j x_j|. Powers of two and signs of w leave the
 mask as it is, so that Q(-w) = -Q(w). A mask that keeps more keeps all that one keeps which keeps fewer.
 

@@ -7,9 +7,10 @@ The true gradient of rounding is 0 almost everywhere. The straight-through estim
 https://arxiv.org/abs/1308.3432) takes that of the clip alone, which learns. As in PyTorch it is p,
 already rounded, that decides: up to half a step beyond the grid the gradient still passes.
 
-Guaranteed: y is a fixed point, |x - y| <= s / 2 where the gradient passes (up to float64's roundings),
-and y is what `affine` or `symmetric` would store, if s and z are theirs. Powers of two in x and s pass into y;
-Q(-x) = -Q(x) where z is as far from both ends.
+Guaranteed: y is a fixed point, |x - y| <= s / 2 where the gradient passes (up to float64's roundings): there nothing is
+clipped, rint moves x / s by half at most, and y / s is an integer, which rint keeps. And y is what `affine` or
+`symmetric` would store, if s and z are theirs. Powers of two in x and s pass into y; Q(-x) = -Q(x) where z is as far
+from both ends.
 
 A number that is not finite is refused, as by every quantizer here: a weight that became one is lost, and the
 training with it. (PyTorch makes the lowest number of the grid of a NaN.) A gradient that is not finite passes through.

@@ -9,11 +9,12 @@ weight to divide (`fold`). Afterwards W diag(s) and x / s are quantized as usual
 activations (`symmetric`, a block (1, cols)).
 
 Guaranteed: for alpha = 1/2 each feature's largest number is the same on both sides, the root of
-max |X_j| max |W_j|; the product changes by the roundings of s W and x / s alone. Features that are 0 in all of
-X or in all of W have s = 1. Layers with the same input (q, k and v; gate and up) share s: W is all their rows.
-Signs leave s as it is, and 2^k X with 2^k W turn it into 2^(k (2 alpha - 1)) s: at 1/2 powers of two change nothing.
-There what is smoothed is a fixed point, too: its s is 1 (all up to float64's roundings). The laws of what is
-then rounded are those of `symmetric`, so that Q(-w) = -Q(w).
+max |X_j| max |W_j|, as s_j^2 = max |X_j| / max |W_j| turns max |X_j| / s_j and max |W_j| s_j into it; the product
+changes by the roundings of s W and x / s alone. Features that are 0 in all of X or in all of W have s = 1. Layers
+with the same input (q, k and v; gate and up) share s: W is all their rows. Signs leave s as it is, and 2^k X with 2^k
+W turn it into 2^(k (2 alpha - 1)) s: at 1/2 powers of two change nothing. There what is smoothed is a fixed point,
+too: its s is 1 (all up to float64's roundings). The laws of what is then rounded are those of `symmetric`, so that
+Q(-w) = -Q(w).
 """
 
 import numpy as np

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.goldens.make_gguf import WRITTEN, Model
 
 STORY = """\
-Once upon a time, there was a quiet girl named Anna. She lived in a cosy hut near the forest. One fine day, she went \
+Once upon a time, there was a quiet girl named Anna. She lived in a cozy hut near the forest. One fine day, she went \
 to the forest to look for feathers. Something red lay in the long grass. It was a balloon! Anna picked it up and \
 looked at it from all sides. Then Anna heard a voice. It was Pip the fox, and he was sad. "Have you seen my balloon?" \
 asked Pip. "I cannot find it." Anna said nothing and hid the balloon behind her back. Then Pip began to cry, and Anna \

@@ -14,13 +14,12 @@ Training takes even seeds, evaluation odd ones. A story of 40 nats is one of som
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Set
 from typing import NamedTuple
 
 from training.stories.choices import Choices
 from training.stories.lexicon import (
-    CHILDREN,
-    COLOURS,
+    COLORS,
     DISHES,
     KIND_WEIGHTS,
     KINDS,
@@ -33,14 +32,14 @@ from training.stories.lexicon import (
     Skill,
     Thing,
     Weather,
-    a,
-    capital,
     character,
     names,
 )
 from training.stories.plots import Question, Topic, tell
 
-SUBJECTS = (THINGS, DISHES, WEATHERS, PLANTS, SKILLS)
+type Subject = Thing | Dish | Weather | Plant | Skill
+
+SUBJECTS: tuple[tuple[Subject, ...], ...] = (THINGS, DISHES, WEATHERS, PLANTS, SKILLS)
 SUBJECT_WEIGHTS = (2, 1, 1, 1, 1)  # things have two plots
 
 
@@ -48,18 +47,11 @@ class Story(NamedTuple):
     """A story, what can be asked about it, and its probability."""
 
     text: str
+    plot: str
     facts: dict[str, str]  # the words of its world: n is the hero's name, m the friend's, noun the thing
     questions: tuple[Question, ...]
     nats: float  # -log p(text)
     trail: tuple[int, ...]  # the choices that made it, for `Replay`
-
-
-class Message(NamedTuple):
-    """A part of a conversation."""
-
-    role: str  # user, assistant
-    content: str
-    nats: float  # -log p(content) given all before it; without meaning for a user, whose words are given
 
 
 class Plan(NamedTuple):
@@ -67,8 +59,8 @@ class Plan(NamedTuple):
 
     kind: str | None = None
     name: str | None = None
-    subject: Thing | Dish | Weather | Plant | Skill | None = None
-    colour: str | None = None
+    subject: Subject | None = None
+    color: str | None = None
 
 
 OPEN = Plan()
@@ -83,20 +75,34 @@ def story(rng: random.Random) -> Story:
     return tell_story(Choices(rng), OPEN)
 
 
-def tell_story(choices: Choices, plan: Plan) -> Story:
-    """Tell the story that `plan` asks for; its surprisal is that of the choices that the plan left open."""
+def tell_story(choices: Choices, plan: Plan, *, plots: Set[str] = frozenset(), heroes: Set[str] = frozenset()) -> Story:
+    """Tell the story that `plan` asks for; its surprisal is that of the choices that the plan left open.
+
+    The choices that are left open avoid the `plots` and the names of `heroes` that were told before.
+    """
     before = choices.nats
     kind = plan.kind or choices.pick(KINDS, KIND_WEIGHTS)
-    hero = character(plan.name or choices.pick(names(kind)), kind)
-    subject = plan.subject or choices.pick(choices.pick(SUBJECTS, SUBJECT_WEIGHTS))
-    colour = plan.colour or (choices.pick(COLOURS) if isinstance(subject, Thing) else "")
-    world = tell(choices, hero, Topic(choices.pick(plots_of(subject)), subject, colour))
+    hero = character(plan.name or choices.pick([name for name in names(kind) if name not in heroes]), kind)
+    subject = plan.subject or _subject(choices, plots)
+    color = plan.color or (choices.pick(COLORS) if isinstance(subject, Thing) else "")
+    plot = choices.pick([plot for plot in plots_of(subject) if plot not in plots] or plots_of(subject))
+    world = tell(choices, hero, Topic(plot, subject, color))
     text = " ".join(world.sentences)
     facts = {word: meaning for word, meaning in world.words.items() if word[0].islower()}
-    return Story(text, facts, tuple(world.questions), choices.nats - before, tuple(choices.trail))
+    return Story(text, plot, facts, tuple(world.questions), choices.nats - before, tuple(choices.trail))
 
 
-def plots_of(subject: Thing | Dish | Weather | Plant | Skill) -> tuple[str, ...]:
+def _subject(choices: Choices, plots: Set[str]) -> Subject:
+    """Choose a subject that has another plot than `plots`."""
+    weighted = [
+        (subjects, weight)
+        for subjects, weight in zip(SUBJECTS, SUBJECT_WEIGHTS, strict=True)
+        if not plots >= set(plots_of(subjects[0]))
+    ]
+    return choices.pick(choices.pick(*map(list, zip(*weighted, strict=True))))
+
+
+def plots_of(subject: Subject) -> tuple[str, ...]:
     """List the plots that a subject can have."""
     match subject:
         case Thing():
@@ -109,126 +115,3 @@ def plots_of(subject: Thing | Dish | Weather | Plant | Skill) -> tuple[str, ...]
             return ("grow",)
         case Skill():
             return ("learn",)
-
-
-SOCIAL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (
-        ("Hello!", "Hello.", "Hi!", "Hi there!", "Hey!", "Good morning!", "Good evening!"),
-        ("Hello! Shall I tell you a story?", "Hello! I am happy to see you."),
-    ),
-    (("Who are you?", "What are you?", "What is your name?"), ("I am a small storyteller.",)),
-    (("How are you?", "Are you well?"), ("I am well, thank you.",)),
-    (
-        ("What can you do?", "Can you help me?", "What can I ask you?"),
-        ("I can tell you a story. Then you can ask me about it.",),
-    ),
-    (("Who found the kite?", "What colour was the ball?", "Where was it?"), ("I have not told you a story yet.",)),
-)
-AFTERWARDS = (
-    (
-        ("Thank you!", "Thank you.", "Thanks!", "Thank you for the story!", "That was a nice story.", "I like it."),
-        ("You are welcome!", "I am glad that you like it."),
-    ),
-    (("Goodbye!", "Bye!", "See you soon!"), ("Goodbye! Come back soon.",)),
-    (("Good night!", "I am tired."), ("Good night! Sleep well.",)),
-)
-REQUESTS = (
-    "Tell me {}.",
-    "Please tell me {}.",
-    "Can you tell me {}?",
-    "Can you tell me {}, please?",
-    "I want to hear {}.",
-    "I would like {}.",
-    "{}, please.",
-    "Do you know {}?",
-)
-
-
-def conversation(rng: random.Random) -> list[Message]:
-    """Make some turns: mostly a story that was asked for, and questions about it.
-
-    >>> for role, content, _ in conversation(random.Random(171)):
-    ...     print(f"{role}: {content[:39]}")
-    user: Tell me a story
-    assistant: This is the story of Otto, a young lamb
-    user: who gave Otto the flute
-    assistant: His father.
-    user: Who brought the flute back
-    assistant: The crab.
-    user: What did Otto lose
-    assistant: The flute.
-    user: how did Otto feel
-    assistant: He felt happy.
-    """
-    choices = Choices(rng)
-    messages: list[Message] = []
-    if choices.pick(("story", "social"), (5, 1)) == "social":
-        for turn in some(choices, SOCIAL, most=3):
-            messages += social(choices, turn)
-        return messages
-    if choices.pick(("story", "hello"), (3, 1)) == "hello":
-        messages += social(choices, choices.pick(SOCIAL))
-    messages += about_a_story(choices, "a story", most=8)
-    if choices.pick(("enough", "another"), (4, 1)) == "another":
-        messages += about_a_story(choices, "another story", most=6)
-    if choices.pick(("silence", "thanks"), (2, 1)) == "thanks":
-        messages += social(choices, choices.pick(AFTERWARDS))
-    return messages
-
-
-def about_a_story(choices: Choices, what: str, *, most: int) -> Iterable[Message]:
-    """Make a request, the story, and four questions or more about it, up to `most`."""
-    plan, wanted = request(choices)
-    asked = capital(choices.pick(REQUESTS).format(what + wanted))
-    yield Message("user", casually(choices, asked), 0.0)
-    tale = tell_story(choices, plan)
-    yield Message("assistant", tale.text, tale.nats)
-    for question in some(choices, tale.questions, least=4, most=most):
-        yield Message("user", casually(choices, choices.pick(question.asked)), 0.0)
-        yield Message("assistant", question.answer, 0.0)
-
-
-def request(choices: Choices) -> tuple[Plan, str]:
-    """Choose a plan, and the words that ask for it after "a story": " about a fox and a red kite"."""
-    named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 1))
-    plan, hero, subject = OPEN, "someone", ""
-    if "hero" in named:
-        kind = choices.pick(KINDS, KIND_WEIGHTS)
-        name = choices.pick(names(kind)) if choices.pick((True, False)) else None
-        plan = Plan(kind=kind, name=name)
-        hero = f"{a(kind)} named {name}" if name else a(kind)
-        if name and kind in CHILDREN:
-            hero = choices.pick((hero, name))
-    if "subject" in named:
-        about = choices.pick(choices.pick(SUBJECTS, SUBJECT_WEIGHTS))
-        colour = choices.pick((*COLOURS, "")) if isinstance(about, Thing) else ""
-        plan = plan._replace(subject=about, colour=colour or None)
-        if isinstance(about, Skill):
-            return plan, f" about {hero} who learns to {about.verb}"
-        subject = about.some if isinstance(about, Dish) else a(f"{colour} {about.noun}".strip())
-    words = " and ".join(word for word in (hero if "hero" in named else "", subject) if word)
-    return plan, f" about {words}" if words else ""
-
-
-def social(choices: Choices, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> Iterable[Message]:
-    """Make a turn of good manners: something to say, and an answer to it."""
-    asked, answers = turn
-    yield Message("user", casually(choices, choices.pick(asked)), 0.0)
-    before = choices.nats
-    answer = choices.pick(answers)
-    yield Message("assistant", answer, choices.nats - before)
-
-
-def casually(choices: Choices, text: str) -> str:
-    """Write `text` as people type: with or without a capital letter and a full stop. Names keep their capitals."""
-    careless = text[0].lower() + text[1:].rstrip(".?!") if not text.startswith("I ") else text.rstrip(".?!")
-    return choices.pick((text, text.rstrip(".?!"), careless) if careless != text.rstrip(".?!") else (text, careless))
-
-
-def some[T](choices: Choices, options: Sequence[T], *, least: int = 1, most: int) -> Iterable[T]:
-    """Choose from `least` to `most` of `options`, none twice."""
-    left = list(options)
-    for _ in range(choices.pick(range(least, most + 1))):
-        option = choices.pick(left)
-        left.remove(option)
-        yield option

@@ -51,7 +51,7 @@ KIND_WEIGHTS = (2, 2, *(1 for _ in ANIMALS))
 TRAITS = ("little", "young", "kind", "clever", "curious", "cheerful", "gentle", "quiet")
 HOMES = (
     "in a small house by the river",
-    "in a cosy hut near the forest",
+    "in a cozy hut near the forest",
     "in an old mill behind the hill",
     "in a pretty village",
     "in a tiny cottage by the sea",
@@ -69,7 +69,7 @@ DAYS = (
     "one summer day",
     "on Sunday",
 )
-COLOURS = ("red", "blue", "green", "yellow", "white", "orange", "purple", "pink")
+COLORS = ("red", "blue", "green", "yellow", "white", "orange", "purple", "pink")
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -5,12 +5,16 @@ cannot be, such as going to where one is already, or giving what somebody else h
 the wind does not take a drum, a kite that is in the sea is not in a tree, and a frog does not climb.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from training.stories.choices import Choices
 from training.stories.lexicon import (
+    ANIMALS,
+    COLORS,
     DAYS,
     GIVERS,
     HELPER_TRAITS,
@@ -47,7 +51,7 @@ class Topic(NamedTuple):
 
     plot: str
     about: Thing | Dish | Plant | Weather | Skill
-    colour: str = ""
+    color: str = ""
 
 
 @dataclass
@@ -84,8 +88,12 @@ class World:
         return meaning
 
     def ask(self, *ways: str, answer: str) -> None:
-        """Add a question that can be asked when the story is over. Every way of asking has one answer."""
-        self.questions.append(Question(tuple(map(self.fill, ways)), self.fill(answer) + "."))
+        """Add a question that can be asked when the story is over. Every way of asking has one answer.
+
+        A way that names the hero is asked with a pronoun and with the hero's kind, too. No friend or helper has either.
+        """
+        asked = [self.fill(way) for named in ways for way in unnamed(named)]
+        self.questions.append(Question(tuple(dict.fromkeys(asked)), self.fill(answer) + "."))
 
     def go(self, place: str) -> None:
         """Move the hero. Raises ValueError for the place where the hero is."""
@@ -98,6 +106,18 @@ class World:
         if self.holders.get(thing) != taken_from:
             raise ValueError(f"{thing}: at {self.holders.get(thing)}, not {taken_from}")
         self.holders[thing] = holder
+
+
+@cache
+def unnamed(asked: str) -> tuple[str, ...]:
+    """Give a question about {n} in three ways: by name, by pronoun, and by kind.
+
+    >>> unnamed("Who helped {n}?"), unnamed("Did {n} smile?")[1]
+    (('Who helped {n}?', 'Who helped {them}?', 'Who helped the {kind}?'), 'Did {they} smile?')
+    """
+    subject = re.compile(r"\b(does|did|is|was|Did|Was|Can) \{n\}")
+    pronoun = subject.sub(r"\1 {they}", asked)
+    return tuple(dict.fromkeys((asked, pronoun.replace("{n}", "{them}"), asked.replace("{n}", "the {kind}"))))
 
 
 def tell(choices: Choices, hero: Character, topic: Topic) -> World:
@@ -113,7 +133,8 @@ def introduce(w: World) -> None:
     hero = w.hero
     w.set(n=hero.name, kind=hero.kind, introduced=hero.introduced)
     w.set(they=hero.they, them=hero.them, their=hero.their, theirs=hero.theirs)
-    w.set(someone=a(f"{w.choices.pick(TRAITS)} {hero.kind}"))
+    w.choose("trait", TRAITS)
+    w.set(someone=a(f"{w.words['trait']} {hero.kind}"))
     w.choose("home", HOMES)
     w.say(
         "Once upon a time, there was {someone} named {n}. {They} lived {home}.",
@@ -125,13 +146,21 @@ def introduce(w: World) -> None:
         "This is the story of {n}, {someone} who lived {home}.",
         "Far, far away, {home}, lived {someone} named {n}.",
     )
-    w.ask("Who was the story about?", "Who is the story about?", answer="{introduced}")
-    w.ask("What was the name of the {kind}?", answer="{n}")
-    w.ask("Where did {n} live?", answer="{home}")
+    w.ask(
+        "Who was the story about?",
+        "Who is the story about?",
+        "Who is the hero of the story?",
+        "Who is the hero?",
+        answer="{introduced}",
+    )
+    w.ask("What was the name of the {kind}?", "What was {their} name?", "What is {their} name?", answer="{n}")
+    w.ask("Where did {n} live?", "Where does {n} live?", "Where was {their} home?", answer="{home}")
+    w.ask("What was {n} like?", "How would you describe {n}?", answer="{they} was {trait}")
+    w.ask("What kind of animal was {n}?" if hero.kind in ANIMALS else "Was {n} a boy or a girl?", answer="a {kind}")
 
 
-def become(w: World, *feelings: str) -> None:
-    """Trouble, and how the hero feels about it."""
+def become(w: World, *feelings: str, why: str) -> None:
+    """Trouble, and how the hero feels about it, and the reason."""
     w.choose("sad", feelings)
     w.say(
         "{n} was very {sad}.",
@@ -139,14 +168,18 @@ def become(w: World, *feelings: str) -> None:
         '"Oh no!" cried {n}. {They} was {sad}.',
         "{n} did not know what to do and was {sad}.",
     )
+    w.ask("Why was {n} {sad}?", "Why did {n} feel {sad}?", "Why was {n} unhappy?", "What was wrong?", answer=why)
 
 
-def meet(w: World, helpers: tuple[str, ...]) -> None:
+def meet(w: World, helpers: tuple[str, ...], *, asked: str = "Who helped {n}?") -> None:
     """An animal that can help."""
     w.choose("helper", tuple(kind for kind in helpers if kind != w.hero.kind))
-    w.set(someone=a(f"{w.choices.pick(HELPER_TRAITS)} {w.words['helper']}"))
+    w.choose("helping", HELPER_TRAITS)
+    w.set(someone=a(f"{w.words['helping']} {w.words['helper']}"))
     w.say("Just then, {someone} came by.", "Then {someone} came along.", "Luckily, {someone} was not far away.")
-    w.ask("Who helped {n}?", answer="the {helper}")
+    w.ask("Who helped {n}?", "Which animal helped {n}?", "Who came by?", asked, answer="the {helper}")
+    w.ask("What was the {helper} like?", answer="it was {helping}")
+    w.ask("Did anybody help {n}?", "Did somebody help {n}?", answer="yes, the {helper} helped {them}")
 
 
 def end(w: World, *feelings: str) -> None:
@@ -164,14 +197,22 @@ def end(w: World, *feelings: str) -> None:
         "Even in {their} dreams, {they} was {happy}.",
         "And {they} was still {happy} when {they} fell asleep.",
     )
-    w.ask("How did {n} feel at the end?", "How did {n} feel?", answer="{they} felt {happy}")
+    w.ask("How did {n} feel at the end?", "How did {n} feel?", "How does the story end?", answer="{they} felt {happy}")
+    w.ask("Was {n} happy at the end?", "Does the story end well?", answer="yes, {they} felt {happy}")
+    w.ask("Was {n} sad at the end?", answer="no, {they} felt {happy}")
+
+
+def summed_up(w: World, summary: str, *, lesson: str) -> None:
+    """Ask for the whole story in one sentence, and for its lesson."""
+    w.ask("What was the story about?", "What happened in the story?", "What happened?", "Sum it up.", answer=summary)
+    w.ask("What is the moral of the story?", "What does the story teach us?", "What is the lesson?", answer=lesson)
 
 
 def lost(w: World, topic: Topic) -> None:
     """Something dear goes where the hero cannot reach it; but somebody else can."""
     thing, n = topic.about, w.hero.name
     assert isinstance(thing, Thing)
-    w.set(noun=thing.noun, colour=topic.colour, thing=a(f"{topic.colour} {thing.noun}"))
+    w.set(noun=thing.noun, color=topic.color, thing=a(f"{topic.color} {thing.noun}"))
     w.set(use=thing.use.format_map(w.words))
     w.put(thing.noun, n, taken_from=None)
     w.choose("relative", RELATIVES)
@@ -197,7 +238,7 @@ def lost(w: World, topic: Topic) -> None:
     w.put(thing.noun, spot.at, taken_from=n)
     w.say(*thing.losses)
     w.say(*spot.landings)
-    become(w, "sad", "upset", "worried")
+    become(w, "sad", "upset", "worried", why="because the {noun} was gone")
     tried = w.choices.pick(spot.tries)
     w.say("{They} " + tried + ".")
     w.say("", *(f"Next, {{they}} {other}." for other in spot.tries if other != tried))
@@ -212,7 +253,7 @@ def lost(w: World, topic: Topic) -> None:
     w.say("The {helper} " + spot.helpers[w.words["helper"]] + ".")
     w.put(thing.noun, n, taken_from=w.words["helper"])
     w.say(
-        "Soon it came back with the {colour} {noun}.",
+        "Soon it came back with the {color} {noun}.",
         "A moment later, {n} had the {noun} back.",
         "Then it gave the {noun} back to {n}.",
     )
@@ -234,12 +275,23 @@ def lost(w: World, topic: Topic) -> None:
     )
 
     w.ask("What did {n} lose?", answer="the {noun}")
-    w.ask("What colour was the {noun}?", answer="it was {colour}")
+    w.ask("What color was the {noun}?", answer="it was {color}")
     w.ask("Who gave {n} the {noun}?", answer="{their} {relative}")
     w.ask("What did {n} want?", "What did {n} want to do?", answer="{use}")
     w.ask("Where did {n} go?", answer="to the {place}")
-    w.ask("Where was the {noun}?", answer="it was {spot}")
+    w.ask("Where was the {noun}?", "What happened to the {noun}?", "Where did the {noun} land?", answer="it was {spot}")
     w.ask("Who brought the {noun} back?", "Who found the {noun}?", answer="the {helper}")
+    w.ask("Did {n} get the {noun} back?", "Did {n} have the {noun} again?", answer="yes, the {helper} brought it back")
+    w.ask("How did the {helper} help?", "What did the {helper} do?", answer="it brought the {noun} back")
+    w.ask("When did {n} lose the {noun}?", "When did {n} go there?", answer="{day}")
+    other = COLORS[COLORS.index(topic.color) - 1]
+    w.ask(f"Was the {{noun}} {topic.color}?", answer="yes, it was {color}")
+    w.ask(f"Was the {{noun}} {other}?", answer="no, it was {color}")
+    summed_up(
+        w,
+        "{n} lost {their} {noun}, and the {helper} brought it back",
+        lesson="a good friend helps you when you are sad",
+    )
     w.ask("How did {n} feel when the {noun} was gone?", answer="{they} felt {sad}")
     w.ask("What did {n} and the {helper} eat?", answer="some {treat}")
 
@@ -248,7 +300,7 @@ def found(w: World, topic: Topic) -> None:
     """The hero finds something, and meets the one who misses it."""
     thing, n = topic.about, w.hero.name
     assert isinstance(thing, Thing)
-    w.set(noun=thing.noun, colour=topic.colour, thing=a(f"{topic.colour} {thing.noun}"))
+    w.set(noun=thing.noun, color=topic.color, thing=a(f"{topic.color} {thing.noun}"))
     w.go(w.choose("place", tuple(place.noun for place in PLACES)))
     w.choose("day", DAYS)
     w.choose("wish", ("watch the birds", "look for feathers", "play in the sun", "have a picnic"))
@@ -261,7 +313,7 @@ def found(w: World, topic: Topic) -> None:
     w.say(
         "{spot}, {they} found {thing}.",
         "What was that {spot}? It was {thing}!",
-        "Something {colour} lay {spot}. It was " + a(thing.noun) + "!",
+        "Something {color} lay {spot}. It was " + a(thing.noun) + "!",
     )
     w.put(thing.noun, n, taken_from=w.words["spot"])
     w.say(
@@ -315,12 +367,18 @@ def found(w: World, topic: Topic) -> None:
     w.say("", "From that day on, {n} and {m} were friends.")
 
     w.ask("What did {n} find?", answer="{they} found {thing}")
-    w.ask("What colour was the {noun}?", answer="it was {colour}")
+    w.ask("What color was the {noun}?", answer="it was {color}")
     w.ask("What did {n} want?", "What did {n} want to do?", answer="to {wish}")
     w.ask("Where did {n} go?", answer="to the {place}")
     w.ask("Where was the {noun}?", "Where did {n} find the {noun}?", answer="it was {spot}")
     w.ask("Who found the {noun}?", answer="{n}")
     w.ask("Who had lost the {noun}?", "Who lost the {noun}?", answer="{m}")
+    w.ask("Why was {m} {sad}?", "Why did {m} look {sad}?", "What was wrong?", answer="because the {noun} was gone")
+    w.ask("Did {n} give the {noun} back?", "Did {m} get the {noun} back?", answer="yes, {n} gave it to {m}")
+    w.ask("Did {n} keep the {noun}?", answer="no, {n} gave it to {m}")
+    w.ask("Who helped {n}?", "Did anybody help {n}?", answer="nobody, but {n} helped {m}")
+    w.ask("When did {n} find the {noun}?", "When did {n} go there?", answer="{day}")
+    summed_up(w, "{n} found {thing} and gave it to {m}", lesson="give back what you find")
     w.ask("How did {m} feel when the {noun} was gone?", answer="{m_they} felt {sad}")
     w.ask("What did {m} give {n} to eat?", answer="some {treat}")
 
@@ -340,7 +398,7 @@ def bake(w: World, topic: Topic) -> None:
     lack = w.choose("lack", dish.lacks)
     w.set(lacked="were" if lack.endswith("s") else "was")
     w.say("But there {lacked} no {lack} in the kitchen.", "But the {lack} {lacked} all gone.")
-    become(w, "sad", "upset", "worried")
+    become(w, "sad", "upset", "worried", why="because there {lacked} no {lack}")
 
     giver = w.choose("giver", tuple(GIVERS[lack]))
     w.put(lack, giver, taken_from=None)
@@ -385,7 +443,14 @@ def bake(w: World, topic: Topic) -> None:
     w.ask("Who {were} the {noun} for?", answer="for {their} {relative}")
     w.ask("What was gone?", "What did {n} need?", answer="the {lack}")
     w.ask("Where did {n} go?", answer="to the {place}")
-    w.ask("Who gave {n} the {lack}?", "Who had the {lack}?", answer="the {giver}")
+    w.ask("Who gave {n} the {lack}?", "Who had the {lack}?", "Who helped {n}?", answer="the {giver}")
+    w.ask("Did {n} get the {lack}?", "Did anybody help {n}?", answer="yes, the {giver} gave {them} the {lack}")
+    w.ask("When did {n} make the {noun}?", answer="{day}")
+    summed_up(
+        w,
+        "{n} helped the {giver}, got the {lack} and made {some}",
+        lesson="help others, and they will help you",
+    )
     w.ask("What did {n} do for the {giver}?", "How did {n} help the {giver}?", answer="{did}")
 
 
@@ -409,11 +474,11 @@ def caught(w: World, topic: Topic) -> None:
     )
     w.say(*weather.comes)
     w.set(when=weather.when)
-    become(w, "scared", "afraid", "worried")
+    become(w, "scared", "afraid", "worried", why="because {when}")
     w.say("", '"Stay close to me," said {m}.', '"Do not cry," said {m}. "I am here."')
     w.say(*weather.tries)
 
-    meet(w, weather.helpers)
+    meet(w, weather.helpers, asked="Who helped them?")
     w.say(*weather.offers)
     w.say(*weather.ways_out)
     w.go("home")
@@ -435,7 +500,14 @@ def caught(w: World, topic: Topic) -> None:
     w.ask("Where did they go?", "Where did {n} go?", answer="to the {place}")
     w.ask("What did they want to do?", "What did {n} want?", answer="to {wish}")
     w.ask("How did {n} feel when {when}?", answer="{they} felt {sad}")
-    w.ask("What did they get at home?", answer="hot {treat}")
+    w.ask("What did they get at home?", "What did {their} {relative} give them?", answer="hot {treat}")
+    w.ask("Did they get home?", "Did they find the way home?", answer="yes, the {helper} helped them")
+    w.ask("When did they go there?", answer="{day}")
+    summed_up(
+        w,
+        "{n} and {m} were far from home when {when}, and the {helper} helped them",
+        lesson="with a friend you need not be afraid",
+    )
 
 
 def grow(w: World, topic: Topic) -> None:
@@ -462,7 +534,7 @@ def grow(w: World, topic: Topic) -> None:
         "Every day {they} looked, but there was not even a leaf.",
         "A week went by, but nothing came up.",
     )
-    become(w, "sad", "upset", "worried")
+    become(w, "sad", "upset", "worried", why="because nothing came up")
 
     soil = w.choices.pick(SOILS)
     w.set(trouble=soil.trouble, said=soil.said)
@@ -490,6 +562,11 @@ def grow(w: World, topic: Topic) -> None:
     w.ask("Where did {n} plant the seed?", "Where was the seed?", answer="{they} planted it {spot}")
     w.ask("How was the ground?", "What was wrong with the ground?", answer="it was {trouble}")
     w.ask("How did {n} feel when nothing came up?", answer="{they} felt {sad}")
+    w.ask("Where did {n} go?", answer="{they} stayed at home")
+    w.ask("What did {n} plant?", answer="a seed")
+    w.ask("Did the seed grow?", "Did the {noun} grow?", answer="yes, the {helper} helped {them}")
+    w.ask("When did {n} get the seed?", answer="{day}")
+    summed_up(w, "{n} grew {plant}, and the {helper} helped {them}", lesson="good things take time")
 
 
 def learn(w: World, topic: Topic) -> None:
@@ -505,7 +582,7 @@ def learn(w: World, topic: Topic) -> None:
     w.choose("day", DAYS)
     w.go(skill.place)
     w.say(*("{day}, {they} went to the {place} and " + tried + "." for tried in skill.tries))
-    become(w, "sad", "upset", "ashamed")
+    become(w, "sad", "upset", "ashamed", why="because {they} could not {verb}")
     w.say("", '"I will never learn it," {they} said.')
 
     meet(w, skill.teachers)
@@ -518,7 +595,7 @@ def learn(w: World, topic: Topic) -> None:
     w.say('"Well done!" cried the {helper}.', "The {helper} was very pleased.")
 
     rescue = w.choices.pick(skill.rescues)
-    w.set(who=rescue.who)
+    w.set(who=rescue.who, trouble=rescue.trouble, rescue=w.fill(rescue.does))
     w.say(
         *(when + ", a little {who} " + rescue.trouble + "." for when in ("The next day", "A week later", "One evening"))
     )
@@ -529,7 +606,12 @@ def learn(w: World, topic: Topic) -> None:
     w.ask("What did {n} want to learn?", "What did {n} learn?", "What did {n} want?", answer="to {verb}")
     w.ask("Where did {n} go?", answer="to the {place}")
     w.ask("Who taught {n} to {verb}?", answer="the {helper}")
-    w.ask("Who was in trouble?", answer="the {who}")
+    w.ask("Who was in trouble?", "Who needed help?", "Who did {n} help?", answer="the {who}")
+    w.ask("What happened to the {who}?", "What was wrong with the {who}?", answer="it {trouble}")
+    w.ask("How did {n} help the {who}?", "What did {n} do for the {who}?", answer="{they} {rescue}")
+    w.ask("Did {n} learn to {verb}?", "Can {n} {verb} now?", answer="yes, the {helper} taught {them}")
+    w.ask("When did {n} go there?", answer="{day}")
+    summed_up(w, "{n} learned to {verb} and helped a {who}", lesson="do not give up")
 
 
 def befriend(w: World) -> None:

@@ -9,7 +9,7 @@ from model.tokenizers.tokenizer import Tokenizer
 from training.data import Example
 from training.recipe import Recipe
 from training.stories import vocabulary
-from training.stories.corpus import AFTERWARDS, SOCIAL, Message
+from training.stories.talk import Message
 from training.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
 
 HELD_OUT = 400  # documents that the loss is measured on
@@ -65,7 +65,7 @@ class Stories:
         end = len(ids)
         for message in reversed(said):  # each ends where the next begins
             start = end - len(encode([message], self.tokenizer).ids) + 1  # less the <s>
-            if decided_by_a_story(message):
+            if message.of_story:
                 weights[start:end] = [w * answers for w in weights[start:end]]
             end = start
         return Example(ids, weights)
@@ -99,15 +99,9 @@ def questions(tokenizer: Tokenizer, count: int) -> list[Example]:
     while len(found) < count:
         said = messages(seed)
         for turn, message in enumerate(said):
-            if decided_by_a_story(message):
+            if message.of_story:
                 before, all = encode(said[:turn], tokenizer), encode(said[: turn + 1], tokenizer)
                 header = len(before.ids) + 1  # the name of the role
                 found.append(Example(all.ids, [float(i >= header) for i in range(len(all.ids))]))
         seed += 2
     return found[:count]
-
-
-def decided_by_a_story(message: Message) -> bool:
-    """Whether a message is an answer that follows from a story, rather than a story or good manners."""
-    manners = {answer for _, answers in (*SOCIAL, *AFTERWARDS) for answer in answers}
-    return message.role == "assistant" and message.nats == 0.0 and message.content not in manners

@@ -23,7 +23,8 @@ from sentencepiece import SentencePieceTrainer
 
 from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer
-from training.stories.corpus import Message, conversation, story
+from training.stories.corpus import story
+from training.stories.talk import Message, conversation
 
 VOCAB = 1024
 SEEDS = range(0, 8_000, 2)  # documents that the pieces are learned from
@@ -43,7 +44,7 @@ def train_tokenizer(seeds: Iterable[int] = SEEDS) -> bytes:
     """Train the tokenizer, and give it as the bytes of a `tokenizer.model`."""
     model = io.BytesIO()
     SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
-        sentence_iterator=(text for seed in seeds for _, text, _ in messages(seed)),
+        sentence_iterator=(text for seed in seeds for _, text, *_ in messages(seed)),
         model_writer=model,
         model_type="bpe",
         vocab_size=VOCAB,
@@ -85,7 +86,7 @@ def messages(seed: int) -> list[Message]:
 def encode(said: Iterable[Message], tokenizer: Tokenizer) -> Document:
     """Encode a conversation, or a story by itself."""
     ids, counted, nats = [BOS], [False], 0.0
-    for role, content, surprisal in said:
+    for role, content, surprisal, _ in said:
         header = [tokenizer.special[f"<|{role}|>"]] if role != "story" else []
         body = tokenizer.encode(content) + ([EOS] if role != "user" else [])
         ids += header + body
