@@ -1,14 +1,17 @@
 """Matrices that vectors are multiplied by, floats or codes with scales, and the loop that each takes."""
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
+from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
 from pallas_kernels.parts.row_product import RowProduct
@@ -22,15 +25,31 @@ DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
 
-class ScaledCodes(NamedTuple):
-    """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaledCodes:
+    """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row.
+
+    Where groups have minima, those are added, and codes of four bits are 0 to 15. With levels a code chooses one.
+    """
 
     codes: Int[Array, "rows packed"]  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
-    scales: Float32[Array, " rows"] | Float32[Array, "rows groups"]  # groups of 32, 64 or 128 columns; a row's: int8
+    scales: Float32[Array, " rows"] | Float32[Array, "rows groups"]  # groups of 16 to 128 columns; a row's: int8
+    minima: Float32[Array, "rows groups"] | None = None
+    levels: Levels | None = field(default=None, metadata={"static": True})  # of codes of four bits
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [self.codes, self.scales, *([] if self.minima is None else [self.minima])]
 
     @property
     def four_bits(self) -> bool:
         return self.codes.dtype == jnp.int32
+
+    @property
+    def order(self) -> int4.Order:
+        """Order of codes of four bits in words."""
+        return int4.order_of(self.group or 0, levels=self.levels is not None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,6 +68,7 @@ class ScaledCodes(NamedTuple):
 
 MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
 Shaped = Array | jax.ShapeDtypeStruct  # enough to choose a loop
+ProductOf = RowProduct | QuantizedProduct
 
 
 def shares(w: Shaped | ScaledCodes, batch: int) -> list[slice]:
@@ -67,10 +87,12 @@ def product_of(
     tile: Tile | None = None,
     runs: int = 1,
     rows: int | None = None,
-) -> RowProduct | QuantizedProduct:
+    beside: int = 0,
+) -> ProductOf:
     """Choose the loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
 
-    By default the rows are those of the tile, shared out among the runs. Raises ValueError for shapes that do not fit
+    By default the rows are those of the tile, shared out among the runs. The kernel has `beside` more thread blocks,
+    which leave the ring less room. Raises ValueError for shapes that do not fit
     together, and Unsupported where there is no loop for them.
     """
     if isinstance(w, ScaledCodes):
@@ -89,17 +111,27 @@ def product_of(
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
     shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
     if isinstance(w, ScaledCodes):
-        product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
+        form: dict[str, Any] = {"group": w.group, "minima": w.minima is not None, "levels": w.levels}
+        product = (Int4Product if w.four_bits else Int8Product)(**shape, **form)
     else:
         product = RowProduct(**shape, chunks=tile.chunks or 1)
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
     product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
-    room = even_share(product.blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
+    room = even_share(product.blocks + beside) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product
+
+
+def products_beside(op: str, matrices: Sequence[Shaped | ScaledCodes], x: Shaped, **how: Any) -> list[ProductOf]:
+    """Choose the loops of matrices that one kernel multiplies by x, by the rules and errors of `product_of`."""
+    alone = [product_of(op, w, x, **how) for w in matrices]
+    blocks = sum(product.blocks for product in alone)
+    return [
+        product_of(op, w, x, beside=blocks - product.blocks, **how) for w, product in zip(matrices, alone, strict=True)
+    ]
 
 
 def key_of(op: str, w: Shaped | ScaledCodes) -> str:
@@ -130,6 +162,11 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         each = f"{', '.join(map(str, GROUPS))} columns{'' if w.four_bits else ' or each row'}"
         raise Unsupported(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
+    check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
+    if w.minima is not None and not w.group:
+        raise Unsupported(f"{op} takes minima of groups, got those of rows")
+    if w.levels is not None and (not w.four_bits or w.minima is not None or w.group != w.levels.group):
+        raise Unsupported(f"{op} takes these levels in groups of {w.levels.group} columns, without minima")
 
 
 def _check_columns(op: str, w: Shaped | ScaledCodes, dtype: Any, tile: Tile) -> None:
