@@ -11,9 +11,10 @@ import numpy as np
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import WARPS
 from pallas_kernels.parts.integer_mma import CHUNK as STEP
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 from pallas_kernels.parts.quantized_product import GROUPS
 from reference.attention import causal_mask
+from reference.quantizers.minifloat import E4M3
 from reference.softmax import softmax as exact_softmax
 from verify.precision import TINY, U
 from verify.running_error import (
@@ -59,6 +60,10 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
     if isinstance(w, tuple):
         parts = [_product(x, part, eps=eps) for part in w]
         return Approx(*(np.concatenate(some, axis=-1) for some in zip(*parts, strict=True)))
+    if isinstance(w, ScaledE4M3):
+        y, scales = projected(x, E4M3.decode(np.asarray(w.codes).view(np.uint8))), np.abs(exactly(w.scales).value)
+        value = y.value * exactly(w.scales).value
+        return Approx(value, y.error * scales * (1 + U) + U * np.abs(value) + 2 * TINY * (1 + y.size + scales))
     if not isinstance(w, ScaledCodes):
         return projected(x, exactly(w).value)
     (rows, cols), group, planes = w.shape, w.group or max(GROUPS), 1

@@ -11,8 +11,9 @@ from jax import lax
 
 from model.ops.block import rmsnorm as _rmsnorm
 from model.ops.products import dot
+from model.weights.codes import FP8
 from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):
@@ -30,6 +31,9 @@ def _product(x, w):
     """Compute W x. XLA scales codes inside the product where it can."""
     if isinstance(w, tuple):
         return jnp.concatenate([_product(x, part) for part in w], axis=-1)
+    if isinstance(w, ScaledE4M3):
+        wide = FP8.decode(w.codes) * (FP8.unit * w.scales[:, None])
+        return dot(x, wide.astype(x.dtype))
     if not isinstance(w, ScaledCodes):
         return dot(x, w)
     rows, cols = w.shape

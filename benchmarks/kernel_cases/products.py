@@ -17,7 +17,7 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
 from pallas_kernels.parts.levels import Levels
-from pallas_kernels.parts.matrix import ScaledCodes, product_of, shares
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3, product_of, shares
 from pallas_kernels.parts.quantized_product import GROUPS
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
@@ -30,6 +30,7 @@ class Coded(NamedTuple):
     group: int | None  # columns that share a scale; None: a whole row does
     minima: bool = False
     levels: Levels | None = None
+    e4m3: bool = False
 
 
 # Kernels take these schemes of `--quantize`, and a few more forms that checkpoints bring.
@@ -39,6 +40,7 @@ SCHEMES = {
     "q4": Coded(4, 64),
     "nf4": Coded(4, 64, levels=LEVELS["nf4"]),
     "mxfp4": Coded(4, 32, levels=LEVELS["mxfp4"]),
+    "fp8": Coded(8, None, e4m3=True),
 }
 CODED = SCHEMES | {
     f"q{bits}_{group}": Coded(bits, group) for bits in (8, 4) for group in GROUPS if group != SCHEMES[f"q{bits}"].group
@@ -265,12 +267,14 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
 def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     if scheme is None:
         return array(rows, cols, dtype=dtype)
-    bits, group, minima, levels = CODED[scheme]
+    bits, group, minima, levels, e4m3 = CODED[scheme]
     codes = (
         array(rows, cols // 8, dtype=np.dtype(np.int32)) if bits == 4 else array(rows, cols, dtype=np.dtype(np.int8))
     )
     shape = (rows,) if group is None else (rows, cols // group)
     scales: Any = array(*shape, dtype=FLOAT32)
+    if e4m3:
+        return ScaledE4M3(codes, scales)
     return ScaledCodes(codes, scales, scales if minima else None, levels)
 
 

@@ -26,7 +26,7 @@ from model.cache import LayerCache, empty_cache
 from model.ops.products import dot
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA, plain
-from model.weights.codes import Int8, Int8Min, QuantizedMatrix
+from model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
 from model.weights.gpu_codes import LEVELS, WORDS, Stacked
 from model.weights.params import FeedForward, Layer, Matrix, Params
 from pallas_kernels.attention_decode import attention_decode
@@ -35,11 +35,10 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
-QUANTIZED = ("int8", "int8_min", *WORDS)  # forms of codes that kernels multiply by
 # Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
 # (docs/performance-gpu.md).
 MOST_SEQUENCES = 2
@@ -157,16 +156,14 @@ def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config
     return logits.reshape(*x.shape[:-1], -1)
 
 
-def _multiplied_apart(
-    weight: Matrix, x: Float[Array, "batch 1 cols"]
-) -> Array | ScaledCodes | tuple[Array | ScaledCodes, ...]:
+def _multiplied_apart(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand | tuple[MatrixOperand, ...]:
     """`_multiplied`, for a kernel that takes matrices of several forms, one below the other."""
     if isinstance(weight, Stacked):
         return tuple(_multiplied(part, x) for part in weight.parts)
     return _multiplied(weight, x)
 
 
-def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | ScaledCodes:
+def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand:
     """`operand`, for vectors that kernels multiply it by faster than XLA."""
     assert not isinstance(weight, Stacked)
     if not isinstance(weight, QuantizedMatrix):
@@ -177,13 +174,17 @@ def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Scal
     return operand(weight)
 
 
-def operand(weight: Matrix) -> Array | ScaledCodes:
+def operand(weight: Matrix) -> MatrixOperand:
     """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
     assert not isinstance(weight, Stacked)  # only q, k and v are
     if not isinstance(weight, QuantizedMatrix):
         return weight
-    if weight.form not in QUANTIZED:
-        raise Unsupported(f"kernels multiply by weights in {', '.join(QUANTIZED)}, not in {weight.form}")
+    if isinstance(weight, FP8):
+        if weight.scales.shape[1] > 1:
+            raise Unsupported(
+                f"kernels multiply by fp8 weights with a scale for each row, not for {weight.group} columns"
+            )
+        return ScaledE4M3(weight.codes, weight.scales[:, 0])
     if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
         one_a_row = weight.form == "int8" and weight.scales.shape[1] == 1
         scales = weight.scales[:, 0] if one_a_row else weight.scales

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt8, UInt32
 
@@ -190,13 +189,14 @@ def _jitted(matrix: QuantizedMatrix) -> QuantizedMatrix:
     if form == "int4" and matrix.zeros is None:
         codes = codes ^ 8  # in two's complement
     elif form == "int4":
-        form, minima = "int4_min", _minima(matrix.scales, matrix.zeros + np.int8(matrix.middle))
+        form, minima = "int4_min", _minima(matrix.scales, matrix.zeros, middle=matrix.middle)
     words = int4.packed(codes, int4.order_of(group, levels=form in LEVELS))
     return WORDS[form](lax.bitcast_convert_type(words, jnp.int32), matrix.real_scales(matrix.scales), None, minima)
 
 
-def _minima(scales: Float[Array, "rows groups"], zeros: Any) -> Float[Array, "rows groups"]:
-    return -scales * zeros.astype(jnp.float32)
+def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0) -> Float[Array, "rows groups"]:
+    """Give the minima that zero points stand for, where codes have `middle` added to them."""
+    return -scales * (zeros.astype(jnp.float32) + middle)
 
 
 def _in_order(codes: UInt8[Array, "rows bytes"]) -> UInt32[Array, "rows cols"]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
@@ -15,7 +15,7 @@ from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
 from pallas_kernels.parts.row_product import RowProduct
-from pallas_kernels.parts.row_tiles import MOST_STAGES, blocks_for, even_share
+from pallas_kernels.parts.row_tiles import MOST_STAGES, all_fit, blocks_for, even_share
 from pallas_kernels.parts.tile import Tile, tile_for
 from pallas_kernels.unsupported import Unsupported
 
@@ -33,9 +33,9 @@ class ScaledCodes:
     Where groups have minima, those are added, and codes of four bits are 0 to 15. With levels a code chooses one.
     """
 
-    codes: Int[Array, "rows packed"]  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
-    scales: Float32[Array, " rows"] | Float32[Array, "rows groups"]  # groups of 16 to 128 columns; a row's: int8
-    minima: Float32[Array, "rows groups"] | None = None
+    codes: Any  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
+    scales: Any  # float32 [rows, groups] for groups of 16 to 128 columns, or [rows] for codes of eight bits
+    minima: Any = None  # float32 [rows, groups]
     levels: Levels | None = field(default=None, metadata={"static": True})  # of codes of four bits
 
     @property
@@ -66,12 +66,28 @@ class ScaledCodes:
         return self.shape[1] // groups if groups else 0
 
 
-MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaledE4M3:
+    """A matrix of floats in e4m3, by their bits, none of them NaN, times the scale of each row."""
+
+    codes: Any  # int8 [rows, cols]
+    scales: Any  # float32 [rows]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        rows, cols = self.codes.shape
+        return rows, cols
+
+
+MatrixOperand = Float[Array, "rows cols"] | ScaledCodes | ScaledE4M3
 Shaped = Array | jax.ShapeDtypeStruct  # enough to choose a loop
+AnyMatrix = Shaped | ScaledCodes | ScaledE4M3
 ProductOf = RowProduct | QuantizedProduct
 
 
-def shares(w: Shaped | ScaledCodes, batch: int) -> list[slice]:
+def shares(w: AnyMatrix, batch: int) -> list[slice]:
     """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
     launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
@@ -80,7 +96,7 @@ def shares(w: Shaped | ScaledCodes, batch: int) -> list[slice]:
 
 def product_of(
     op: str,
-    w: Shaped | ScaledCodes,
+    w: AnyMatrix,
     x: Shaped,
     *,
     normed: bool,
@@ -97,6 +113,8 @@ def product_of(
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
+    elif isinstance(w, ScaledE4M3):
+        _check_e4m3(op, w, x)
     else:
         _check_floats(op, w, x)
     if not 1 <= len(x) <= MAX_BATCH:
@@ -114,18 +132,22 @@ def product_of(
         form: dict[str, Any] = {"group": w.group, "minima": w.minima is not None, "levels": w.levels}
         product = (Int4Product if w.four_bits else Int8Product)(**shape, **form)
     else:
-        product = RowProduct(**shape, chunks=tile.chunks or 1)
+        product = RowProduct(**shape, chunks=tile.chunks or 1, e4m3=isinstance(w, ScaledE4M3))
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
     product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
-    room = even_share(product.blocks + beside) - product.scratch_bytes(normed=normed) + product.step_bytes
+    blocks = product.blocks + beside
+    room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
+    # A long stage may take a block so far beyond its share that fewer blocks fit on a processor.
+    if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
+        product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product
 
 
-def products_beside(op: str, matrices: Sequence[Shaped | ScaledCodes], x: Shaped, **how: Any) -> list[ProductOf]:
+def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: Any) -> list[ProductOf]:
     """Choose the loops of matrices that one kernel multiplies by x, by the rules and errors of `product_of`."""
     alone = [product_of(op, w, x, **how) for w in matrices]
     blocks = sum(product.blocks for product in alone)
@@ -134,11 +156,16 @@ def products_beside(op: str, matrices: Sequence[Shaped | ScaledCodes], x: Shaped
     ]
 
 
-def key_of(op: str, w: Shaped | ScaledCodes) -> str:
+def key_of(op: str, w: AnyMatrix) -> str:
     """Name an op on such a matrix for `tile_for`, with its kind of codes and the columns that share a scale."""
+    if isinstance(w, ScaledE4M3):
+        return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
         return op
-    return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
+    kind = ("int4" if w.four_bits else "int8") + ("_min" if w.minima is not None else "")
+    if w.levels is not None:
+        kind = f"levels_{len(w.levels.planes)}"
+    return f"{op} {kind}{f'/{w.group}' if w.group else ''}"
 
 
 def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
@@ -146,6 +173,16 @@ def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
         raise ValueError(f"{op} takes W [rows, cols] and x [batch, cols], got {w.shape} and {x.shape}")
     if w.dtype not in DTYPES or x.dtype != w.dtype:
         raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
+
+
+def _check_e4m3(op: str, w: ScaledE4M3, x: Shaped) -> None:
+    rows, cols = w.shape
+    if x.ndim != 2 or x.shape[1] != cols:
+        raise ValueError(f"{op} takes x [batch, {cols}], got {x.shape}")
+    if x.dtype not in DTYPES:
+        raise Unsupported(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
+    check_operand(op, "codes", w.codes, (rows, cols), jnp.int8)
+    check_operand(op, "scales", w.scales, (rows,), jnp.float32)
 
 
 def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
@@ -169,7 +206,7 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         raise Unsupported(f"{op} takes these levels in groups of {w.levels.group} columns, without minima")
 
 
-def _check_columns(op: str, w: Shaped | ScaledCodes, dtype: Any, tile: Tile) -> None:
+def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
     cols = w.shape[1]
     if not isinstance(w, ScaledCodes):
         step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)
