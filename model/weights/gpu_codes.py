@@ -171,20 +171,25 @@ def arranged(weights: Any) -> Any:
 
 
 def _arranged(leaf: Any) -> Any:
-    return _jitted(leaf) if isinstance(leaf, QuantizedMatrix) else leaf
+    if not isinstance(leaf, QuantizedMatrix) or isinstance(leaf, _Words):
+        return leaf
+    if leaf.zeros is not None and leaf.group == leaf.cols:
+        return leaf
+    if leaf.form == "int8":
+        return leaf if leaf.zeros is None else _with_minima(leaf)
+    return leaf if leaf.form not in WORDS or leaf.cols % int4.BLOCK else _in_words(leaf)
 
 
 @jax.jit
-def _jitted(matrix: QuantizedMatrix) -> QuantizedMatrix:
+def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Turn the zero points of codes of eight bits into minima."""
+    return Int8Min(matrix.codes, matrix.scales, None, _minima(matrix.scales, matrix.zeros))
+
+
+@jax.jit
+def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Put codes of four bits into words, and zero points into minima."""
     form, group = matrix.form, matrix.group
-    if isinstance(matrix, _Words):
-        return matrix
-    if form == "int8":
-        if matrix.zeros is None or group == matrix.cols:
-            return matrix
-        return Int8Min(matrix.codes, matrix.scales, None, _minima(matrix.scales, matrix.zeros))
-    if form not in WORDS or matrix.cols % int4.BLOCK or (matrix.zeros is not None and group == matrix.cols):
-        return matrix
     codes, minima = _in_order(matrix.codes), matrix.minima
     if form == "int4" and matrix.zeros is None:
         codes = codes ^ 8  # in two's complement

@@ -109,7 +109,7 @@ def load_params(
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     shared = _shared(checkpoint, *loaded) if loaded else {}
 
-    def place(*names: str, apart: bool = False) -> Matrix:
+    def place(*names: str, apart: bool = False) -> Array | QuantizedMatrix | Stacked:
         if names in shared:
             return shared[names]
         return _each_or_all(placed, [checkpoint.tensors[name] for name in names], apart=apart)
@@ -146,7 +146,9 @@ def array_names(config: Config, rope: Rope) -> Params:
     return _assemble(config, lambda *names, apart=False: Names(names), rope)
 
 
-def _shared(checkpoint: Checkpoint, other: Checkpoint, params: Params) -> dict[tuple[str, ...], Matrix]:
+def _shared(
+    checkpoint: Checkpoint, other: Checkpoint, params: Params
+) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
     """Find the arrays of `params`, read from `other`, whose tensors `checkpoint` has too; by the tensors' names."""
     found = {}
 
