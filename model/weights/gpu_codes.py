@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, UInt8, UInt32
+from jaxtyping import Array, Float, UInt8
 
 from model.checkpoints.checkpoint import Tensor
 from model.checkpoints.codes import LEVELS as EXACT_LEVELS
@@ -204,8 +204,8 @@ def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0)
     return -scales * (zeros.astype(jnp.float32) + middle)
 
 
-def _in_order(codes: UInt8[Array, "rows bytes"]) -> UInt32[Array, "rows cols"]:
+def _in_order(codes: UInt8[Array, "rows bytes"]) -> UInt8[Array, "rows cols"]:
     """Give the codes of a packed `QuantizedMatrix`, one to a column."""
     rows, count = codes.shape
-    pairs = codes.reshape(rows, count // LANES, LANES).astype(jnp.uint32)
+    pairs = codes.reshape(rows, count // LANES, LANES)
     return jnp.concatenate([pairs & 15, pairs >> 4], axis=-1).reshape(rows, 2 * count)

@@ -53,18 +53,18 @@ def pack(
         raise ValueError(f"int4 codes are packed {BLOCK} columns at a time, got {cols}")
     if np.any((codes < lowest) | (codes > lowest + 15)):
         raise ValueError(f"int4 codes are {lowest} to {lowest + 15}, got {codes.min()} to {codes.max()}")
-    return np.asarray(packed(np.asarray(codes & 15, np.uint32), order)).view(np.int32)
+    return np.asarray(packed((codes & 15).astype(np.uint8), order)).view(np.int32)
 
 
 def packed(codes: Any, order: Order) -> Any:
-    """Pack codes [rows, cols] in [0, 15], uint32 of NumPy or JAX, into words of uint32."""
+    """Pack codes [rows, cols] in [0, 15], uint8 of NumPy or JAX, into words of uint32."""
     rows, cols = codes.shape
     axes, turn = ORDERS[order]
     runs = codes.reshape(rows, cols // BLOCK, RUNS, *axes)
     lanes = runs.transpose(0, 1, 3 + turn[0], 2, 3 + turn[1], 3 + turn[2]).reshape(rows, cols // WORD, WORD)
-    words = lanes[..., 0]
+    words = lanes[..., 0].astype(np.uint32)
     for place in range(1, WORD):
-        words = words | lanes[..., place] << np.uint32(4 * place)
+        words = words | lanes[..., place].astype(np.uint32) << np.uint32(4 * place)
     return words
 
 
