@@ -5,10 +5,15 @@
 RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile is 8 rows of the first half of a head and
 the 8 rows of the second half that belong to them. Results of q go to the output, and those of k and v straight into row
 `position` of the cache, in pieces of 8 numbers. The loop is that of `gemv`.
+
+W may be several matrices, one above the other, each of whole heads. A GGUF file may hold q and k in codes of one kind
+and v in another. Each matrix has thread blocks of its own, with its own loop, in the same kernel.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +22,9 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import MatrixOperand, product_of, shares
+from pallas_kernels.parts.matrix import MatrixOperand, ProductOf, products_beside, shares
 from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.staging import own_meetings
+from pallas_kernels.parts.staging import finish_reads, own_meetings
 from pallas_kernels.parts.tile import Tile
 from pallas_kernels.unsupported import Unsupported
 
@@ -27,8 +32,31 @@ PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
 AHEAD = 4  # vectors whose position and angles are read before the product; there are no registers for more
 
 
+class Part(NamedTuple):
+    """One of the matrices that make up W."""
+
+    product: ProductOf
+    first_block: int
+    first_head: int
+    head_dim: int
+
+    @property
+    def pieces(self) -> int:
+        """Tiles of a head."""
+        return self.head_dim // (2 * PIECE)
+
+    def place(self, tile: Any) -> tuple[Any, Any]:
+        """Find the head of a tile, and its first number in the first half of that head."""
+        return self.first_head + lax.div(tile, self.pieces), lax.rem(tile, self.pieces) * PIECE
+
+    def rows(self, tile: Any) -> list[Any]:
+        """Find the first rows of both halves of a tile, in this matrix."""
+        head, d = lax.div(tile, self.pieces), lax.rem(tile, self.pieces) * PIECE
+        return [pl.multiple_of(head * self.head_dim + d + offset, PIECE) for offset in (0, self.head_dim // 2)]
+
+
 def norm_qkv(
-    w: MatrixOperand,
+    w: MatrixOperand | Sequence[MatrixOperand],
     x: Float[Array, "batch cols"],
     norm: Float[Array, " cols"],
     k: Float[Array, "batch kv_heads capacity head_dim"],
@@ -48,18 +76,25 @@ def norm_qkv(
 ]:
     """Compute q of one new token for each of up to 8 sequences, and write its k and v at `positions` of the cache.
 
-    w holds the rows of q, k and v. Arrays are all float32 or all bfloat16, except that w may be `ScaledCodes`, as in
-    `gemv`, and that cos and sin, of each sequence's position, are always float32. The caches are written in place where
-    the caller donates them. A position past the capacity is taken for the last one.
+    w holds the rows of q, k and v, in one matrix or in several of whole heads. Arrays are all float32 or all bfloat16,
+    except that w may be `ScaledCodes`, as in `gemv`, and that cos and sin, of each sequence's position, are always
+    float32. The caches are written in place where the caller donates them. A position past the capacity is taken for
+    the last one.
 
     Raises what `gemv` raises, and Unsupported unless head_dim is a multiple of 16.
     """
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
         raise Unsupported(f"norm_qkv takes heads of a multiple of {2 * PIECE} numbers, got {head_dim}")
-    several = shares(w, len(x))
-    products = tuple(product_of("norm_qkv", w, x[i], normed=True, tile=tile, runs=2, rows=PIECE) for i in several)
-    rows, cols = w.shape
+    matrices = (w,) if isinstance(w, jax.Array | jax.ShapeDtypeStruct) or not isinstance(w, Sequence) else tuple(w)
+    several = max((shares(matrix, len(x)) for matrix in matrices), key=len)
+    how: dict[str, Any] = {"normed": True, "tile": tile, "runs": 2, "rows": PIECE}
+    parts = tuple(_parts(products_beside("norm_qkv", matrices, x[i], **how), head_dim) for i in several)
+    rows, cols = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+    if any(matrix.shape[0] % head_dim for matrix in matrices):
+        raise Unsupported(
+            f"norm_qkv takes matrices of whole heads of {head_dim} rows, got {[m.shape for m in matrices]}"
+        )
     if rows != (heads + 2 * kv_heads) * head_dim:
         raise ValueError(f"norm_qkv takes W of {heads} + 2 x {kv_heads} heads of {head_dim} rows, got {rows} rows")
     if batch != len(x) or not capacity:
@@ -72,47 +107,68 @@ def norm_qkv(
     for name, array in (("cos", cos), ("sin", sin)):
         check_operand("norm_qkv", name, array, (batch, head_dim // 2), jnp.float32)
     return _norm_qkv(
-        w, x, norm, bias, k, v, positions, cos, sin, products=products, heads=heads, eps=eps, target=current_target()
+        matrices, x, norm, bias, k, v, positions, cos, sin, parts=parts, heads=heads, eps=eps, target=current_target()
     )
 
 
-@partial(jax.jit, static_argnames=("products", "heads", "eps", "target"))
-def _norm_qkv(w, x, norm, bias, k, v, positions, cos, sin, *, products, heads: int, eps: float, target: Target):
+def _parts(products: Sequence[ProductOf], head_dim: int) -> tuple[Part, ...]:
+    parts, block, head = [], 0, 0
+    for product in products:
+        parts.append(Part(product, block, head, head_dim))
+        block += product.blocks
+        head += product.tiles * product.rows * product.runs // head_dim
+    return tuple(parts)
+
+
+@partial(jax.jit, static_argnames=("parts", "heads", "eps", "target"))
+def _norm_qkv(matrices, x, norm, bias, k, v, positions, cos, sin, *, parts, heads: int, eps: float, target: Target):
     k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
     found, first, places = [], 0, (positions, cos, sin)
-    for product in products:
-        mine = x[first : first + product.batch]
-        found.append(
-            _launched(product, first, w, mine, norm, bias, k_ref, v_ref, *places, heads=heads, eps=eps, target=target)
-        )
-        first += product.batch
+    fixed: dict[str, Any] = {"heads": heads, "eps": eps, "target": target}
+    for mine in parts:
+        batch = mine[0].product.batch
+        some = x[first : first + batch]
+        found.append(_launched(mine, first, matrices, some, norm, bias, k_ref, v_ref, *places, **fixed))
+        first += batch
     return jnp.concatenate(found), jax.freeze(k_ref), jax.freeze(v_ref)
 
 
 def _launched(
-    product, base: int, w, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
+    parts, base: int, matrices, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
 ):
     """Launch the kernel for some vectors, those of the sequences from `base` on.
 
     Small arrays are passed whole. A slice would be a view, but a kernel's arrays start at multiples of 256 bytes.
     """
     batch, (_, kv_heads, capacity, head_dim) = len(x), k.shape
-    weight = product.operands(w)
+    operands = [
+        [*part.product.operands(w), part.product.view(x), part.product.view(norm)]
+        for part, w in zip(parts, matrices, strict=True)
+    ]
     optional = [] if bias is None else [bias]
-    pieces = head_dim // (2 * PIECE)  # tiles of a head
     half = head_dim // 2
 
-    def norm_qkv(*refs, staged):
-        weight_refs, refs = refs[: len(weight)], refs[len(weight) :]
-        x_ref, norm_ref, k_ref, v_ref, at_ref, cos_ref, sin_ref, *bias_refs, q_ref = refs
+    def norm_qkv(*refs, staged=None):
+        refs, block = list(refs), lax.axis_index("block")
+        operand_refs = [[refs.pop(0) for _ in mine] for mine in operands]
+        for part, mine in zip(parts, operand_refs, strict=True):
+            if staged is not None:
+                multiply(part, block, mine, refs, staged)
+                continue
 
-        def place(tile):
-            """Find the head of a tile, and its first number in the first half of that head."""
-            return lax.div(tile, pieces), lax.rem(tile, pieces) * PIECE
+            # A block runs the loop of one part only, so the parts share its memory.
+            @pl.when((block >= part.first_block) & (block < part.first_block + part.product.blocks))
+            def _(part=part, mine=mine):
+                def alone(staged):
+                    multiply(part, block - part.first_block, mine, refs, staged)
+                    finish_reads(target)
 
-        def starts(tile):
-            head, d = place(tile)
-            return [pl.multiple_of(head * head_dim + d + offset, PIECE) for offset in (0, half)]
+                pl.run_scoped(alone, staged=part.product.scratch(normed=True))
+
+    def multiply(part, block, operand_refs, refs, staged):
+        *weight_refs, x_ref, norm_ref = operand_refs
+        k_ref, v_ref, at_ref, cos_ref, sin_ref, *bias_refs, q_ref = refs
+        product, place, starts = part.product, part.place, part.rows
 
         def turn(tile, b):
             """Load the position of vector b, and the cosines and sines of the tile."""
@@ -122,7 +178,9 @@ def _launched(
 
         def read(tile):
             """Load the biases of both halves, and the turns of the first vectors."""
-            rows = [pl.ds(start, PIECE) for start in starts(tile)]
+            head, d = place(tile)
+            first = head * head_dim + d
+            rows = [pl.ds(pl.multiple_of(first + offset, PIECE), PIECE) for offset in (0, half)]
             biases = [[product.load_rows(bias_ref.at[some]) for some in rows] for bias_ref in bias_refs]
             return biases, [turn(tile, b) for b in range(min(batch, AHEAD))]
 
@@ -153,16 +211,16 @@ def _launched(
             def _():
                 store_in_pieces(v_ref.at[base + b, head - heads - kv_heads, at, numbers], y)
 
-        block = lax.axis_index("block")
         ends: dict[str, Any] = {"ahead": read, "finish": finish}
         product.run(block, weight_refs, starts, x_ref, norm_ref, staged, target, eps=eps, **ends)
 
+    scratch = {"staged": parts[0].product.scratch(normed=True)} if len(parts) == 1 else {}
     kernel = target.kernel(
         norm_qkv,
         out_type=jax.ShapeDtypeStruct((batch, heads, head_dim), x.dtype),
-        grid=(product.blocks,),
+        grid=(sum(part.product.blocks for part in parts),),
         grid_names=("block",),
         compiler_params=own_meetings(),
-        scratch_types={"staged": product.scratch(normed=True)},
+        scratch_types=scratch,
     )
-    return kernel(*weight, product.view(x), product.view(norm), k, v, positions, cos, sin, *optional)
+    return kernel(*chain(*operands), k, v, positions, cos, sin, *optional)

@@ -242,7 +242,7 @@ def test_a_seed_tells_one_story(seed):
 def test_nats_are_those_of_the_choices(seed):
     once = story(random.Random(seed))
     replay = Replay(once.trail)
-    again = told(replay, OPEN)
+    again = tell_story(replay, OPEN)
     assert again == once
     probability = math.prod(w[chosen] / sum(w) for w, chosen in zip(replay.weights, once.trail, strict=True))
     assert math.isclose(once.nats, -math.log(probability), rel_tol=1e-12)
@@ -254,10 +254,10 @@ def test_another_choice_makes_another_text(seed, data):
     """So that the probability of a text is that of its choices."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
-    told(replay, OPEN)
+    tell_story(replay, OPEN)
     i = data.draw(st.integers(0, len(once.trail) - 1), label="choice")
     other = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda other: other != once.trail[i]))
-    assert told(Replay((*once.trail[:i], other)), OPEN).text != once.text
+    assert tell_story(Replay((*once.trail[:i], other)), OPEN).text != once.text
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:

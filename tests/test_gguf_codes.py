@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import model.weights.gpu_codes
 import reference.llama
 from model.cache import empty_cache
 from model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
@@ -23,11 +24,12 @@ from model.forward import forward
 from model.ops.cpu import CPU
 from model.ops.gpu import PROMPT, pallas_ops
 from model.ops.xla import XLA
+from model.running.device import HOPPER, Device
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
 from model.tensors import EMBEDDING
-from model.weights.codes import Embedding, Int8Min, QuantizedMatrix
-from model.weights.gpu_codes import arranged
+from model.weights.codes import Embedding, Int8, Int8Min, QuantizedMatrix
+from model.weights.gpu_codes import Int4MinWords, Stacked, arranged
 from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from reference.quantizers import ggml
 from tests import families, gguf_files
@@ -182,6 +184,23 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
     np.testing.assert_array_equal(np.asarray(WEIGHTS(weight)), exact)
 
 
+def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path, monkeypatch):
+    """Everything is arranged for the kernels, stands for the same weights, and is planned as it is loaded."""
+    monkeypatch.setattr(model.weights.gpu_codes, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
+    checkpoint = open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf"))
+    params = load_params(checkpoint, dtype=FLOAT32, positions=1)
+    planned = abstract_params(checkpoint.config, dtype=FLOAT32, positions=1, tensors=checkpoint.tensors)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), planned)
+    weight, prefix = params.layers[0].qkv.weight, "model.layers.0.self_attn"
+    assert isinstance(weight, Stacked)
+    assert [(type(part), part.group) for part in weight.parts] == [(Int4MinWords, 32), (Int8, 16)]
+    for part, names in zip(weight.parts, ("qk", "v"), strict=True):
+        exact = joined(checkpoint, *(f"{prefix}.{name}_proj.weight" for name in names))
+        np.testing.assert_array_equal(part.weights(), exact)
+    tokens = np.array([[3, 47, 3], [0, 1, 2]])
+    np.testing.assert_array_equal(np.asarray(params.embedding[tokens]), joined(checkpoint, EMBEDDING)[tokens])
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, dtype):
@@ -222,8 +241,8 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
 
 
 @pytest.mark.parametrize("types", ["Q4_K", "Q3_K", "Q4_K_M", "IQ4_NL"])
-def test_kernels_leave_what_they_do_not_read_to_the_plain_form(tmp_path, types):
-    """Kernels refuse minima, groups of 16 and levels from a table as they are traced."""
+def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types):
+    """Kernels refuse rows of less than 1,024 columns as they are traced; codes are arranged for them all the same."""
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types])
     params = arranged(load_params(checkpoint, dtype=FLOAT32, positions=1))
     table, reasons = pallas_ops(checkpoint.config, params, capacity=64)

@@ -14,6 +14,7 @@ import pytest
 import model.llama
 from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantized
+from model.checkpoints.gguf.blocks import FORMS
 from model.forward import decode, forward, prefill
 from model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
 from model.ops.cpu import CPU
@@ -203,11 +204,11 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """A Q4_K_M file runs one layer by kernels, and only the matrices that kernels read of the other."""
-    coded, minima = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "int8_min", 32)
-    params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=minima.layers[1].ffn)])
+    """A file may run one layer by kernels, and only the matrices that kernels read of the other."""
+    coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
+    params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)
-    reason = "in 1 of 2 layers: kernels multiply by weights in int8 and int4, not in int8_min"
+    reason = "in 1 of 2 layers: kernels multiply by fp8 weights with a scale for each row, not for 32 columns"
     assert choice.plain == {"norm_gate_up": reason, "down_add": reason}
     assert choice.kernels == tuple(KERNELS)
     assert describe(choice) == f"kernels: {' '.join(KERNELS)}; plain: norm_gate_up down_add ({reason})"
@@ -217,6 +218,13 @@ def test_layers_of_different_forms_are_routed_apart():
             if call.op in ("norm_gate_up", "down_add"):
                 found[by_kernel].add("griddepcontrol_wait" in program(choice.ops, call))
     assert found == {True: {True}, False: {False}}
+
+
+@pytest.mark.parametrize("type", sorted(FORMS))
+def test_every_type_of_a_gguf_file_runs_by_kernels(type):
+    form, group = FORMS[type]
+    _, reasons = pallas_ops(WIDE, in_codes(shapes(WIDE), form, group), capacity=CAPACITY)
+    assert not any(reasons.values())
 
 
 def test_a_prompt_s_products_are_xla_s_and_its_attention_a_kernel_of_any_length():

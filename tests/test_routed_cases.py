@@ -16,10 +16,10 @@ from benchmarks.kernel_cases.case import Case, Work
 from benchmarks.random_model import random_shapes
 from model.checkpoints.checkpoint import Codes
 from model.insight.shapes import SHAPES
-from model.ops.gpu import PROMPT, QUANTIZED
+from model.ops.gpu import PROMPT
 from model.ops.gpu import calls as model_calls
 from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
-from model.weights.gpu_codes import arranged
+from model.weights.gpu_codes import Stacked, arranged
 from model.weights.params import Params
 from pallas_kernels.parts.matrix import MAX_BATCH
 from pallas_kernels.unsupported import Unsupported
@@ -55,10 +55,16 @@ class Call(NamedTuple):
             q, _, _, _ = self.arrays
             return {"dtype": q.dtype, "head": q.shape[-1], "window": self.fixed["window"] is not None}
         _, x, norm, bias, *others = self.arrays
-        (loop,) = {self.fixed.get("product"), *self.fixed.get("products", ())} - {None}
+        loops = (
+            [self.fixed["product"]] if "product" in self.fixed else [part.product for part in self.fixed["parts"][0]]
+        )
+        loop = loops[0]
         return {
             "dtype": x.dtype,
-            "loop": (type(loop).__name__, getattr(loop, "group", None)),
+            "loop": tuple(
+                (type(loop).__name__, *(getattr(loop, name, None) for name in ("group", "minima", "levels")))
+                for loop in loops
+            ),
             "norm": norm is not None,
             "bias": bias is not None,
             "several": loop.batch > 1,
@@ -134,8 +140,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
     """Weights as floats, and in codes with groups of every size."""
     yield shapes(config, dtype, None)
     coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
-    kinds = [kind for kind in CLASS_OF_FORM.values() if kind.form in QUANTIZED]
-    for kind, group in product(kinds, (*GROUPS, None)):
+    for kind, group in product(CLASS_OF_FORM.values(), (*GROUPS, None)):
 
         def regrouped(leaf: Any, kind=kind, group=group):
             if not isinstance(leaf, QuantizedMatrix):
@@ -145,6 +150,22 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
         changed = jax.tree.map(regrouped, coded, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
         yield jax.eval_shape(arranged, changed)
+    for form in ("int4_min", "int8_min"):
+        yield with_v_apart(coded, config, form)
+
+
+def with_v_apart(coded: Params, config: Config, form: str) -> Params:
+    """Give v another form than q and k, as in files of mixed types."""
+    (layer,) = coded.layers
+    rows = config.kv_heads * config.head_dim
+
+    def part(form: Any, group: int, count: int) -> Any:
+        codes = Codes(form, group, zeros=False, bytes=0, parts=lambda: iter(()))
+        return CLASS_OF_FORM[form].shapes(count, config.dim, codes)
+
+    parts = part(form, 32, config.heads * config.head_dim + rows), part("int8", 16, rows)
+    layer = layer._replace(qkv=layer.qkv._replace(weight=Stacked(parts)))
+    return jax.eval_shape(arranged, coded._replace(layers=[layer]))
 
 
 def route() -> None:
@@ -159,13 +180,22 @@ def route() -> None:
 def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Record):
     asked = set().union(*(call.pairs for call in calls(route)))
     assert {kernel for kernel, *_ in asked} == set(LAUNCHES.values())
-    groups = {value[1] for _, *pair in asked for name, value in pair if name == "loop"}
-    assert groups == {None, 32, 64, 128}  # what kernels take of those above
+    groups = {loop[1] for _, *pair in asked for name, value in pair if name == "loop" for loop in value}
+    assert groups == {None, 16, 32, 64, 128}  # what kernels take of those above
 
     met = {
         name: set().union(*(call.pairs for call in calls(partial(launch, {name: case}))))
         for name, case in gated_cases().items()
     }
     assert not asked - set().union(*met.values())
-    for word in ("q8_32", "q4_128", "bias", "window", "float32", "x2"):  # one kind of them less is seen
+    for word in (
+        "q8_32",
+        "q4_128",
+        "q4_32_min",
+        "iq4_nl",
+        "bias",
+        "window",
+        "float32",
+        "x2",
+    ):  # one kind of them less is seen
         assert asked - set().union(*(pairs for name, pairs in met.items() if word not in name.split())), word

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernel_cases.case import Case
+from benchmarks.random_model import NO_NAN
 from model.insight.machine import random_numbers
+from pallas_kernels.parts.matrix import ScaledE4M3
 
 MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of eight int4 codes may be anything
 
@@ -20,12 +22,19 @@ def draw(case: Case, seed: int) -> list[Any]:
     return [
         jnp.asarray(case.given[i])
         if i in case.given
-        else jax.tree.map(lambda shape: _drawn(next(seeds), shape), shapes)
+        else jax.tree.map(lambda shape: _drawn(next(seeds), shape), shapes, is_leaf=_is_e4m3)
         for i, shapes in enumerate(case.arrays)
     ]
 
 
-def _drawn(seed: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
+def _is_e4m3(leaf: Any) -> bool:
+    return isinstance(leaf, ScaledE4M3)
+
+
+def _drawn(seed: int, shape: Any) -> Any:
+    if _is_e4m3(shape):
+        codes, scales = (_drawn(seed + i, part) for i, part in enumerate((shape.codes, shape.scales)))
+        return ScaledE4M3(codes & NO_NAN, scales)
     if jnp.issubdtype(shape.dtype, jnp.floating):
         return random_numbers(seed, *shape.shape, dtype=shape.dtype)
     return _codes(jax.random.key(seed, impl="rbg"), shape.shape, np.dtype(shape.dtype))

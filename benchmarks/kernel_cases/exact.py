@@ -11,9 +11,10 @@ import numpy as np
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import WARPS
 from pallas_kernels.parts.integer_mma import CHUNK as STEP
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 from pallas_kernels.parts.quantized_product import GROUPS
 from reference.attention import causal_mask
+from reference.quantizers.minifloat import E4M3
 from reference.softmax import softmax as exact_softmax
 from verify.precision import TINY, U
 from verify.running_error import (
@@ -56,18 +57,50 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
     over digits follow, three over warps, and a scale for the row. Where x has a norm, with an `eps`, its 1/rms
     multiplies the sums: 1 / sqrt(eps) at most.
     """
+    if isinstance(w, tuple):
+        parts = [_product(x, part, eps=eps) for part in w]
+        return Approx(*(np.concatenate(some, axis=-1) for some in zip(*parts, strict=True)))
+    if isinstance(w, ScaledE4M3):
+        y, scales = projected(x, E4M3.decode(np.asarray(w.codes).view(np.uint8))), np.abs(exactly(w.scales).value)
+        value = y.value * exactly(w.scales).value
+        return Approx(value, y.error * scales * (1 + U) + U * np.abs(value) + 2 * TINY * (1 + y.size + scales))
     if not isinstance(w, ScaledCodes):
         return projected(x, exactly(w).value)
-    (rows, cols), group = w.shape, w.group or max(GROUPS)
-    codes = int4.unpack(np.asarray(w.codes)) if w.four_bits else np.asarray(w.codes)
-    return fixed_point_product(
-        x,
-        codes.astype(np.float64),
-        np.asarray(w.scales, np.float64).reshape(rows, -1),
-        group=group,
-        roundings=-(-cols // STEP) * STEP // (WARPS * group) + 3 + 3 + 1,
-        rms=1.0 if eps is None else eps**-0.5,
-    )
+    (rows, cols), group, planes = w.shape, w.group or max(GROUPS), 1
+    if w.levels is not None and len(w.levels.planes) > 1:
+        planes = 2 * len(w.levels.planes)  # digits of a level may be twice as large as it
+    roundings = -(-cols // STEP) * STEP // (WARPS * group) * planes + 3 + 3 + 1
+    rms = 1.0 if eps is None else eps**-0.5
+    scales = np.asarray(w.scales, np.float64).reshape(rows, -1)
+    y = fixed_point_product(x, levels_of(w), scales, group=group, roundings=roundings, rms=rms)
+    if w.minima is None:
+        return y
+    least = _of_minima(x, np.asarray(w.minima, np.float64), roundings=roundings, rms=rms)
+    return Approx(y.value + least.value, y.error + least.error)
+
+
+def levels_of(w: ScaledCodes) -> np.ndarray:
+    """Decode codes [rows, cols] to the numbers that scales multiply."""
+    if not w.four_bits:
+        return np.asarray(w.codes, np.float64)
+    codes = int4.unpacked(np.asarray(w.codes), w.order)
+    if w.levels is not None:
+        return np.array(w.levels.integers, np.float64)[codes] * w.levels.unit
+    return (codes if w.minima is not None else int4.signed(codes)).astype(np.float64)
+
+
+def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> Approx:
+    """Minima [rows groups] times the sums of groups of x, which have as many roundings as numbers, and the product."""
+    groups = minima.shape[1]
+
+    def sums(part: np.ndarray) -> np.ndarray:
+        return np.sum(part.reshape(*part.shape[:-1], groups, -1), axis=-1)
+
+    size, off, magnitudes = sums(x.size), sums(x.error + TINY), np.abs(minima).T
+    group = x.value.shape[-1] // groups
+    error = off @ magnitudes + gamma(group + 1 + roundings) * ((size + off) @ magnitudes)
+    tiny = 4 * TINY * (1 + np.max(magnitudes)) * np.sum(1 + size, axis=-1, keepdims=True)
+    return Approx(sums(x.value) @ minima.T, error + tiny * max(1.0, rms))
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:

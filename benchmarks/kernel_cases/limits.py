@@ -53,6 +53,7 @@ NORMED_WIDE = Limits(152, 2.8)
 PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
 STAGING = 12  # registers of a thread that stages a vector, beside the numbers it has read
 LOADED = 6  # registers for the numbers of another chunk
+E4M3 = 1.0  # instructions that widen a weight of eight bits, beyond those that widen bfloat16
 
 
 def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
@@ -80,6 +81,8 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     if not normed:  # a thread reads these words of a vector before it stores any
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
         one = one._replace(registers=max(one.registers, read + STAGING))
+    if product.e4m3 and one.instructions is not None:
+        one = one._replace(registers=min(one.registers + 16, MOST_REGISTERS), instructions=one.instructions + E4M3)
     more = product.batch - 1
     if not more or one.instructions is None:
         return one
@@ -99,8 +102,10 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
 def _of_codes(product: QuantizedProduct) -> Limits:
     """Count the instructions of a warp in a step of 256 columns, with four tensor-core products for each 8 rows:
 
-        2 to 8 / 8 rows         to load codes, 16 bytes at a time, or 8 in groups of 32, and a load for four scales
-        3 a word                to cut 8 codes of four bits apart
+        2 to 16 / 8 rows        to load codes, 16 bytes at a time, or 8 in groups of 32 and 4 in groups of 16, and a
+                                load for four scales
+        3 a word                to cut 8 codes of four bits apart, or 6 to make selectors of levels of them
+        7 a word and plane      to look 8 levels up, with what moves a table
         4 a product             to move codes of eight bits in groups of 32, whose sides are not loaded together
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring holds all steps
@@ -108,8 +113,9 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     for each two vectors, by codes of four bits of sixteen rows,
 
         8 + 8                   to load digits, of a side each
-        1 a product             to multiply
+        1 a product             to multiply, for each plane of levels; in groups of 16 there are twice as many
         6 / 8 rows              for each group: two sums become floats, with a scale each, and are added
+        16                      to clear lane 3's digits, where there are minima
         2                       to load the units of four groups' digits
 
     and for each that is alone
@@ -119,30 +125,42 @@ def _of_codes(product: QuantizedProduct) -> Limits:
         3 or 4 / 8 rows         for each group: a sum, of both sides where they are one group's, becomes a float, with a
                                 scale, and is added
         1                       to load the units of four groups' digits
+        8                       to clear lane 3's digits, where there are minima
+
+    Each plane of levels but the first takes one more instruction for each scale.
 
     Four blocks can share a processor with 128 registers a thread, and three with 168. Tiles of more than four octets
-    may take 168, because three blocks a processor cover their whole matrix. More than two vectors may take all
+    may take 168, because three blocks a processor cover their whole matrix. Levels of several planes may, too, since
+    they wait for instructions and not for memory. More than two vectors may take all
     registers, with two blocks a processor: their digits alone take 12 each. Steps that are written out form no loop, so
     neither limit is theirs.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
-    products, fours = QUARTER // (SIDES * SIDE), -(-groups // 4)
+    products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)
     four_bits, apart = product.bits == 4, product.columns == SIDE
-    if four_bits:
+    planes = 1 if product.levels is None else len(product.levels.planes)
+    if product.levels is not None:
+        loads = 2 + (6 + 7 * planes) * QUARTER // 32
+    elif four_bits:
         loads = 2 + 3 * QUARTER // 32
+    elif product.columns < SIDE:
+        loads = 16
     else:
         loads = 8 + 4 * products if apart else 4
     codes = octets * (loads + (fours if product.group else 0))
+    cleared = QUARTER // SIDE if product.minima else 0
     turn = 30
     if product.blocks < product.tiles or product.ring_stages < product.steps:
-        turn += 20 + 16 * product.runs * (2 if product.group else 1)
-    scaled = 2 + (product.group is not None)
-    two = 8 + SIDES * products + octets * products + 2 * (fours + groups * octets * scaled)
-    one = 8 + products * (1 if four_bits or apart else 2) + octets * products + fours
-    one += groups * octets * (scaled + (not apart))
+        turn += 20 + 16 * product.runs * (1 + product.kinds if product.group else 1)
+    multiplied = octets * products * planes
+    scaled = groups * octets * ((2 + (product.group is not None)) * planes + planes - 1)
+    joined = groups * octets * planes if product.columns > SIDE else 0
+    two = 8 + SIDES * products + multiplied + 2 * (fours + scaled + cleared)
+    one = 8 + products * (1 if four_bits or product.columns <= SIDE else 2) + multiplied + fours
+    one += scaled + joined + cleared
     pairs, alone = divmod(product.batch, 2) if four_bits and octets % 2 == 0 else (0, product.batch)
     total = codes + turn + pairs * two + alone * one
-    registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 else 128
+    registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 else 128
     return Limits(registers, _up(total * LANES / (8 * octets * QUARTER)))
 
 

@@ -11,8 +11,9 @@ from jax import lax
 
 from model.ops.block import rmsnorm as _rmsnorm
 from model.ops.products import dot
-from model.weights.gpu_codes import unpacked
-from pallas_kernels.parts.matrix import ScaledCodes
+from model.weights.codes import FP8
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):
@@ -28,13 +29,28 @@ def _biased(y, bias):
 
 def _product(x, w):
     """Compute W x. XLA scales codes inside the product where it can."""
+    if isinstance(w, tuple):
+        return jnp.concatenate([_product(x, part) for part in w], axis=-1)
+    if isinstance(w, ScaledE4M3):
+        wide = FP8.decode(w.codes) * (FP8.unit * w.scales[:, None])
+        return dot(x, wide.astype(x.dtype))
     if not isinstance(w, ScaledCodes):
         return dot(x, w)
     rows, cols = w.shape
-    codes = unpacked(w.codes) if w.four_bits else w.codes
     scales = w.scales.reshape(rows, -1, 1)
-    wide = codes.reshape(rows, scales.shape[1], -1).astype(jnp.float32) * scales
+    wide = _levels(w).reshape(rows, scales.shape[1], -1).astype(jnp.float32) * scales
+    if w.minima is not None:
+        wide = wide + w.minima[..., None]
     return dot(x, wide.astype(x.dtype).reshape(rows, cols))
+
+
+def _levels(w: ScaledCodes):
+    if not w.four_bits:
+        return w.codes
+    codes = int4.unpacked(w.codes, w.order)
+    if w.levels is not None:
+        return jnp.asarray(w.levels.integers, jnp.float32)[codes] * w.levels.unit
+    return codes if w.minima is not None else int4.signed(codes)
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None):

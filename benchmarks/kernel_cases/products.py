@@ -23,10 +23,12 @@ from benchmarks.kernel_cases.case import (
     times,
 )
 from benchmarks.kernel_cases.limits import product_limits
+from model.weights.gpu_codes import LEVELS
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up
 from pallas_kernels.norm_qkv import PIECE, norm_qkv
-from pallas_kernels.parts.matrix import ScaledCodes, product_of, shares
+from pallas_kernels.parts.levels import Levels
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3, product_of, shares
 from pallas_kernels.parts.quantized_product import GROUPS
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
@@ -37,16 +39,30 @@ class Coded(NamedTuple):
 
     bits: int
     group: int | None  # columns that share a scale; None: a whole row does
+    minima: bool = False
+    levels: Levels | None = None
+    e4m3: bool = False
 
 
 # Kernels take these schemes of `--quantize`, and a few more forms that checkpoints bring.
-SCHEME_FORMS = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
+SCHEME_FORMS = {
+    "q8": Coded(8, 64),
+    "q8_row": Coded(8, None),
+    "q4": Coded(4, 64),
+    "nf4": Coded(4, 64, levels=LEVELS["nf4"]),
+    "mxfp4": Coded(4, 32, levels=LEVELS["mxfp4"]),
+    "fp8": Coded(8, None, e4m3=True),
+}
 EVERY_FORM = SCHEME_FORMS | {
     f"q{bits}_{group}": Coded(bits, group)
     for bits in (8, 4)
     for group in GROUPS
     if group != SCHEME_FORMS[f"q{bits}"].group
 }
+EVERY_FORM |= {f"q{bits}_{group}_min": Coded(bits, group, minima=True) for bits in (8, 4) for group in GROUPS}
+EVERY_FORM["iq4_nl"] = Coded(4, 32, levels=LEVELS["iq4_nl"])
+# A file may hold q and k in codes of one form and v in another: Q4_K_M and Q5_K_M do so in half of the layers.
+MIXED = ("q4_32_min+q8_16", "q8_32_min+q8_16")
 
 
 @Family
@@ -90,6 +106,8 @@ def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
         yield from _first_three(config, dtype, work, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
         yield _head(config, dtype, scheme=scheme)
+    for schemes in MIXED:
+        yield _norm_qkv(config, dtype, work, scheme=schemes)
 
 
 @partial(Variant, meetings=(Meeting("tinyllama-1.1b", BFLOAT16), Meeting("llama-3.1-8b", FLOAT32)))
@@ -97,6 +115,8 @@ def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product that may have a bias, with one vector and matrices in every form."""
     for scheme in (None, *EVERY_FORM):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
+    for schemes in MIXED:
+        yield _norm_qkv(config, dtype, work, scheme=schemes, bias=True)
 
 
 @partial(
@@ -112,6 +132,8 @@ def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) ->
     for scheme in (None, *EVERY_FORM) if batch <= 2 else EVERY_FORM:
         yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)
         yield _head(config, dtype, batch=batch, scheme=scheme)
+    for schemes in MIXED:
+        yield _norm_qkv(config, dtype, work, batch=batch, scheme=schemes, bias=True)
 
 
 def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> Iterator[Case]:
@@ -190,7 +212,12 @@ def _norm_qkv(
     rows = (heads + 2 * kv_heads) * head_dim
     cache = array(batch, kv_heads, work.capacity, head_dim, dtype=dtype)
     turns = array(batch, head_dim // 2, dtype=FLOAT32)
-    w, x = _matrix(rows, config.dim, dtype, scheme), array(batch, config.dim, dtype=dtype)
+    first, *last = (scheme or "").split("+")
+    cut = rows - kv_heads * head_dim if last else rows
+    w = _matrix(cut, config.dim, dtype, first or None)
+    if last:
+        w = w, _matrix(rows - cut, config.dim, dtype, last[0])
+    x = array(batch, config.dim, dtype=dtype)
     case = Case(
         op=_named("norm_qkv", scheme),
         shape=f"{heads}+2x{kv_heads}x{head_dim}x{config.dim}{times(batch)}",
@@ -211,7 +238,7 @@ def _norm_qkv(
         ),
         donated=(3, 4),
         kernels={"norm_qkv": _limits("norm_qkv", w, x, normed=True, runs=2, rows=PIECE)},
-        bits=_bits(dtype, scheme),
+        bits=_bits(dtype, first or None),
     )
     return _with_bias(case, rows) if bias else case
 
@@ -229,6 +256,8 @@ def _with_bias(case: Case, rows: int) -> Case:
 
 def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
     """Limit the kernel that multiplies W by the largest share of the vectors x."""
+    if isinstance(w, tuple):  # a loop for each matrix
+        return Limits(max(_limits(op, part, x, **how).registers for part in w))
     most = shares(w, len(x))[0].stop
     vectors: Any = array(most, x.shape[1], dtype=x.dtype)
     try:
@@ -241,13 +270,15 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
 def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     if scheme is None:
         return array(rows, cols, dtype=dtype)
-    bits, group = EVERY_FORM[scheme]
+    bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]
     codes = (
         array(rows, cols // 8, dtype=np.dtype(np.int32)) if bits == 4 else array(rows, cols, dtype=np.dtype(np.int8))
     )
-    scales = (rows,) if group is None else (rows, cols // group)
-    arrays: tuple[Any, Any] = codes, array(*scales, dtype=FLOAT32)
-    return ScaledCodes(*arrays)
+    shape = (rows,) if group is None else (rows, cols // group)
+    scales: Any = array(*shape, dtype=FLOAT32)
+    if e4m3:
+        return ScaledE4M3(codes, scales)
+    return ScaledCodes(codes, scales, scales if minima else None, levels)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:

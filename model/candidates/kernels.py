@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from model.candidates.made_for import made_for
@@ -15,6 +16,8 @@ from model.ops.gpu import pallas_ops
 from model.ops.table import Ops
 from model.ops.xla import XLA
 from model.running.device import default_device
+from model.weights.codes import MXFP4
+from model.weights.gpu_codes import LEVELS
 from model.weights.params import Params
 from pallas_kernels.attention_decode import attention_decode as decode_kernel
 from pallas_kernels.attention_paged import attention_paged as paged_kernel
@@ -24,7 +27,7 @@ from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
 from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
 from pallas_kernels.softmax import softmax as softmax_kernel
 from reference.config import Config
@@ -49,6 +52,7 @@ kernel = partial(made_for, kernel=True)
 
 HEADS = {"head_dim": [64, 128]}
 INTEGER = {"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}
+CODED = {**INTEGER, "scheme": [*INTEGER["scheme"], "mxfp4", "fp8"]}  # NF4 rounds its levels, a little more than once
 PRODUCT = {"batch": [1, 2], "rows": [8, 16], "cols": [256, 512]}
 # Kinds whose numbers are about as large as each other: `gemv_quantized` allows for no more than a rounding of each
 # number, and the kernel takes a group of them in fixed point. `gemv_fixed_point` draws all kinds.
@@ -68,14 +72,22 @@ def gemv(x: Float[Array, " cols"], weight: Float[Array, "rows cols"]) -> Float[A
     return run(gemv_kernel, weight, x[None])[0]
 
 
-@kernel("gemv_quantized", only={**INTEGER, "x": EVEN})
+@kernel("gemv_quantized", only={**CODED, "x": EVEN})
 def gemv_quantized(
     x: Float[Array, " cols"], codes: Int[Array, "rows cols"], scales: Float[Array, "rows groups"], *, scheme: str
 ) -> Float[Array, " rows"]:
-    """W x for codes of the schemes q8, q8_row and q4."""
-    if scheme == "q4":
+    """W x for codes of the schemes of `--quantize`."""
+    if scheme == "fp8":
+        return run(gemv_kernel, ScaledE4M3(lax.bitcast_convert_type(codes, jnp.int8), scales[:, 0]), x[None])[0]
+    if scheme == "mxfp4":
+        scales = MXFP4.real_scales(scales)
+    levels = LEVELS.get(scheme)
+    if levels is not None:
+        codes = jnp.asarray(int4.pack(np.asarray(codes), "table", lowest=0))
+    elif scheme == "q4":
         codes = jnp.asarray(int4.pack(np.asarray(codes)))
-    return run(gemv_kernel, ScaledCodes(codes, scales[:, 0] if scheme == "q8_row" else scales), x[None])[0]
+    scales = scales[:, 0] if scheme == "q8_row" else scales
+    return run(gemv_kernel, ScaledCodes(codes, scales, None, levels), x[None])[0]
 
 
 gemv_fixed_point = kernel("gemv_fixed_point", only=INTEGER)(gemv_quantized.function)

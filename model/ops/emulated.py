@@ -27,6 +27,7 @@ from model.ops.table import Ops, Product
 from model.ops.xla import XLA, plain
 from model.tensors import stacks
 from model.weights.codes import QuantizedMatrix
+from model.weights.gpu_codes import Stacked
 from model.weights.params import Matrix, Names, Params, array_names
 from reference.config import Config
 
@@ -83,7 +84,7 @@ def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
         numbers = ROUNDINGS[weight.to](x.astype(jnp.float32))
         y = product(numbers[..., :cols], weight.weight)
         if weight.to == "q8_1":
-            assert isinstance(weight.weight, QuantizedMatrix) and weight.weight.minima is not None
+            assert isinstance(weight.weight, QuantizedMatrix | Stacked) and weight.weight.minima is not None
             minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of appended columns are 0
             y += jnp.matmul(numbers[..., cols:], minima.T, precision=lax.Precision.HIGHEST)
         return y

@@ -26,8 +26,8 @@ from model.cache import LayerCache, empty_cache
 from model.ops.products import dot
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA, plain
-from model.weights.codes import Int8, QuantizedMatrix
-from model.weights.gpu_codes import Int4Words
+from model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
+from model.weights.gpu_codes import LEVELS, WORDS, Stacked
 from model.weights.params import FeedForward, Layer, Matrix, Params
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_prefill import attention_prefill
@@ -35,11 +35,10 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
-QUANTIZED = ("int8", "int4")  # forms of codes that kernels multiply by
 # Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
 # (docs/performance-gpu.md).
 MOST_SEQUENCES = 2
@@ -97,7 +96,7 @@ def norm_qkv(
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
     q, k, v = _norm_qkv(
-        _multiplied(layer.qkv.weight, x),
+        _multiplied_apart(layer.qkv.weight, x),
         x[:, 0],
         layer.attention_norm,
         cache.k,
@@ -157,8 +156,16 @@ def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config
     return logits.reshape(*x.shape[:-1], -1)
 
 
-def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | ScaledCodes:
+def _multiplied_apart(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand | tuple[MatrixOperand, ...]:
+    """`_multiplied`, for a kernel that takes matrices of several forms, one below the other."""
+    if isinstance(weight, Stacked):
+        return tuple(_multiplied(part, x) for part in weight.parts)
+    return _multiplied(weight, x)
+
+
+def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand:
     """`operand`, for vectors that kernels multiply it by faster than XLA."""
+    assert not isinstance(weight, Stacked)
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
             raise Unsupported(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
@@ -167,23 +174,25 @@ def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> Array | Scal
     return operand(weight)
 
 
-def operand(weight: Matrix) -> Array | ScaledCodes:
+def operand(weight: Matrix) -> MatrixOperand:
     """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
+    assert not isinstance(weight, Stacked)  # only q, k and v are
     if not isinstance(weight, QuantizedMatrix):
         return weight
-    if weight.zeros is not None:
-        raise Unsupported(f"kernels multiply by no {weight.form} weights with zero points")
-    if isinstance(weight, Int8):
-        one_a_row = weight.scales.shape[1] == 1
-        return ScaledCodes(weight.codes, weight.scales[:, 0] if one_a_row else weight.scales)
-    if isinstance(weight, Int4Words):
-        return ScaledCodes(weight.codes, weight.scales)
-    if weight.form in QUANTIZED:
-        raise Unsupported(
-            f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
-            f"of {int4.BLOCK}, got {weight.cols}"
-        )
-    raise Unsupported(f"kernels multiply by weights in {' and '.join(QUANTIZED)}, not in {weight.form}")
+    if isinstance(weight, FP8):
+        if weight.scales.shape[1] > 1:
+            raise Unsupported(
+                f"kernels multiply by fp8 weights with a scale for each row, not for {weight.group} columns"
+            )
+        return ScaledE4M3(weight.codes, weight.scales[:, 0])
+    if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
+        one_a_row = weight.form == "int8" and weight.scales.shape[1] == 1
+        scales = weight.scales[:, 0] if one_a_row else weight.scales
+        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form))
+    raise Unsupported(
+        f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
+        f"of {int4.BLOCK}, got {weight.cols}, and with zero points of groups"
+    )
 
 
 def _check_cache(cache: LayerCache, x: Array) -> None:
@@ -197,6 +206,8 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
     Where x is bfloat16, quantized weights are decoded to bfloat16 and each is rounded once, as in a model that is
     stored so. In float32 the product would take ten times as long.
     """
+    if isinstance(weight, Stacked):
+        return jnp.concatenate([prompt_product(x, part) for part in weight.parts], axis=-1)
     if not isinstance(weight, QuantizedMatrix) or x.dtype != jnp.bfloat16:
         return dot(x, weight)
     # The barrier ties the codes to x. Without it XLA might decode the matrices of all layers before the first product.

@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.weights.codes import LANES, PAIR, ROW, QuantizedMatrix
+from model.weights.gpu_codes import Stacked
 from model.weights.params import Matrix
 
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
@@ -16,6 +17,8 @@ MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU 
 
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
+    if isinstance(weight, Stacked):
+        return jnp.concatenate([dot(x, part) for part in weight.parts], axis=-1)
     if isinstance(weight, QuantizedMatrix):
         return _decoded_dot(x, weight, most=MOST_DECODED)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
@@ -41,6 +44,8 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
     dot would first widen the whole matrix in memory.
     """
+    if isinstance(weight, Stacked):
+        return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
     if x.size != x.shape[-1] or not (block := _block(weight)):
         return _dot_of_many(x, weight)
     v = x.reshape(-1).astype(jnp.float32)

@@ -1,71 +1,211 @@
-"""Quantized matrices in the layout of the GPU's kernels: rearranged once, on the device, when they are loaded."""
+"""Quantized matrices in the layout of the GPU's kernels: rearranged once, on the device, when they are loaded.
 
-from collections.abc import Iterator
-from typing import Any
+Scales and minima are float32, one for each group. Bits of a weight in memory, with groups of 16 and of 32 columns:
+
+    int8        10 and 9        int4, levels    6 and 5
+    int8_min    12 and 10       int4_min        8 and 6
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Float, UInt8
 
+from model.checkpoints.checkpoint import Tensor
+from model.checkpoints.codes import LEVELS as EXACT_LEVELS
 from model.running.device import default_device
-from model.weights.codes import LANES, Int4, QuantizedMatrix
+from model.weights.codes import LANES, Int8Min, QuantizedMatrix, can_multiply
 from pallas_kernels.parts import int4
+from pallas_kernels.parts.levels import Levels
+
+# The levels of a form as the tensor cores multiply them, in bytes. NF4's are rounded, and within 2^-23 of its own.
+LEVELS: dict[str, Levels] = {
+    "nf4": Levels.of(EXACT_LEVELS["nf4"], unit=2.0**-22, group=64),
+    "iq4_nl": Levels.of(EXACT_LEVELS["iq4_nl"], unit=1.0, group=32),
+    "mxfp4": Levels.of(EXACT_LEVELS["mxfp4"], unit=0.5, group=32),
+}
 
 
-class Int4Words(QuantizedMatrix):
-    """Integers from -8 to 7, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8]."""
+class _Words(QuantizedMatrix):
+    """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8]."""
 
     __slots__ = ()
-    form = "int4"
 
     @property
     def cols(self) -> int:
         return self.codes.shape[1] * int4.WORD
 
+    @property
+    def order(self) -> int4.Order:
+        return int4.order_of(self.group, levels=self.form in LEVELS)
+
+    def levels(self) -> Float[Array, "rows cols"]:
+        """Give the level of each code."""
+        raise NotImplementedError
+
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Array]]:
-        levels = unpacked(self.codes).astype(jnp.float32).reshape(len(self.codes), -1, block)
+        levels = self.levels().reshape(len(self.codes), -1, block)
         for column in range(start, stop, LANES):
             yield column, levels[:, :, column : column + LANES]
 
     def weights(self) -> Float[Array, "rows cols"]:
-        levels = unpacked(self.codes).reshape(*self.scales.shape, -1)  # [rows, groups, group]
-        return (levels * self.scales[..., None]).reshape(len(self.codes), -1)
+        levels = self.levels().reshape(*self.scales.shape, -1) * self.scales[..., None]  # [rows, groups, group]
+        if self.minima is not None:
+            levels = levels + self.minima[..., None]
+        return levels.reshape(len(self.codes), -1)
+
+
+class Int4Words(_Words):
+    """Integers from -8 to 7."""
+
+    __slots__ = ()
+    form = "int4"
+
+    def levels(self) -> Float[Array, "rows cols"]:
+        return int4.signed(int4.unpacked(self.codes, self.order)).astype(jnp.float32)
+
+
+class Int4MinWords(_Words):
+    """Integers from 0 to 15, with minima."""
+
+    __slots__ = ()
+    form = "int4_min"
+    shifted = True
+
+    def levels(self) -> Float[Array, "rows cols"]:
+        return int4.unpacked(self.codes, self.order).astype(jnp.float32)
+
+
+class _LevelWords(_Words):
+    """Codes of the levels of a form."""
+
+    __slots__ = ()
+
+    def levels(self) -> Float[Array, "rows cols"]:
+        return jnp.asarray(EXACT_LEVELS[self.form], jnp.float32)[int4.unpacked(self.codes, self.order)]
+
+
+class NF4Words(_LevelWords):
+    """The levels of NF4."""
+
+    __slots__ = ()
+    form = "nf4"
+
+
+class IQ4NLWords(_LevelWords):
+    """The levels of IQ4_NL."""
+
+    __slots__ = ()
+    form = "iq4_nl"
+
+
+class MXFP4Words(_LevelWords):
+    """The levels of MXFP4, with scales in float32."""
+
+    __slots__ = ()
+    form = "mxfp4"
+
+
+WORDS: dict[str, type[_Words]] = {
+    each.form: each for each in (Int4Words, Int4MinWords, NF4Words, IQ4NLWords, MXFP4Words)
+}
+
+
+class Stacked(NamedTuple):
+    """Quantized matrices of several forms, one below the other, which share their input."""
+
+    parts: tuple[QuantizedMatrix, ...]
+
+    @property
+    def cols(self) -> int:
+        return self.parts[0].cols
+
+    @property
+    def minima(self) -> Float[Array, "rows groups"] | None:
+        """Minima of all rows; None unless each part has as many in a row."""
+        minima = [part.minima for part in self.parts if part.minima is not None]
+        if len(minima) < len(self.parts) or len({one.shape[1] for one in minima}) > 1:
+            return None
+        return jnp.concatenate(minima)
+
+
+def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Split tensors that will be stacked into neighbors of one form, if the default device has kernels.
+
+    Elsewhere, and where some tensor has no codes that products read, all stay together.
+    """
+    together = [list(tensors)]
+    if not default_device().has_kernels:
+        return together
+    runs: list[list[Tensor]] = []
+    for tensor in tensors:
+        codes = tensor.codes
+        if codes is None or not can_multiply(codes, tensor.shape[-1]):
+            return together
+        last = runs[-1][-1].codes if runs else None
+        if last and (last.form, last.group, last.zeros) == (codes.form, codes.group, codes.zeros):
+            runs[-1].append(tensor)
+        else:
+            runs.append([tensor])
+    return runs
 
 
 def as_read_here(weight: Any) -> Any:
     """Arrange an array, a quantized matrix, or the shapes of one, if the default device has kernels."""
-    if not isinstance(weight, Int4) or not default_device().has_kernels:
+    if not isinstance(weight, QuantizedMatrix) or not default_device().has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
     return jax.eval_shape(arranged, weight) if abstract else arranged(weight)
 
 
 def arranged(weights: Any) -> Any:
-    """Put the int4 matrices of a tree of weights into the layout of the kernels; traceable. Others stay as they are."""
+    """Put the matrices of a tree of weights into the layout of the kernels; traceable.
+
+    Zero points become minima: exactly so for scales in float16 or bfloat16, as files have them. Matrices of forms and
+    sizes that no kernel reads stay as they are.
+    """
     return jax.tree.map(_arranged, weights, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
 
 
 def _arranged(leaf: Any) -> Any:
-    if not isinstance(leaf, Int4) or leaf.zeros is not None or leaf.cols % int4.BLOCK:
+    if not isinstance(leaf, QuantizedMatrix) or isinstance(leaf, _Words):
         return leaf
-    return Int4Words(packed(leaf.codes), leaf.scales, None)
+    if leaf.zeros is not None and leaf.group == leaf.cols:
+        return leaf
+    if leaf.form == "int8":
+        return leaf if leaf.zeros is None else _with_minima(leaf)
+    return leaf if leaf.form not in WORDS or leaf.cols % int4.BLOCK else _in_words(leaf)
 
 
 @jax.jit
-def packed(codes: UInt8[Array, "rows bytes"]) -> Int32[Array, "rows words"]:
-    """Rearrange the codes of an `Int4` as `int4.pack` does."""
+def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Turn the zero points of codes of eight bits into minima."""
+    return Int8Min(matrix.codes, matrix.scales, None, _minima(matrix.scales, matrix.zeros))
+
+
+@jax.jit
+def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Put codes of four bits into words, and zero points into minima."""
+    form, group = matrix.form, matrix.group
+    codes, minima = _in_order(matrix.codes), matrix.minima
+    if form == "int4" and matrix.zeros is None:
+        codes = codes ^ 8  # in two's complement
+    elif form == "int4":
+        form, minima = "int4_min", _minima(matrix.scales, matrix.zeros, middle=matrix.middle)
+    words = int4.packed(codes, int4.order_of(group, levels=form in LEVELS))
+    return WORDS[form](lax.bitcast_convert_type(words, jnp.int32), matrix.real_scales(matrix.scales), None, minima)
+
+
+def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0) -> Float[Array, "rows groups"]:
+    """Give the minima that zero points stand for, where codes have `middle` added to them."""
+    return -scales * (zeros.astype(jnp.float32) + middle)
+
+
+def _in_order(codes: UInt8[Array, "rows bytes"]) -> UInt8[Array, "rows cols"]:
+    """Give the codes of a packed `QuantizedMatrix`, one to a column."""
     rows, count = codes.shape
     pairs = codes.reshape(rows, count // LANES, LANES)
-    unsigned = jnp.concatenate([pairs & 15, pairs >> 4], axis=-1) ^ 8  # in two's complement, one to a column, in order
-    halves = unsigned.reshape(rows, -1, int4.RUNS, 4, 2, 4)
-    joined = (halves[..., 0, :] | halves[..., 1, :] << 4).swapaxes(2, 3)
-    return lax.bitcast_convert_type(joined, jnp.int32).reshape(rows, count // 4)
-
-
-def unpacked(words: Int32[Array, "rows words"]) -> Int32[Array, "rows cols"]:
-    """Give the integers of `int4.pack`, as `int4.unpack` does, on the device."""
-    rows, count = words.shape
-    both = lax.bitcast_convert_type(words, jnp.int8).reshape(rows, -1, 4, int4.RUNS, 4).swapaxes(2, 3)
-    codes = jnp.stack([both << 4 >> 4, both >> 4], axis=-2)
-    return codes.reshape(rows, count * int4.WORD).astype(jnp.int32)
+    return jnp.concatenate([pairs & 15, pairs >> 4], axis=-1).reshape(rows, 2 * count)

@@ -21,7 +21,7 @@ from model.checkpoints.codes import in_common_form
 from model.system import use_huge_pages
 from model.tensors import Role, Stack, stacks, tensor_shapes
 from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_multiply
-from model.weights.gpu_codes import as_read_here
+from model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
 from reference.config import Config
 from reference.rope import frequencies
 
@@ -36,7 +36,7 @@ def no_progress(stage: str, share: float) -> None:
 HUGE_PAGE = 2 << 20  # bytes; JAX on a CPU reads weights that are aligned to it faster, and without a copy
 
 
-Matrix = Float[Array, "rows cols"] | QuantizedMatrix
+Matrix = Float[Array, "rows cols"] | QuantizedMatrix | Stacked
 
 
 class Linear(NamedTuple):
@@ -109,11 +109,14 @@ def load_params(
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     shared = _shared(checkpoint, *loaded) if loaded else {}
 
-    def place(*names: str) -> Array | QuantizedMatrix:
-        nonlocal done
+    def place(*names: str, apart: bool = False) -> Array | QuantizedMatrix | Stacked:
         if names in shared:
             return shared[names]
-        tensors = _joined([checkpoint.tensors[name] for name in names])
+        return _each_or_all(placed, [checkpoint.tensors[name] for name in names], apart=apart)
+
+    def placed(tensors: list[Tensor]) -> Array | QuantizedMatrix:
+        nonlocal done
+        tensors = _joined(tensors)
         shapes = _shapes(tensors, dtype)
         buffers = jax.tree.map(lambda shape: aligned_zeros(shape.shape, shape.dtype), shapes)
         start = 0
@@ -140,12 +143,12 @@ class Names:
 
 def array_names(config: Config, rope: Rope) -> Params:
     """Build the tree of `load_params` with `Names` in the places of arrays, and `rope` as given."""
-    return _assemble(config, lambda *names: Names(names), rope)
+    return _assemble(config, lambda *names, apart=False: Names(names), rope)
 
 
 def _shared(
     checkpoint: Checkpoint, other: Checkpoint, params: Params
-) -> dict[tuple[str, ...], Array | QuantizedMatrix]:
+) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
     """Find the arrays of `params`, read from `other`, whose tensors `checkpoint` has too; by the tensors' names."""
     found = {}
 
@@ -163,6 +166,12 @@ def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
         assert tensor.codes
         return (shapes.stored(part, tensor.codes) for part in tensor.codes.parts())
     return _in_parts(tensor.read())
+
+
+def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
+    """Make one array of tensors; on a GPU with kernels, one of each form where they may lie `apart`."""
+    runs = in_runs_of_a_form(tensors) if apart else [tensors]
+    return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
@@ -213,7 +222,7 @@ def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
     """Build the tree from named arrays, as in training: traceable, and so differentiable."""
-    return _assemble(config, lambda *names: jnp.concatenate([tensors[name] for name in names]), rope)
+    return _assemble(config, lambda *names, apart=False: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
 def abstract_params(
@@ -227,17 +236,23 @@ def abstract_params(
     known = tensors or plain
     table = jax.ShapeDtypeStruct((positions, config.head_dim // 2), np.float32)
 
-    def place(*names: str) -> Any:
-        return as_read_here(_shapes(_joined([known[name] for name in names]), dtype))
+    def place(*names: str, apart: bool = False) -> Any:
+        def placed(some: list[Tensor]) -> Any:
+            return as_read_here(_shapes(_joined(some), dtype))
+
+        return _each_or_all(placed, [known[name] for name in names], apart=apart)
 
     return _assemble(config, place, Rope(table, table))  # type: ignore
 
 
 def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
-    """Build the tree of weights; `place` makes one array of the named tensors, stacked along their rows."""
+    """Build the tree of weights; `place` makes one array of the named tensors, stacked along their rows.
+
+    q, k and v may lie `apart` where their codes differ: only their kernel reads several matrices.
+    """
 
     def placed(stack: Stack) -> Any:
-        array = place(*(weight.name for weight in stack.weights))
+        array = place(*(weight.name for weight in stack.weights), apart=stack.field == "qkv")
         if stack.weights[0].role not in (Role.MATRIX, Role.EXPERT):
             return array
         return Linear(array, place(*(bias.name for bias in stack.biases)) if stack.biases else None)

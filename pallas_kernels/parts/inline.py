@@ -10,11 +10,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental.mosaic.gpu import fragmented_array, utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float32, Int8
 
 from pallas_kernels.parts.compat import THREADS, Target
 
@@ -87,6 +88,41 @@ def widened(x: Array, layout: Any, target: Target) -> Array:
     wide = plgpu.ShapeDtypeStruct(x.shape, np.dtype("float32"), layout=layout)
     inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=wide)
     return inlined(run)(x)
+
+
+HALVES_OF_E4M3 = """{
+.reg .b16 lower, upper;
+mov.b32 {lower, upper}, $2;
+cvt.rn.f16x2.e4m3x2 $0, lower;
+cvt.rn.f16x2.e4m3x2 $1, upper;
+}"""
+FLOATS_OF_HALVES = """{
+.reg .b16 lower, upper;
+mov.b32 {lower, upper}, $2;
+cvt.f32.f16 $0, lower;
+cvt.f32.f16 $1, upper;
+}"""
+
+
+def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> Float32[Array, "rows cols"]:
+    """Convert floats in e4m3, by their bits, to float32. A thread has a multiple of four neighbors."""
+    if target.interpret:
+        # As a float16 with the same exponent bits, a number is 2^8 times smaller.
+        halves = lax.bitcast_convert_type((codes.astype(jnp.int16) << 7) & ~(1 << 14), jnp.float16)
+        return halves.astype(jnp.float32) * 2.0**8
+
+    def four(bits: Any) -> Iterator[Any]:
+        for pair in ptx(HALVES_OF_E4M3, [bits], results=2):
+            for one in ptx(FLOATS_OF_HALVES, [pair], results=2):
+                yield arith.bitcast(float32(), one)
+
+    def run(_, codes):
+        registers = [[one for bits in words(some, int32()) for one in four(bits)] for some in codes.registers.flat]
+        return array(registers, codes.shape, np.dtype("float32"), layout)
+
+    wide = plgpu.ShapeDtypeStruct(codes.shape, np.dtype("float32"), layout=layout)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(layout,), return_type=wide)
+    return inlined(run)(codes)
 
 
 def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:

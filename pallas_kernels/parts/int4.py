@@ -1,21 +1,45 @@
 """The layout of four-bit codes in a GPU's memory: eight to a word, where the tensor cores can read them as bytes.
 
 A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into 4 words of 8. Word 4 t + j of a block
-has columns 32 j + 8 t and on: the first four in the lower halves of its bytes, the others in the upper halves, each in
-two's complement. The four lanes that share 32 columns, a side of a product (`integer_mma.py`), then load 16 bytes each,
-a word of each run. The upper halves by themselves are bytes of 16 times a code.
+belongs to lane t and run j. The four lanes that share 32 columns, a side of a product (`integer_mma.py`), then load 16
+bytes each, a word of each run. Three orders say which eight columns of its run a word has:
+
+    bytes    8 t and on: the first four in the lower halves of its bytes, the others in the upper halves
+    halves   4 t to 4 t + 3 in the lower halves, 16 + 4 t and on in the upper halves: a word has both groups of 16
+    table    8 t and on, one after the other: selectors of bytes in a table of levels
+
+Integers are in two's complement, or 0 to 15. The upper halves by themselves are bytes of 16 times a code.
 """
 
+from typing import Any, Literal
+
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int8, Int32
+from jaxtyping import Array, Int8, Int32
 
 BLOCK = 128  # columns
 RUNS = 4
+RUN = BLOCK // RUNS
 WORD = 8  # columns
 
+Order = Literal["bytes", "halves", "table"]
+# The 32 columns of a run as axes, and the order of those axes in its words: a lane's word, then codes in a word.
+ORDERS: dict[Order, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
+    "bytes": ((4, 2, 4), (0, 2, 1)),
+    "halves": ((2, 4, 4), (1, 2, 0)),
+    "table": ((4, 8, 1), (0, 1, 2)),
+}
 
-def pack(codes: Int8[np.ndarray, "rows cols"]) -> Int32[np.ndarray, "rows words"]:
-    """Pack codes in [-8, 7] into words, in the order above.
+
+def order_of(group: int, *, levels: bool) -> Order:
+    """Choose the order of codes in words, for groups of so many columns and integers or levels."""
+    return "table" if levels else "halves" if group == RUN // 2 else "bytes"
+
+
+def pack(
+    codes: Int8[np.ndarray, "rows cols"], order: Order = "bytes", *, lowest: int = -8
+) -> Int32[np.ndarray, "rows words"]:
+    """Pack codes in [-8, 7], or in [0, 15] where `lowest` is 0, into words, in the order above.
 
     Raises ValueError for other codes, and unless cols is a multiple of 128.
 
@@ -24,23 +48,47 @@ def pack(codes: Int8[np.ndarray, "rows cols"]) -> Int32[np.ndarray, "rows words"
     >>> [f"{word:08x}" for word in pack(one).view(np.uint32)[0, :4]]  # the second run
     ['00000000', 'f0010000', '00000000', '00000000']
     """
-    rows, cols = codes.shape
+    _, cols = codes.shape
     if cols % BLOCK:
         raise ValueError(f"int4 codes are packed {BLOCK} columns at a time, got {cols}")
-    if np.any((codes < -8) | (codes > 7)):
-        raise ValueError(f"int4 codes are -8 to 7, got {codes.min()} to {codes.max()}")
-    halves = (codes & 15).astype(np.uint8).reshape(rows, cols // BLOCK, RUNS, 4, 2, 4)
-    bytes_ = halves[..., 0, :] | halves[..., 1, :] << 4  # [rows, blocks, runs, words of a run, bytes]
-    return np.ascontiguousarray(bytes_.swapaxes(2, 3)).reshape(rows, cols // 2).view(np.int32)
+    if np.any((codes < lowest) | (codes > lowest + 15)):
+        raise ValueError(f"int4 codes are {lowest} to {lowest + 15}, got {codes.min()} to {codes.max()}")
+    return np.asarray(packed((codes & 15).astype(np.uint8), order)).view(np.int32)
 
 
-def unpack(words: Int32[np.ndarray, "rows words"]) -> Int8[np.ndarray, "rows cols"]:
-    """Give the codes of `pack`.
+def packed(codes: Any, order: Order) -> Any:
+    """Pack codes [rows, cols] in [0, 15], uint8 of NumPy or JAX, into words of uint32."""
+    rows, cols = codes.shape
+    axes, turn = ORDERS[order]
+    runs = codes.reshape(rows, cols // BLOCK, RUNS, *axes)
+    lanes = runs.transpose(0, 1, 3 + turn[0], 2, 3 + turn[1], 3 + turn[2]).reshape(rows, cols // WORD, WORD)
+    words = lanes[..., 0].astype(np.uint32)
+    for place in range(1, WORD):
+        words = words | lanes[..., place].astype(np.uint32) << np.uint32(4 * place)
+    return words
+
+
+def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> Int8[np.ndarray, "rows cols"]:
+    """Give the codes of `pack`, from -8 to 7.
 
     >>> codes = np.arange(-8, 8, dtype=np.int8).repeat(16).reshape(2, 128)
     >>> bool(np.all(unpack(pack(codes)) == codes))
     True
     """
+    return np.asarray(signed(unpacked(np.ascontiguousarray(words), order))).astype(np.int8)
+
+
+def unpacked(words: Any, order: Order) -> Any:
+    """Give the codes of `pack`, from 0 to 15: int32 of NumPy or JAX, as the words are."""
     rows, count = words.shape
-    bytes_ = np.ascontiguousarray(words).view(np.int8).reshape(rows, count * WORD // BLOCK, 4, RUNS, 4).swapaxes(2, 3)
-    return np.stack([bytes_ << 4 >> 4, bytes_ >> 4], axis=-2).reshape(rows, count * WORD)
+    like: Any = np if isinstance(words, np.ndarray) else jnp
+    axes, turn = ORDERS[order]
+    codes = like.stack([words >> 4 * place & 15 for place in range(WORD)], axis=-1)
+    lanes = codes.reshape(rows, count * WORD // BLOCK, axes[turn[0]], RUNS, axes[turn[1]], axes[turn[2]])
+    place = [2 + at for at in np.argsort([turn[0], -1, turn[1], turn[2]], kind="stable")]
+    return lanes.transpose(0, 1, *place).reshape(rows, count * WORD)
+
+
+def signed(codes: Int32[Array, "rows cols"] | Any) -> Any:
+    """Turn codes from 0 to 15 into the integers from -8 to 7 that they are in two's complement."""
+    return (codes ^ 8) - 8

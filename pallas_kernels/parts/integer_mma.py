@@ -1,8 +1,9 @@
 r"""A step of a product with codes, on the tensor cores' integers: sums are exact, and each group costs one rounding.
 
-    y_rb += sum_g s_rg 2^e_bg sum_d 256^d sum_(k in g) q_rk x_dbk
+    y_rb += sum_g (s_rg 2^e_bg sum_d 256^d sum_(k in g) q_rk x_dbk + m_rg sum_(k in g) x_bk)
 
 x_dbk are the digits of vector b, whose exponents are e_bg (`fixed_point.py`): integers of 8 bits, as the codes q are.
+m are minima, which some forms have; the sums of x are staged with the digits.
 
 `mma.m16n8k32` multiplies A [16, 32] by B [32, 8] and adds C [16, 8], in 32 bits. A warp is 8 quads of 4 lanes. Quad i
 has rows i and i + 8 of A and column i of B, and lane j of the quad has 8 of their 32 terms. The order of the terms is
@@ -18,7 +19,15 @@ are digit d of the first vector and of the second. Lane j uses all four numbers,
 suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it saves. The last of
 an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in number.
 
-Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that.
+Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that. With
+minima they are unsigned. Codes with levels choose bytes from a table of 16 in registers, one for each digit of a level
+(`levels.py`).
+
+Groups of 16 take `mma.m16n8k16`, which has half as many terms. The first word of a side is then one group's and the
+second the next one's, so lane j has columns 4 j to 4 j + 3 of both.
+
+Lane 3 of a quad has no digit, so it adds the minima. Its columns of B are 0 and its C begins one higher, so its number
+of C is 1. It loads minima and sums of x where the others load scales and 2^e, and all lanes take the same instructions.
 
 C begins with the bits of 3 2^22 as a float. A sum of integers below 2^22 is then also added to that float, and
 subtracting 3 2^22 is exact and eight times as fast as a conversion. 128 products of 8 bits are at most 2^21. Sides of
@@ -33,7 +42,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -44,11 +52,13 @@ from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import WARPS, Target, tiled_layout
 from pallas_kernels.parts.fixed_point import DIGITS, VECTOR
 from pallas_kernels.parts.inline import all_words, array, float32, int32, load, ptx, times, total, word, words
+from pallas_kernels.parts.levels import Levels
 
 CHUNK = 1024  # columns of a step
 QUARTER = CHUNK // WARPS
 SIDE = 32  # columns
 SIDES = 2  # sides of a product
+HALF = SIDE // 2  # columns of the smallest groups
 PLACES = 4  # lanes of a quad: one for each digit, and one
 LINE = 128  # bytes of a row that lie together
 OCTET = 8  # rows
@@ -57,7 +67,14 @@ OCTET = 8  # rows
 SUMS = tiled_layout(((OCTET, WARPS, PLACES), (OCTET // 2, 1, PLACES), (1, 1, 1)), warps=-8, lanes=(-6, -9, -4))
 DOTS = SUMS.reduce(2).reduce(1)
 
-MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+MMA = (
+    "mma.sync.aligned.m16n8k32.row.col.s32.{codes}.s8.s32 {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, "
+    "{{$10,$11,$12,$13}};"
+)
+MMA_OF_HALVES = (
+    "mma.sync.aligned.m16n8k16.row.col.s32.{codes}.s8.s32 {{$0,$1,$2,$3}}, {{$4,$5}}, {{$6}}, {{$7,$8,$9,$10}};"
+)
+LOOK_UP = "prmt.b32 $0, $1, $2, $3;"
 ZERO = 3 * 2.0**22
 ZERO_BITS = int(np.float32(ZERO).view(np.int32))
 
@@ -68,12 +85,20 @@ class Step(NamedTuple):
     """The shared memory of a step in a thread block, and its layout."""
 
     bits: int  # of a code
+    rows: int  # of W, in all runs
     group: int  # columns that share a scale, or, where a row does, an exponent
     columns: int  # of all steps
     codes: Any  # a slot of the `ring`
-    scales: Any  # float32 [runs, rows, groups], or None
+    scales: Any  # float32 [kinds, runs, rows, groups]: scales, and minima if there are any; or None
     digits: Any  # int8 [batch, groups, group / 8, DIGITS, 8]
-    units: Any  # float32 [batch, groups]: 2^e
+    units: Any  # float32 [batch, kinds, groups]: 2^e, and with minima the sums of x
+    minima: bool = False
+    levels: Levels | None = None  # of codes of four bits that are no integers
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether codes are 0 to 15."""
+        return self.bits == 4 and self.minima
 
 
 def ring(stages: int, runs: int, rows: int, bits: int) -> Any:
@@ -93,16 +118,25 @@ def zeros(batch: int, rows: int) -> Sums:
     return [plgpu.layout_cast(jnp.zeros((rows, WARPS, PLACES), jnp.float32), SUMS)] * batch
 
 
-def finished(sums: Sums, runs: int, bits: int, target: Target) -> list[list[Float32[Array, " rows_of_run"]]]:
-    """Add up the sums of the warps, for each vector and each run of rows."""
-    return [_runs(_dots(rows, bits), runs, target) for rows in sums]
+def finished(
+    sums: Sums, runs: int, unit: float, target: Target, *, minima: bool = False
+) -> list[list[Float32[Array, " rows_of_run"]]]:
+    """Add up the sums of the warps, for each vector and each run of rows, times the `unit` of multiplied codes."""
+    return [_runs(_dots(rows, unit, minima=minima), runs, target) for rows in sums]
 
 
-def _dots(sums, bits: int):
+def unit_of(bits: int, levels: Levels | None) -> float:
+    """Give the power of two by which codes are multiplied too little: 1/16 for integers in upper halves of bytes."""
+    if levels is not None:
+        return levels.unit
+    return 2.0**-4 if bits == 4 else 1.0
+
+
+def _dots(sums, unit: float, *, minima: bool):
     place = plgpu.broadcasted_iota(jnp.int32, sums.shape, 2, layout=SUMS)
-    digits = jnp.zeros_like(sums)
+    digits = jnp.where(place == DIGITS, sums, 0.0) if minima else jnp.zeros_like(sums)
     for digit in range(DIGITS):
-        digits = jnp.where(place == digit, sums * 2.0 ** (8 * digit - (4 if bits == 4 else 0)), digits)
+        digits = jnp.where(place == digit, sums * (2.0 ** (8 * digit) * unit), digits)
     return jnp.sum(jnp.sum(digits, axis=2), axis=1)
 
 
@@ -152,20 +186,33 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
         return plgpu.load(ref, layout=None)
 
     codes = read(step.codes)
+    planes = [codes.astype(jnp.int32)]
     if step.bits == 4:
-        both = lax.bitcast_convert_type(codes, jnp.int8).reshape(rows, -1, 4, int4.RUNS, 4).swapaxes(2, 3)
-        codes = jnp.stack([both << 4, both & -16], axis=-2)
-    codes = codes.reshape(rows, WARPS, groups, step.group).astype(jnp.int32)
+        codes = int4.unpacked(codes.reshape(rows, -1), int4.order_of(step.group, levels=step.levels is not None))
+        if step.levels is not None:
+            planes = [
+                sum(jnp.where(codes == code, level, 0) for code, level in enumerate(plane))
+                for plane in step.levels.planes
+            ]
+        else:
+            planes = [16 * (codes if step.unsigned else int4.signed(codes))]
     digits = jnp.moveaxis(read(step.digits), 3, 1).reshape(-1, DIGITS, WARPS, groups, step.group).astype(jnp.int32)
-    dots = jnp.einsum("rwgk,bdwgk->gbrwd", codes, digits).astype(jnp.float32)
-    dots = jnp.pad(dots, ((0, 0), (0, 0), (0, 0), (0, 0), (0, PLACES - DIGITS)))
-    units = read(step.units).reshape(-1, WARPS, groups)
-    scales = 1.0 if step.scales is None else read(step.scales).reshape(rows, WARPS, groups)
-    found = []
-    for b, mine in enumerate(sums):
-        for group in range(groups):
-            mine = mine + dots[group, b] * (units[b] * scales)[..., group, None]
-        found.append(mine)
+    kinds = 2 if step.minima else 1
+    units = read(step.units).reshape(len(sums), kinds, WARPS, groups)
+    scales: Any = jnp.ones((kinds, rows, WARPS, groups))
+    if step.scales is not None:
+        scales = read(step.scales).reshape(kinds, rows, WARPS, groups)
+    found = list(sums)
+    for plane, codes in enumerate(planes):
+        dots = jnp.einsum("rwgk,bdwgk->gbrwd", codes.reshape(rows, WARPS, groups, step.group), digits)
+        dots = jnp.pad(dots.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, 0), (0, PLACES - DIGITS)))
+        for b in range(len(found)):
+            for group in range(groups):
+                scale = units[b, 0, :, group] * scales[0, ..., group] * 256.0**plane
+                found[b] = found[b] + dots[group, b] * scale[..., None]
+    if step.minima:
+        least = jnp.sum(units[:, 1, None] * scales[1], axis=-1)
+        found = [mine.at[..., DIGITS].add(one) for mine, one in zip(found, least, strict=True)]
     return found
 
 
@@ -176,6 +223,11 @@ class Lane(NamedTuple):
     quad: Any
     place: Any  # lane in its quad
     row: Any  # row of its quad, of eight rows of W
+
+    @property
+    def last(self) -> Any:
+        """1 for lane 3 of a quad, which has no digit, else 0."""
+        return arith.andi(self.place, arith.shrui(self.place, word(1)))
 
     @classmethod
     def mine(cls) -> "Lane":
@@ -188,70 +240,107 @@ class Lane(NamedTuple):
 def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
     """Add a thread's part of a step to its number of each octet of rows, for each vector."""
     octets = range(len(sums[0]))
-    codes = [_codes(step, octet, lane) for octet in octets]
+    planes = list(zip(*(_codes(step, octet, lane) for octet in octets), strict=True))
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
-    zero = arith.constant(float32(), ir.FloatAttr.get(float32(), ZERO))
+    zero = _float(ZERO)
     for vectors in batched(range(len(sums)), 2 if step.bits == 4 and len(octets) % 2 == 0 else 1):
         units = {vector: _units(step, vector, lane) for vector in vectors}
-        found = _of_one(vectors[0], codes, step, lane) if len(vectors) == 1 else _of_two(vectors, codes, step, lane)
-        for vector, octet, group, integer in found:
-            unit = units[vector][group]
-            scale = unit if scales is None else arith.mulf(unit, scales[octet][group])
-            number = arith.subf(arith.bitcast(float32(), integer), zero)
-            sums[vector][octet] = math.fma(number, scale, sums[vector][octet])
+        digits = (_digits if len(vectors) == 1 else _digits_of_two)(step, vectors[0], lane)
+        for plane, codes in enumerate(planes):
+            found = (_of_one if len(vectors) == 1 else _of_two)(vectors, codes, digits, step, lane)
+            for vector, octet, group, integer in found:
+                scale = units[vector][group]
+                scale = scale if scales is None else arith.mulf(scale, scales[octet][group])
+                scale = arith.mulf(scale, _float(256.0**plane)) if plane else scale
+                number = arith.subf(arith.bitcast(float32(), integer), zero)
+                sums[vector][octet] = math.fma(number, scale, sums[vector][octet])
+
+
+def _float(value: float) -> Any:
+    return arith.constant(float32(), ir.FloatAttr.get(float32(), value))
 
 
 # For a vector, an octet of rows and a group: their integer sum, plus the bits of ZERO.
 Integers = Iterator[tuple[int, int, int, Any]]
 
 
-def _of_one(vector: int, codes: list[list[Any]], step: Step, lane: Lane) -> Integers:
+def _of_one(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: Step, lane: Lane) -> Integers:
     """Multiply a vector by all rows, with products of both sides of an octet."""
-    digits = _digits(step, vector, lane)
+    (vector,) = vectors
     products = max(1, step.group // (SIDES * SIDE))
+    # A sum of both sides is that of one group, so only one of them counts lane 3's minima.
+    begin = _begin(step, lane, (0,) if step.group > SIDE else (0, 3))
     for first in range(0, QUARTER // (SIDES * SIDE), products):
         for octet, sides in enumerate(codes):
-            c = _begin()
+            upper, lower = sides[SIDES * first], sides[SIDES * first + 1]
+            if step.group == HALF:
+                for half in range(2):
+                    c = _product_of_halves(step, upper[half], lower[half], digits[first][half], begin)
+                    for side, integer in enumerate((c[0], c[3])):
+                        yield vector, octet, 2 * (SIDES * first + side) + half, integer
+                continue
+            c = begin
             for k in range(first, first + products):
-                c = _product(sides[SIDES * k], sides[SIDES * k + 1], digits[k], c)
+                c = _product(step, sides[SIDES * k], sides[SIDES * k + 1], digits[k], c)
             found = c[0], c[3]
             integers = found if step.group == SIDE else [total(*found, word(-ZERO_BITS))]
             for group, integer in enumerate(integers, start=first * SIDES * SIDE // step.group):
                 yield vector, octet, group, integer
 
 
-def _of_two(vectors: Sequence[int], codes: list[list[Any]], step: Step, lane: Lane) -> Integers:
+def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: Step, lane: Lane) -> Integers:
     """Multiply two vectors by all rows of codes of four bits, with products of one side of two octets."""
-    digits = _digits_of_two(step, vectors[0], lane)
-    products = step.group // SIDE
+    products, begin = step.group // SIDE, _begin(step, lane, (0, 1, 2, 3))
     for group in range(QUARTER // step.group):
         for both in batched(range(len(codes)), 2):
             upper, lower = (codes[octet] for octet in both)
-            c = _begin()
-            for k in range(group * products, (group + 1) * products):
-                c = _product(upper[k], lower[k], digits[k], c)
+            if step.group == HALF:
+                side, half = divmod(group, 2)
+                c = _product_of_halves(step, upper[side][half], lower[side][half], digits[side][half], begin)
+            else:
+                c = begin
+                for k in range(group * products, (group + 1) * products):
+                    c = _product(step, upper[k], lower[k], digits[k], c)
             for (octet, vector), integer in zip(product(both, vectors), c, strict=True):
                 yield vector, octet, group, integer
 
 
-def _begin() -> list[Any]:
-    """Make C before the products. Unused numbers get the same value, because the compiler then makes it only once."""
-    return [word(ZERO_BITS)] * 4
+def _begin(step: Step, lane: Lane, counting: Sequence[int]) -> list[Any]:
+    """Make C before the products, where lane 3 has 1 in the numbers `counting` for the minima.
+
+    Unused numbers get the same value, because the compiler then makes it only once.
+    """
+    zero = word(ZERO_BITS)
+    if not step.minima:
+        return [zero] * 4
+    one = total(zero, lane.last)
+    return [one if place in counting else zero for place in range(4)]
 
 
-def _product(upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
+def _product(step: Step, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
     """Multiply the upper and lower rows of A by B and add C, with a lane's part of each."""
-    return ptx(MMA, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
+    instruction = MMA.format(codes="u8" if step.unsigned else "s8")
+    return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
 
-def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
-    """Load a lane's part of each side of its warp's columns, all of one of its rows: two words of A.
+def _product_of_halves(step: Step, upper: Any, lower: Any, digits: Any, c: list[Any]) -> list[Any]:
+    """Multiply the upper and lower rows of A by B and add C, for 16 columns: a word of each."""
+    instruction = MMA_OF_HALVES.format(codes="u8" if step.unsigned else "s8")
+    return ptx(instruction, [upper, lower, digits, *c], results=4)
+
+
+def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
+    """Load a lane's part of each side of its warp's columns, all of one of its rows: two words of A, for each plane.
 
     A load of 16 bytes serves 8 lanes at a time, from two rows, one of the upper four and one of the lower four. In
-    swizzled lines these are never in the same banks. A load of 8 bytes serves 16 lanes from four rows.
+    swizzled lines these are never in the same banks. A load of 8 bytes serves 16 lanes from four rows, and one of 4
+    bytes all lanes.
     """
     size = CHUNK * step.bits // 8  # bytes of a row
-    wide = 16 if step.bits == 4 or _together(step) else 8  # bytes that a lane loads at once
+    if step.bits == 4 or _together(step):
+        wide = 16  # bytes that a lane loads at once
+    else:
+        wide = 4 if step.group == HALF else 8
     within = arith.xori(times(lane.place, wide), times(lane.row, LINE // OCTET))  # a line
     start = total(times(lane.warp, OCTET * size // WARPS), times(lane.row, LINE))
     found = []
@@ -259,12 +348,35 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[tuple[Any, Any]]:
         lines, rest = divmod(at, LINE)
         place = total(start, arith.xori(within, word(rest)), word(OCTET * (octet * size + lines * LINE)))
         found += load(step.codes, place, int32(), wide // 4)
+    if step.levels is not None:
+        chosen = [_chosen(one) for one in found]
+        return [[_looked_up(one, table) for one in chosen] for table in step.levels.tables]
     if step.bits == 4:
         upper = word(0xF0F0F0F0)
         found = [arith.andi(both, upper) for one in found for both in (arith.shli(one, word(4)), one)]
     elif _together(step):
-        return [side for a, b, c, d in batched(found, 4) for side in ((a, c), (b, d))]
-    return list(batched(found, 2))
+        return [[side for a, b, c, d in batched(found, 4) for side in ((a, c), (b, d))]]
+    return [list(batched(found, 2))]
+
+
+def _chosen(codes: Any) -> list[tuple[Any, Any]]:
+    """Cut a word of eight codes, in order, into selectors for `_looked_up`, two for each four codes.
+
+    The first choose one of eight bytes by the lower three bits of each code, the second one of two by the upper bit.
+    """
+    byte = arith.andi(codes, word(0x77777777))
+    half = arith.xori(arith.andi(arith.shrui(codes, word(1)), word(0x44444444)), word(0x32103210))
+    return [(byte, half), (arith.shrui(byte, word(16)), arith.shrui(half, word(16)))]
+
+
+def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[Any, Any]:
+    """Choose bytes of a table of 16, four words, by selectors of `_chosen`."""
+    first, second, third, fourth = (word(entry) for entry in table)
+    found = []
+    for byte, half in selectors:
+        (lower,), (upper,) = (ptx(LOOK_UP, [*pair, byte], results=1) for pair in ((first, second), (third, fourth)))
+        found += ptx(LOOK_UP, [lower, upper, half], results=1)
+    return found[0], found[1]
 
 
 def _together(step: Step) -> bool:
@@ -282,36 +394,71 @@ def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
     start = total(_digits_start(step, vector, lane), side)
     places = [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDES * SIDE)]
     if not together:
-        return [load(step.digits, place, int32(), 2) for place in places]
-    return [
-        [*load(step.digits, place, int32(), 1), *load(step.digits, total(place, word(DIGITS * VECTOR)), int32(), 1)]
-        for place in places
-    ]
+        return _digits_at(step, places, lane)
+    return _without_last(
+        step,
+        lane,
+        [
+            [*load(step.digits, place, int32(), 1), *load(step.digits, total(place, word(DIGITS * VECTOR)), int32(), 1)]
+            for place in places
+        ],
+    )
 
 
 def _digits_of_two(step: Step, first: int, lane: Lane) -> list[list[Any]]:
     """Load a lane's part of B in each product with vector `first` and the next: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
-    return [load(step.digits, total(start, word(DIGITS * at)), int32(), 2) for at in range(0, QUARTER, SIDE)]
+    return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDE)], lane)
+
+
+def _digits_at(step: Step, places: list[Any], lane: Lane) -> list[list[Any]]:
+    """Load two words of a lane's digits at each place: neighbors, or those of two groups of 16."""
+    if step.group != HALF:
+        return _without_last(step, lane, [load(step.digits, place, int32(), 2) for place in places])
+    return _without_last(
+        step,
+        lane,
+        [
+            [word_ for at in (0, DIGITS * HALF) for word_ in load(step.digits, total(place, word(at)), int32(), 1)]
+            for place in places
+        ],
+    )
+
+
+def _without_last(step: Step, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
+    """Clear the columns of B that belong to no digit, where lane 3 adds minima."""
+    if not step.minima:
+        return digits
+    digit = arith.shrui(lane.quad, word(1))
+    none = arith.andi(digit, arith.shrui(digit, word(1)))  # 1 in quads 6 and 7, else 0
+    mask = total(none, word(-1))
+    return [[arith.andi(one, mask) for one in some] for some in digits]
 
 
 def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
     """Find the start of a lane's columns in the digit of its quad."""
     digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
     start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
+    if step.group == HALF:
+        pair, within = arith.shrui(lane.place, word(1)), arith.andi(lane.place, word(1))
+        return total(start, times(pair, DIGITS * VECTOR), times(within, VECTOR // 2))
     return total(start, times(lane.place, DIGITS * VECTOR * (2 if _together(step) else 1)))
 
 
 def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
-    """Load the scales of one of a lane's rows, for each group of its warp."""
-    groups = QUARTER // step.group
+    """Load the scales of one of a lane's rows, or in lane 3 its minima, for each group of its warp."""
+    groups, rows = QUARTER // step.group, step.rows
     at = total(times(lane.row, 4 * WARPS * groups), times(lane.warp, 4 * groups))
+    if step.minima:
+        at = total(at, times(lane.last, 4 * WARPS * groups * rows))
     return load(step.scales, total(at, word(4 * OCTET * WARPS * groups * octet)), float32(), groups)
 
 
 def _units(step: Step, vector: int, lane: Lane) -> list[Any]:
-    """Load the 2^e of a vector, for each group of a lane's warp."""
-    groups = QUARTER // step.group
-    row = word(vector * 4 * step.columns // step.group)
-    return load(step.units, total(row, times(lane.warp, 4 * groups)), float32(), groups)
+    """Load the 2^e of a vector, or in lane 3 its sums, for each group of a lane's warp."""
+    groups, row = QUARTER // step.group, 4 * step.columns // step.group
+    at = total(word(vector * row * (2 if step.minima else 1)), times(lane.warp, 4 * groups))
+    if step.minima:
+        at = total(at, times(lane.last, row))
+    return load(step.units, at, float32(), groups)

@@ -1,18 +1,21 @@
 """Matrices that vectors are multiplied by, floats or codes with scales, and the loop that each takes."""
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float
 
+from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
+from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
 from pallas_kernels.parts.row_product import RowProduct
-from pallas_kernels.parts.row_tiles import MOST_STAGES, blocks_for, even_share
+from pallas_kernels.parts.row_tiles import MOST_STAGES, all_fit, blocks_for, even_share
 from pallas_kernels.parts.tile import Tile, tile_for
 from pallas_kernels.unsupported import Unsupported
 
@@ -22,15 +25,31 @@ DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
 
 
-class ScaledCodes(NamedTuple):
-    """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaledCodes:
+    """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row.
 
-    codes: Int[Array, "rows packed"]  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
-    scales: Float32[Array, " rows"] | Float32[Array, "rows groups"]  # groups of 32, 64 or 128 columns; a row's: int8
+    Where groups have minima, those are added, and codes of four bits are 0 to 15. With levels a code chooses one.
+    """
+
+    codes: Any  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
+    scales: Any  # float32 [rows, groups] for groups of 16 to 128 columns, or [rows] for codes of eight bits
+    minima: Any = None  # float32 [rows, groups]
+    levels: Levels | None = field(default=None, metadata={"static": True})  # of codes of four bits
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [self.codes, self.scales, *([] if self.minima is None else [self.minima])]
 
     @property
     def four_bits(self) -> bool:
         return self.codes.dtype == jnp.int32
+
+    @property
+    def order(self) -> int4.Order:
+        """Order of codes of four bits in words."""
+        return int4.order_of(self.group or 0, levels=self.levels is not None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -47,11 +66,28 @@ class ScaledCodes(NamedTuple):
         return self.shape[1] // groups if groups else 0
 
 
-MatrixOperand = Float[Array, "rows cols"] | ScaledCodes
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaledE4M3:
+    """A matrix of floats in e4m3, by their bits, none of them NaN, times the scale of each row."""
+
+    codes: Any  # int8 [rows, cols]
+    scales: Any  # float32 [rows]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        rows, cols = self.codes.shape
+        return rows, cols
+
+
+MatrixOperand = Float[Array, "rows cols"] | ScaledCodes | ScaledE4M3
 Shaped = Array | jax.ShapeDtypeStruct  # enough to choose a loop
+AnyMatrix = Shaped | ScaledCodes | ScaledE4M3
+ProductOf = RowProduct | QuantizedProduct
 
 
-def shares(w: Shaped | ScaledCodes, batch: int) -> list[slice]:
+def shares(w: AnyMatrix, batch: int) -> list[slice]:
     """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
     launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
@@ -60,21 +96,25 @@ def shares(w: Shaped | ScaledCodes, batch: int) -> list[slice]:
 
 def product_of(
     op: str,
-    w: Shaped | ScaledCodes,
+    w: AnyMatrix,
     x: Shaped,
     *,
     normed: bool,
     tile: Tile | None = None,
     runs: int = 1,
     rows: int | None = None,
-) -> RowProduct | QuantizedProduct:
+    beside: int = 0,
+) -> ProductOf:
     """Choose the loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
 
-    By default the rows are those of the tile, shared out among the runs. Raises ValueError for shapes that do not fit
+    By default the rows are those of the tile, shared out among the runs. The kernel has `beside` more thread blocks,
+    which leave the ring less room. Raises ValueError for shapes that do not fit
     together, and Unsupported where there is no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
+    elif isinstance(w, ScaledE4M3):
+        _check_e4m3(op, w, x)
     else:
         _check_floats(op, w, x)
     if not 1 <= len(x) <= MAX_BATCH:
@@ -89,24 +129,43 @@ def product_of(
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
     shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
     if isinstance(w, ScaledCodes):
-        product = (Int4Product if w.four_bits else Int8Product)(**shape, group=w.group)
+        form: dict[str, Any] = {"group": w.group, "minima": w.minima is not None, "levels": w.levels}
+        product = (Int4Product if w.four_bits else Int8Product)(**shape, **form)
     else:
-        product = RowProduct(**shape, chunks=tile.chunks or 1)
+        product = RowProduct(**shape, chunks=tile.chunks or 1, e4m3=isinstance(w, ScaledE4M3))
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
     product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
-    room = even_share(product.blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
+    blocks = product.blocks + beside
+    room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
+    # A long stage may take a block so far beyond its share that fewer blocks fit on a processor.
+    if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
+        product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product
 
 
-def key_of(op: str, w: Shaped | ScaledCodes) -> str:
+def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: Any) -> list[ProductOf]:
+    """Choose the loops of matrices that one kernel multiplies by x, by the rules and errors of `product_of`."""
+    alone = [product_of(op, w, x, **how) for w in matrices]
+    blocks = sum(product.blocks for product in alone)
+    return [
+        product_of(op, w, x, beside=blocks - product.blocks, **how) for w, product in zip(matrices, alone, strict=True)
+    ]
+
+
+def key_of(op: str, w: AnyMatrix) -> str:
     """Name an op on such a matrix for `tile_for`, with its kind of codes and the columns that share a scale."""
+    if isinstance(w, ScaledE4M3):
+        return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
         return op
-    return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
+    kind = ("int4" if w.four_bits else "int8") + ("_min" if w.minima is not None else "")
+    if w.levels is not None:
+        kind = f"levels_{len(w.levels.planes)}"
+    return f"{op} {kind}{f'/{w.group}' if w.group else ''}"
 
 
 def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
@@ -114,6 +173,16 @@ def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
         raise ValueError(f"{op} takes W [rows, cols] and x [batch, cols], got {w.shape} and {x.shape}")
     if w.dtype not in DTYPES or x.dtype != w.dtype:
         raise Unsupported(f"{op} takes W and x in float32 or both in bfloat16, got {w.dtype} and {x.dtype}")
+
+
+def _check_e4m3(op: str, w: ScaledE4M3, x: Shaped) -> None:
+    rows, cols = w.shape
+    if x.ndim != 2 or x.shape[1] != cols:
+        raise ValueError(f"{op} takes x [batch, {cols}], got {x.shape}")
+    if x.dtype not in DTYPES:
+        raise Unsupported(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
+    check_operand(op, "codes", w.codes, (rows, cols), jnp.int8)
+    check_operand(op, "scales", w.scales, (rows,), jnp.float32)
 
 
 def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
@@ -130,9 +199,14 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         each = f"{', '.join(map(str, GROUPS))} columns{'' if w.four_bits else ' or each row'}"
         raise Unsupported(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
+    check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
+    if w.minima is not None and not w.group:
+        raise Unsupported(f"{op} takes minima of groups, got those of rows")
+    if w.levels is not None and (not w.four_bits or w.minima is not None or w.group != w.levels.group):
+        raise Unsupported(f"{op} takes these levels in groups of {w.levels.group} columns, without minima")
 
 
-def _check_columns(op: str, w: Shaped | ScaledCodes, dtype: Any, tile: Tile) -> None:
+def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
     cols = w.shape[1]
     if not isinstance(w, ScaledCodes):
         step = LANES * 16 // dtype.itemsize * (tile.chunks or 1)

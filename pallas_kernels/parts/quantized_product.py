@@ -1,11 +1,14 @@
 r"""The loop of matrix-vector kernels for integer codes, with a scale for each row or each group of columns.
 
-    y = sum_g s_g sum_(k in g) q_k x_k
+    y = sum_g (s_g sum_(k in g) q_k x_k + m_g sum_(k in g) x_k)
+
+The minima m are those of forms that have them, or stand for zero points.
 
 The tensor cores multiply codes as integers (`integer_mma.py`). Sums are then exact, and take a third or less of the
 instructions of codes that are decoded to floats in registers and multiplied one by one. The vectors, times the norm if
 there is one, are therefore staged in shared memory in fixed point (`fixed_point.py`), with an exponent for each group
-of columns that has a scale, or for 128 columns where a row has one scale.
+of columns that has a scale, or for 128 columns where a row has one scale. With minima, the sum of each group of x is
+staged beside its exponent.
 """
 
 from abc import ABC, abstractmethod
@@ -24,11 +27,12 @@ from jaxtyping import Array
 from pallas_kernels.parts import int4, integer_mma
 from pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
 from pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
-from pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step
+from pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step, unit_of
+from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.row_tiles import RowTiles
 from pallas_kernels.parts.staging import Store, store_all
 
-GROUPS = (32, 64, 128)  # columns that may share a scale
+GROUPS = (16, 32, 64, 128)  # columns that may share a scale
 PASSES = 4  # over a vector and its norm, read at once into 4 or 8 registers each
 PASSES_ALONE = 8  # over a vector without a norm, read at once
 FEW_STEPS = 4  # steps that are waited for at once, because a loop takes longer to come round than to multiply
@@ -47,6 +51,8 @@ class QuantizedProduct(ABC):
     stages: int
     dtype: np.dtype  # dtype of the vectors
     group: int | None  # columns that share a scale; None: all of a row do
+    minima: bool = False  # whether a group has a minimum, too
+    levels: Levels | None = None  # of codes that are no integers
 
     fewest_stages: ClassVar[int] = 2
     at_once: ClassVar[int] = 3  # blocks of many tiles on a processor; each stages the vectors itself
@@ -73,34 +79,40 @@ class QuantizedProduct(ABC):
         return CHUNK // self.group if self.group else 0
 
     @property
+    def kinds(self) -> int:
+        """Numbers of a group: its scale, and its minimum where there are any."""
+        return 1 + self.minima
+
+    @property
     def step_bytes(self) -> int:
         """Bytes of shared memory that a step is copied to."""
-        return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.step_scales)
+        return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.kinds * self.step_scales)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Count the bytes of shared memory that `scratch` takes."""
         del normed  # x is staged times the norm
-        vectors = self.batch * self.steps * (DIGITS * CHUNK + 4 * CHUNK // self.columns)
+        vectors = self.batch * self.steps * (DIGITS * CHUNK + 4 * self.kinds * CHUNK // self.columns)
         return self.ring_stages * self.step_bytes + vectors
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Name the shared memory and barriers that `run` works in, with a norm or without."""
         del normed
-        copies = self.runs * (2 if self.group else 1)
+        copies = self.runs * (1 + self.kinds if self.group else 1)
         shape = self._in_groups(self.steps * CHUNK)
         staged = {
             "ring": integer_mma.ring(self.ring_stages, self.runs, self.rows, self.bits),
             "filled": plgpu.Barrier(num_arrivals=copies, num_barriers=self.ring_stages),
             "digits": plgpu.SMEM((self.batch, *shape[:2], DIGITS, VECTOR), jnp.int8),
-            "units": plgpu.SMEM((self.batch, shape[0]), jnp.float32),
+            "units": plgpu.SMEM((self.batch, self.kinds, shape[0]), jnp.float32),
         }
         if self.group:
-            staged["scales"] = plgpu.SMEM((self.ring_stages, self.runs, self.rows, self.step_scales), jnp.float32)
+            scales = (self.ring_stages, self.kinds, self.runs, self.rows, self.step_scales)
+            staged["scales"] = plgpu.SMEM(scales, jnp.float32)
         return staged
 
     def operands(self, w: Any) -> list[Array]:
-        """List the arrays of W that the kernel is called with: codes and scales."""
-        return list(w)
+        """List the arrays of W that the kernel is called with: codes, scales, and minima if there are any."""
+        return w.arrays
 
     def view(self, x: Array) -> Array:
         """View vectors [..., cols], or the norm, as `run` takes them. Nothing is moved."""
@@ -126,7 +138,7 @@ class QuantizedProduct(ABC):
         and each run, and the values that `ahead(tile)` read before the products were computed. `weight` are the refs of
         `operands`, x_ref and norm_ref those of a `view`. Waits for the previous kernel where x is first read.
         """
-        codes_ref, scales_ref = weight
+        codes_ref, scales_ref, *_ = weight
         squares: list[Any] = []
 
         def fetch(tile, step, slot):
@@ -138,8 +150,9 @@ class QuantizedProduct(ABC):
                 if self.group:
                     # We avoid `step * self.step_scales`: layout inference would see a multiple and make tiles, which
                     # need not divide a row.
-                    scales = scales_ref.at[rows, pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)]
-                    plgpu.copy_gmem_to_smem(scales, staged["scales"].at[slot, run], filled)
+                    groups = pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)
+                    for kind, ref in enumerate(weight[1:]):
+                        plgpu.copy_gmem_to_smem(ref.at[rows, groups], staged["scales"].at[slot, kind, run], filled)
 
         def prepare():
             norms = self._first_norms(norm_ref)  # weights, so read before the wait
@@ -155,13 +168,16 @@ class QuantizedProduct(ABC):
         def step(i, slot, sums):
             groups = pl.ds(i * (CHUNK // self.columns), CHUNK // self.columns)
             held = Step(
-                self.bits,
-                self.columns,
-                self.steps * CHUNK,
-                staged["ring"].at[slot],
-                staged["scales"].at[slot] if self.group else None,
-                staged["digits"].at[:, groups],
-                staged["units"].at[:, groups],
+                bits=self.bits,
+                rows=self.runs * self.rows,
+                group=self.columns,
+                columns=self.steps * CHUNK,
+                codes=staged["ring"].at[slot],
+                scales=staged["scales"].at[slot] if self.group else None,
+                digits=staged["digits"].at[:, groups],
+                units=staged["units"].at[:, :, groups],
+                minima=self.minima,
+                levels=self.levels,
             )
             return integer_mma.add(sums, held, target)
 
@@ -171,7 +187,8 @@ class QuantizedProduct(ABC):
 
         def end(tile, sums, read):
             scales, read = read
-            dots = integer_mma.finished(sums, self.runs, self.bits, target)
+            unit = unit_of(self.bits, self.levels)
+            dots = integer_mma.finished(sums, self.runs, unit, target, minima=self.minima)
             if scales:
                 dots = [[y * scale for y, scale in zip(ys, scales, strict=True)] for ys in dots]
             if norm_ref is not None:
@@ -241,7 +258,8 @@ class QuantizedProduct(ABC):
         if beyond:  # 0 times a number that is not finite would not be 0, so these are set to 0
             groups = THREADS * VECTOR // self.columns
             none = plgpu.layout_cast(jnp.zeros((groups,), jnp.float32), units_layout)
-            store_all([Store(staged["units"], (b, staged["units"].shape[1] - groups), none, units_layout)], target)
+            last = staged["units"].shape[2] - groups
+            store_all([Store(staged["units"], (b, i, last), none, units_layout) for i in range(self.kinds)], target)
         # This holds unless columns are in two passes, or in more passes than read the norm before the wait.
         together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
         squares: Any = 0.0
@@ -258,7 +276,10 @@ class QuantizedProduct(ABC):
                 x = x if factor is None else x * factor.astype(jnp.float32)
                 digits, units = fixed_point(x, layout, self._digits_layout, target)
                 stores.append(Store(staged["digits"], (b, first), digits, self._digits_layout))
-                stores.append(Store(staged["units"], (b, first), units, units_layout))
+                stores.append(Store(staged["units"], (b, 0, first), units, units_layout))
+                if self.minima:
+                    sums = jnp.sum(jnp.sum(x, axis=2), axis=1)
+                    stores.append(Store(staged["units"], (b, 1, first), sums, units_layout))
             store_all(stores, target)
         if norm_ref is None:
             return None

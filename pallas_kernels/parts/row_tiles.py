@@ -128,6 +128,16 @@ def even_share(blocks: int) -> int:
     return PROCESSOR_MEMORY // (most + 1) - BLOCK_MEMORY + 1
 
 
+def all_fit(blocks: int, shared: int) -> bool:
+    """Tell whether so many blocks, with `shared` bytes of shared memory each, run at once, four on a processor at most.
+
+    >>> all_fit(384, 70_000), all_fit(384, 76_000)
+    (True, False)
+    """
+    room = PROCESSOR_MEMORY // (shared + SUMS_MEMORY + BLOCK_MEMORY)
+    return room >= min(pl.cdiv(blocks, PROCESSORS), MOST_AT_ONCE)
+
+
 def blocks_for(tiles: int, *, shared: int, at_once: int, asked: int | None = None) -> int:
     """Choose the number of blocks for so many tiles, each with at least `shared` bytes of shared memory.
 

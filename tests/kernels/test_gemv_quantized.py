@@ -1,6 +1,6 @@
 """Products with quantized weights against float64; every column meets its own code and scale."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,49 +14,67 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from benchmarks.kernel_cases import exact
+from model.weights.gpu_codes import LEVELS
 from pallas_kernels.gemv import gemv
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import current_target, interpreter
+from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.matrix import ScaledCodes, product_of
 from pallas_kernels.parts.tile import Tile
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
 from verify.running_error import Approx, added
 
-BITS_AND_GROUPS = [
-    (8, None),
-    (8, 32),
-    (8, 64),
-    (8, 128),
-    (4, 32),
-    (4, 64),
-    (4, 128),
-]  # bits, columns that share a scale
+# Bits, columns that share a scale, and what groups have beside it or codes choose from.
+INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128))]
+FORMS = [
+    *((bits, group, None) for bits, group in INTEGERS),
+    *((bits, group, "minima") for bits, group in INTEGERS if group),
+    *((4, levels.group, name) for name, levels in LEVELS.items()),
+]
 LARGEST = {8: 127, 4: 7}
 
 
 @dataclass
 class Weight:
-    """Codes over their whole range and positive scales, as the kernel takes them and as float64."""
+    """Codes over their whole range, positive scales and any minima, as the kernel takes them and as float64."""
 
     codes: np.ndarray  # int8 [rows, cols]
     scales: np.ndarray
     bits: int
+    minima: np.ndarray | None = None
+    levels: Levels | None = None
 
     @property
     def stored(self) -> ScaledCodes:
-        codes = int4.pack(self.codes) if self.bits == 4 else self.codes
-        return ScaledCodes(jnp.asarray(codes), jnp.asarray(self.scales))
+        minima = None if self.minima is None else jnp.asarray(self.minima)
+        w = ScaledCodes(jnp.asarray(self.codes), jnp.asarray(self.scales), minima, self.levels)
+        if self.bits == 8:
+            return w
+        order = int4.order_of(self.codes.shape[1] // self.scales.shape[1], levels=self.levels is not None)
+        return replace(w, codes=jnp.asarray(int4.pack(self.codes & 15, order, lowest=0)))
 
-    def times(self, codes) -> np.ndarray:
-        """Multiply each group of codes by its scale."""
-        scales = self.scales.astype(np.float64).reshape(len(codes), -1)
-        return codes * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+    @property
+    def weights(self) -> np.ndarray:
+        """Weights in float64, exactly."""
+        codes = self.codes.astype(np.float64)
+        if self.levels is not None:
+            codes = np.array(self.levels.integers)[self.codes & 15] * self.levels.unit
+        elif self.bits == 4 and self.minima is not None:
+            codes = (self.codes & 15).astype(np.float64)
+        weights = codes * self._spread(self.scales)
+        return weights if self.minima is None else weights + self._spread(self.minima)
+
+    def _spread(self, numbers) -> np.ndarray:
+        """Repeat a number of each group for its columns."""
+        numbers = numbers.astype(np.float64).reshape(len(self.codes), -1)
+        return np.repeat(numbers, self.codes.shape[1] // numbers.shape[1], axis=1)
 
 
-def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None) -> Weight:
+def draw(noise: Noise, rows: int, cols: int, *, bits: int, group: int | None, form: str | None = None) -> Weight:
     codes = noise.rng.integers(-LARGEST[bits] - 1, LARGEST[bits] + 1, (rows, cols)).astype(np.int8)
     scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
-    return Weight(codes, scales, bits)
+    minima = 8 * noise(rows, cols // group) if form == "minima" and group else None
+    return Weight(codes, scales, bits, minima, LEVELS.get(form or ""))
 
 
 def multiply(w: Weight, x, **options) -> np.ndarray:
@@ -72,29 +90,38 @@ def exactly(w: Weight, x, **options) -> Approx:
 @settings(max_examples=8)
 @given(
     noise=noises,
-    scheme=st.sampled_from(BITS_AND_GROUPS),
+    scheme=st.sampled_from(FORMS),
     cols=st.sampled_from([1024, 1536, 2048, 2560, 5 * 1024, 5 * 1024 + 512]),
     batch=st.integers(1, 3),
     tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2), Tile(8, 3, 1), Tile(8, 2, 4), Tile(40, 2), Tile(64, 2)]),
     dtype=dtypes,
 )
-@example(noise=Noise(0), scheme=(8, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
-@example(noise=Noise(1), scheme=(4, 32), cols=8192 + 256, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
-@example(noise=Noise(2, outliers=True), scheme=(4, 128), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
-@example(noise=Noise(3), scheme=(8, 64), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
-@example(noise=Noise(4), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
-@example(noise=Noise(5), scheme=(4, 64), cols=1536, batch=2, tile=Tile(8, 3, 1), dtype=np.dtype("float32"))
-@example(noise=Noise(6), scheme=(8, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
-@example(noise=Noise(7), scheme=(8, 64), cols=2048, batch=1, tile=Tile(8, 2, 1), dtype=np.dtype("bfloat16"))
-@example(noise=Noise(8), scheme=(4, 64), cols=4096, batch=2, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
-@example(noise=Noise(9), scheme=(4, 64), cols=5 * 1024 + 512, batch=2, tile=Tile(40, 2), dtype=np.dtype("bfloat16"))
-@example(noise=Noise(10), scheme=(8, 64), cols=5 * 1024, batch=1, tile=Tile(64, 2, 1), dtype=np.dtype("bfloat16"))
-@at_extremes(scheme=(8, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
-@at_extremes(scheme=(4, 64), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(0), scheme=(8, None, None), cols=1152, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(1), scheme=(4, 32, None), cols=8192 + 256, batch=1, tile=Tile(8, 4), dtype=np.dtype("float32"))
+@example(
+    noise=Noise(2, outliers=True), scheme=(4, 128, None), cols=5632, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32")
+)
+@example(noise=Noise(3), scheme=(8, 64, None), cols=1024, batch=8, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(4), scheme=(8, 64, None), cols=2048, batch=1, tile=Tile(8, 5, 4), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(5), scheme=(4, 64, None), cols=1536, batch=2, tile=Tile(8, 3, 1), dtype=np.dtype("float32"))
+@example(noise=Noise(6), scheme=(8, None, None), cols=1152, batch=1, tile=Tile(16, 4, 1), dtype=np.dtype("float32"))
+@example(noise=Noise(7), scheme=(8, 64, None), cols=2048, batch=1, tile=Tile(8, 2, 1), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(8), scheme=(4, 64, None), cols=4096, batch=2, tile=Tile(8, 4), dtype=np.dtype("bfloat16"))
+@example(
+    noise=Noise(9), scheme=(4, 64, None), cols=5 * 1024 + 512, batch=2, tile=Tile(40, 2), dtype=np.dtype("bfloat16")
+)
+@example(noise=Noise(10), scheme=(8, 64, None), cols=5 * 1024, batch=1, tile=Tile(64, 2, 1), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(11), scheme=(4, 32, "minima"), cols=5632, batch=2, tile=Tile(16, 2), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(12), scheme=(8, 16, None), cols=5632, batch=1, tile=Tile(16, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(13), scheme=(4, 16, "minima"), cols=1536, batch=3, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(14), scheme=(4, 64, "nf4"), cols=2048, batch=2, tile=Tile(16, 2), dtype=np.dtype("float32"))
+@at_extremes(scheme=(4, 32, "minima"), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@at_extremes(scheme=(8, None, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@at_extremes(scheme=(4, 64, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
     """Several tiles may share a thread block: six of 8 rows, or three."""
-    bits, group = scheme
-    w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group)
+    bits, group, form = scheme
+    w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group, form=form)
     x = noise(batch, cols, dtype=dtype)
     y = multiply(w, x, out=jnp.float32, tile=tile)
     expected = exactly(w, x, out=np.float32)
@@ -102,15 +129,17 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
 
 
 @settings(max_examples=3)
-@given(noise=noises, scheme=st.sampled_from(BITS_AND_GROUPS), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
-@example(noise=Noise(0), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-5)
-@example(noise=Noise(0), scheme=(8, 128), dtype=np.dtype("bfloat16"), eps=1e-5)
-@example(noise=Noise(0, exponent=-100), scheme=(8, 128), dtype=np.dtype("float32"), eps=1e-6)  # what is flushed counts
-@example(noise=Noise(0, exponent=-60), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-6)
+@given(noise=noises, scheme=st.sampled_from(FORMS), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
+@example(noise=Noise(0), scheme=(4, 64, None), dtype=np.dtype("float32"), eps=1e-5)
+@example(noise=Noise(0), scheme=(8, 128, None), dtype=np.dtype("bfloat16"), eps=1e-5)
+@example(
+    noise=Noise(0, exponent=-100), scheme=(8, 128, None), dtype=np.dtype("float32"), eps=1e-6
+)  # what is flushed counts
+@example(noise=Noise(0, exponent=-60), scheme=(4, 64, None), dtype=np.dtype("float32"), eps=1e-6)
 def test_norm_bias_and_residual(noise, scheme, dtype, eps):
-    bits, group = scheme
+    bits, group, form = scheme
     rows, cols, batch = 8, 5632 if group else 1280, 2
-    w = draw(noise, rows, cols, bits=bits, group=group)
+    w = draw(noise, rows, cols, bits=bits, group=group, form=form)
     x, norm, bias, residual = (noise(*shape, dtype=dtype) for shape in ((batch, cols), (cols,), (rows,), (batch, rows)))
     options = {"norm": norm, "eps": eps, "bias": bias, "residual": residual}
     y = multiply(w, x, **options, tile=Tile(8, 2))
@@ -119,14 +148,19 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     assert_within(y, expected.value, expected.error)
 
 
-@pytest.mark.parametrize(("bits", "group"), BITS_AND_GROUPS)
-def test_a_unit_vector_gives_a_column_and_its_scales(bits, group):
-    w = draw(Noise(0), 8, 2560, bits=bits, group=group)
+@pytest.mark.parametrize(("bits", "group", "form"), FORMS)
+def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
+    """Minima take a rounding more, and so do levels of several digits."""
+    w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])
     x = np.zeros((4, 2560), np.float32)
     x[np.arange(4), columns] = 1
-    rounded = w.times(w.codes).astype(np.float32)[:, columns].T  # once
-    np.testing.assert_array_equal(multiply(w, x, tile=Tile(8, 2)), rounded)
+    y, weights = multiply(w, x, tile=Tile(8, 2)), w.weights[:, columns].T
+    if form in (None, "iq4_nl", "mxfp4"):
+        np.testing.assert_array_equal(y, weights.astype(np.float32))  # rounded once
+    else:
+        size = np.abs(weights) + (0 if w.minima is None else 2 * np.abs(w._spread(w.minima)[:, columns].T))
+        assert_within(y, weights, 4 * 2.0**-24 * size)
 
 
 def test_a_group_without_scale_counts_nothing_whatever_its_codes():
@@ -191,9 +225,9 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
         (refused(kind="int32", x=(1, 1024)), r"x \[batch, 8192\]"),
         (refused(x=(0, 1024)), "1 to 8 vectors, got 0"),
         (refused(x=(9, 1024)), "1 to 8 vectors, got 9"),
-        (refused(scales=(8, 64)), "a scale for each 32, 64, 128 columns or each row"),
+        (refused(scales=(8, 128)), "a scale for each 16, 32, 64, 128 columns or each row"),
         (refused(scales=(8, 0)), "a scale for each"),
-        (refused(codes=(8, 128), kind="int32", scales=(8,)), r"32, 64, 128 columns, got \(8,\)"),
+        (refused(codes=(8, 128), kind="int32", scales=(8,)), r"16, 32, 64, 128 columns, got \(8,\)"),
         (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
         (refused(scales=(7,)), r"scales \[8\] in float32"),
         (refused(codes=(12, 1024), scales=(12, 16)), "rows of W in multiples of 8, got 12"),

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,12 @@ from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
 from model.options import SamplingOptions
 from model.sampling import as_arrays
-from model.weights.codes import CLASS_OF_FORM, Int4, QuantizedMatrix
-from model.weights.gpu_codes import Int4Words, arranged, packed, unpacked
+from model.weights.codes import CLASS_OF_FORM, FP8, Int4, Int8, QuantizedMatrix
+from model.weights.gpu_codes import LEVELS, Int4Words, Stacked, arranged
 from model.weights.params import FeedForward, Params, load_params
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import MAX_BATCH
+from pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 from tests.kernel_ops import KERNEL_OPS
@@ -50,9 +51,61 @@ def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
     codes = np.random.default_rng(cols).integers(-8, 8, (rows, cols)).astype(np.int8)
     pairs = (codes + 8).astype(np.uint8).reshape(rows, -1, 2, 16)
     stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.codes.Int4` has them
-    words = packed(jnp.asarray(stored))
-    np.testing.assert_array_equal(words, int4.pack(codes), strict=True)
-    np.testing.assert_array_equal(unpacked(words), codes)
+    words = arranged(Int4(jnp.asarray(stored), jnp.ones((rows, cols // 32)), None))
+    np.testing.assert_array_equal(words.codes, int4.pack(codes), strict=True)
+    np.testing.assert_array_equal(words.levels(), codes)
+
+
+FORM_GROUPS = [
+    *((form, group) for form in ("int4", "int8", "int4_min", "int8_min") for group in (16, 32, 64, 128)),
+    *((form, levels.group) for form, levels in LEVELS.items()),
+    ("fp8", 1024),
+]
+
+
+def drawn(form: str, group: int, *, rows: int = 8, cols: int = 1024, zeros: bool = False, seed: int = 0) -> Any:
+    """Draw a matrix as it is loaded, with any codes, and scales that float16 holds."""
+    rng, kind = np.random.default_rng(seed), CLASS_OF_FORM[form]  # type: ignore
+    shapes = kind.shapes(rows, cols, Codes(kind.form, group, zeros=zeros, bytes=0, parts=lambda: iter(())))
+
+    def numbers(shape: Any) -> jax.Array:
+        if shape.dtype == np.float32:
+            return jnp.asarray(rng.normal(size=shape.shape).astype(np.float16).astype(np.float32))
+        bits = rng.integers(0, 256, shape.shape).astype(np.uint8)
+        bits = bits & 0x77 if form == "fp8" else bits  # no NaN
+        return jnp.asarray(bits.view(shape.dtype))
+
+    matrix = jax.tree.map(numbers, shapes)
+    if form == "mxfp4":
+        matrix = matrix._replace(scales=jnp.asarray(rng.integers(100, 150, shapes.scales.shape), jnp.uint8))
+    return matrix
+
+
+def test_every_form_is_drawn():
+    assert {form for form, _ in FORM_GROUPS} == set(CLASS_OF_FORM)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
+def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
+    """Weights are equal in float32; those that kernels multiply by are within 2^-23 of a scale, for NF4's levels."""
+    if zeros and form not in ("int4", "int8"):
+        return
+    matrix = drawn(form, group, zeros=zeros)
+    ours = arranged(matrix)
+    np.testing.assert_array_equal(ours.weights(), matrix.weights())
+    w = operand(ours)
+    assert not isinstance(w, jax.Array) and w.shape == (8, 1024)
+    if isinstance(w, ScaledE4M3):
+        return  # the same codes and scales
+    assert w.group == group
+    scales = np.repeat(np.asarray(w.scales, np.float64), group, axis=1)
+    weights = exact.levels_of(w) * scales
+    if w.minima is not None:
+        weights = weights + np.repeat(np.asarray(w.minima, np.float64), group, axis=1)
+    theirs = np.asarray(matrix.weights(), np.float64)
+    off = np.abs(weights - theirs)
+    assert np.all(off <= (2.0**-23 * np.abs(scales) if form == "nf4" else 0) + 2.0**-24 * np.abs(theirs))
 
 
 def test_arranged_weights_are_the_same_weights_in_every_form():
@@ -131,6 +184,39 @@ def within(actual, expected: Approx) -> None:
     assert_within(np.asarray(actual), expected.value, expected.error)
 
 
+def test_q_k_and_v_of_two_forms_are_one_kernel():
+    """As in a Q4_K_M file: every row is its own matrix's, and products of a prompt are those of the rows joined."""
+    params = load("q8", seed=4)
+    rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
+    parts = tuple(
+        arranged(drawn(form, group, rows=count, cols=NARROW.dim, seed=count))
+        for (form, group), count in zip((("int4_min", 32), ("int8", 16)), rows, strict=True)
+    )
+    layer = params.layers[0]
+    layer = layer._replace(qkv=layer.qkv._replace(weight=Stacked(parts)))
+    x, norm = Noise(0)(1, NARROW.dim), np.asarray(layer.attention_norm)
+    at = np.array([5], np.int32)
+    cos, sin = (table[at] for table in params.rope)
+    positions = Positions(jnp.asarray(at[:, None]), cos[:, None], sin[:, None])
+    stale = jnp.full((1, NARROW.kv_heads, CAPACITY, NARROW.head_dim), jnp.nan)
+    ops, reasons = pallas_ops(NARROW, params._replace(layers=[layer]), capacity=CAPACITY)
+    assert reasons["norm_qkv"] is None
+    with interpreter():
+        q, cache = ops.norm_qkv(jnp.asarray(x)[:, None], layer, LayerCache(stale, stale), positions, config=NARROW)
+    weights = jax.tree.map(np.asarray, tuple(operand(part) for part in parts))
+    expected = exact.norm_qkv(
+        weights, x, norm, np.asarray(stale), np.asarray(stale), at, np.asarray(cos), np.asarray(sin),
+        heads=NARROW.heads, eps=NARROW.eps,
+    )  # fmt: skip
+    for actual, one in zip((q[:, 0], cache.k, cache.v), expected, strict=True):
+        assert np.array_equal(np.isnan(actual), np.isnan(one.value))
+        new = ~np.isnan(one.value)
+        assert_within(np.asarray(actual)[new], one.value[new], one.error[new])
+    many = jnp.asarray(Noise(1)(1, 3, NARROW.dim))
+    whole = jnp.concatenate([part.weights() for part in parts])
+    np.testing.assert_allclose(prompt_product(many, Stacked(parts)), many @ whole.T, rtol=1e-4, atol=1e-2)
+
+
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
     """Products in bfloat16 round the weights; those in float32 round only the sums."""
@@ -177,19 +263,17 @@ def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch
     assert ("griddepcontrol_wait" in program) == (batch <= MAX_BATCH)
 
 
-@pytest.mark.parametrize("form", sorted(set(CLASS_OF_FORM) - {"int8", "int4"}))
-def test_other_codes_are_multiplied_by_the_plain_form_and_the_reason_names_them(form):
+def test_codes_that_kernels_do_not_read_are_multiplied_by_the_plain_form_and_the_reason_names_them():
+    """They read e4m3 with a scale for each row."""
     params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
     layer = params.layers[0]
     assert isinstance(layer.ffn, FeedForward)
     rng, gate_up = np.random.default_rng(0), layer.ffn.gate_up
-    shapes = CLASS_OF_FORM[form].shapes(
-        2 * NARROW.ffn, NARROW.dim, Codes(form, 32, zeros=False, bytes=0, parts=lambda: iter(()))
-    )
+    shapes = FP8.shapes(2 * NARROW.ffn, NARROW.dim, Codes("fp8", 32, zeros=False, bytes=0, parts=lambda: iter(())))
     drawn = jax.tree.map(lambda a: jnp.asarray(rng.integers(1, 127, a.shape), a.dtype), shapes)
     layer = layer._replace(ffn=layer.ffn._replace(gate_up=gate_up._replace(weight=drawn)))
     ops, reasons = pallas_ops(NARROW, params._replace(layers=[layer]), capacity=CAPACITY)
-    assert reasons["norm_gate_up"] == f"kernels multiply by weights in int8 and int4, not in {form}"
+    assert reasons["norm_gate_up"] == "kernels multiply by fp8 weights with a scale for each row, not for 32 columns"
     assert reasons["down_add"] is None
     routed, plain = (table.norm_gate_up(x, layer, config=NARROW) for table in (ops, XLA))
     np.testing.assert_array_equal(routed, plain)
@@ -197,7 +281,8 @@ def test_other_codes_are_multiplied_by_the_plain_form_and_the_reason_names_them(
 
 def test_integers_that_kernels_cannot_read_are_refused_by_name():
     codes, scales = jnp.zeros((8, 512), jnp.uint8), jnp.ones((8, 16))
-    with pytest.raises(Unsupported, match="no int4 weights with zero points"):
-        operand(Int4(codes, scales, jnp.zeros((8, 16), jnp.int8)))
+    rows = arranged(Int8(jnp.zeros((8, 1024), jnp.int8), jnp.ones((8, 1)), jnp.zeros((8, 1), jnp.int8)))
+    with pytest.raises(Unsupported, match=r"read int8 weights .* with zero points of groups"):
+        operand(rows)
     with pytest.raises(Unsupported, match=r"read int4 weights as model\.weights\.gpu_codes arranges them"):
         operand(Int4(codes, scales, None))
