@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float
@@ -22,9 +25,19 @@ from model.running.device import default_device, free_bytes
 from model.running.jax_backend import JaxBackend
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
-from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
+from model.running.program_store import ProgramStore, facts
+from model.running.programs import (
+    Layout,
+    Programs,
+    are_stored,
+    compile_programs,
+    longest_burst,
+    prompt_chunk,
+    wide_chunk,
+)
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
+from model.running.start_clock import StartClock
 from model.system import available_bytes
 from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
@@ -33,6 +46,8 @@ from model.weights.params import Progress, abstract_params, check_weights, load_
 from reference.config import Config
 
 BackendName = Literal["jax", "reference"]
+COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
+READERS = 8  # threads that read weights for a GPU
 
 
 class Llama:
@@ -209,7 +224,7 @@ def load(
     running = load_backend(
         checkpoint,
         **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-        **{"cache": cache, "greedy": greedy},
+        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache},
         progress=print_progress() if progress is True else progress or no_progress,
     )
     places = [place for place in (tokenizer, place_of(path)) if place]
@@ -241,14 +256,18 @@ def load_backend(
     greedy: bool = False,
     emulate_activations: str | None = None,
     own_process: bool = False,
+    compile_cache: str | Path | None = None,
     progress: Progress = no_progress,
+    clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
     """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
 
     `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
     process runs the model and nothing else. The process then returns the memory that compiling took to the system,
-    and a large model on a CPU changes how its allocator works (`model.running.process`).
+    and a large model on a CPU changes how its allocator works (`model.running.process`). `compile_cache` is a folder of
+    programs (`model.running.program_store`), None for none. `clock` measures the phases.
     """
+    clock = clock or StartClock()
     config = checkpoint.config
     capacity = choose_context(context, config.context)
     if backend not in get_args(BackendName):
@@ -260,11 +279,15 @@ def load_backend(
     run = quantized(checkpoint, quantize) if quantize else checkpoint
     found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
+        clock.begin("read")
         check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
         check_weights(checkpoint, progress=progress)
         weights = load_reference_params(run, found)
+        clock.end()
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
-    device = default_device()
+    clock.begin("device")
+    device, free = default_device(), free_bytes()
+    clock.begin("read")
     weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
         batch=1,
@@ -272,6 +295,7 @@ def load_backend(
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
+        wide=wide_chunk(device.platform, capacity),
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
@@ -279,21 +303,49 @@ def load_backend(
     choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
-    check_fits(memory, context=capacity, available=free_bytes())
-    check_weights(checkpoint, progress=progress)
-    progress("compiling", 0.0)
+    plan = partial(memory_of, params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
+    memory = plan(wide=layout.wide)
+    if layout.wide and not memory.fits(free):
+        layout, memory = layout._replace(wide=None), plan()
+    check_fits(memory, context=capacity, available=free)
+    store = None
+    if compile_cache is not None:
+        followed = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice[2:], kernels)
+        store = ProgramStore(Path(compile_cache), facts(*followed, emulate_activations))
+    # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
+    at_once = are_stored(store, greedy=greedy) or (device.platform != "cpu" and memory.running + COMPILERS_ROOM <= free)
+    if not at_once:
+        check_weights(checkpoint, progress=progress)
+        progress("compiling", 0.0)
+        clock.begin("compile")
     if own_process:
         keep_heaps_small(config, platform=device.platform)
-    programs = compile_programs(
-        *(params, config),
-        **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
-        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
-    )
-    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        params = load_params(run, dtype=weights, positions=layout.rows, progress=progress)
-    params = with_roundings(params, found, config=config)
-    return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
+    compiled = partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None
+
+    def compile() -> Programs:
+        with clock.beside("compile") if at_once else nullcontext():
+            return compile_programs(
+                *(params, config),
+                **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
+                **{"compiled": compiled, "store": store},
+            )
+
+    with ThreadPoolExecutor(1) as pool, shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        programs = pool.submit(compile) if at_once else compile()
+        clock.begin("read")
+        on_device = load_params(
+            *(run,),
+            **{"dtype": weights, "positions": layout.rows, "checked": not at_once, "progress": progress},
+            readers=1 if device.platform == "cpu" else READERS,
+        )
+        clock.begin("upload")
+        jax.block_until_ready(on_device)
+        if at_once:
+            clock.begin("compile")
+            programs = programs.result()
+    on_device = with_roundings(on_device, found, config=config)
+    clock.end()
+    return JaxBackend(on_device, programs, config, choice=choice, layout=layout, device=device)
 
 
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:

@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 import platform
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ MEMORY = Path("/proc/meminfo")
 PROCESSORS = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 MAPPINGS = Path("/proc/self/maps")
+PROCESS = Path("/proc/self/stat")
 CGROUPS = (  # the most bytes that a control group may use, and those that it uses: version 2, version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -37,6 +39,12 @@ def processor() -> str:
     return next(names, platform.machine())
 
 
+def instructions() -> str:
+    """List the instruction sets of the processor; "" where the system does not say."""
+    lines = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith(("flags", "Features")))
+    return next(lines, "")
+
+
 def nvidia_driver() -> str | None:
     """Give the version of the NVIDIA driver, as the kernel module states it; None where there is none."""
     words = next(iter(_lines(DRIVER)), "").split()
@@ -55,6 +63,15 @@ def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
         except (OSError, ValueError):  # hidden, or a file that says something else
             return None
     return sum(sizes.values())
+
+
+def process_age() -> float:
+    """Give the seconds since this process was started, to a hundredth; 0 where the system does not say."""
+    try:
+        after_name = PROCESS.read_text().rpartition(")")[2].split()
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, IndexError, ValueError):
+        return 0.0
 
 
 def available_bytes() -> int:

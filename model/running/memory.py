@@ -60,10 +60,22 @@ class Memory(NamedTuple):
 
 
 def memory_of(
-    params: Params, config: Config, *, batch: int, context: int, chunk: int, platform: str, cache_dtype: np.dtype
+    params: Params,
+    config: Config,
+    *,
+    batch: int,
+    context: int,
+    chunk: int,
+    platform: str,
+    cache_dtype: np.dtype,
+    wide: int | None = None,
 ) -> Memory:
-    """Plan for `batch` sequences of up to `context` tokens, read `chunk` at a time. `params` may be only shapes."""
+    """Plan for `batch` sequences of up to `context` tokens. `params` may be only shapes.
+
+    A prompt is read `chunk` tokens at a time, and where `wide` is given, a long prompt so many.
+    """
     chunk = min(chunk, context)
+    widest = wide or chunk
     capacity = context + chunk  # the last chunk of a prompt is padded
     layers = config.layers
     codes = _quantized(params)
@@ -72,7 +84,7 @@ def memory_of(
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
-        activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity, on_cpu=on_cpu),
+        activations=_activations(params, config, tokens=batch * widest, batch=batch, capacity=capacity, on_cpu=on_cpu),
         logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
         process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + held) if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * (COMPILING[1] + compiling) if on_cpu else 0,
