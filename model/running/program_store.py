@@ -7,6 +7,7 @@ device's software, the settings of JAX and XLA, the shapes of the arguments, and
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,8 @@ from jax.stages import Compiled, Lowered
 from model.system import instructions, usable_cpus
 
 SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
-ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_", "TF_")  # beginnings of variables that may change a program
+ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # beginnings of variables that may change a program
+NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # in names of settings that change no program
 DIGEST = 32  # bytes of a SHA-256
 MOST = 64  # files of the store; the ones that were not used for longest are removed beyond them
 SUFFIX = ".program"
@@ -98,8 +100,8 @@ def facts(*about: object) -> str:
     """Describe, beside `about`, whatever any program follows from: source, versions, settings and the device."""
     device = jax.devices()[0]
     # An attribute is what holds in this thread, and some settings of JAX are no attributes.
-    values = sorted(jax.config.values.items())
-    settings = {name: getattr(jax.config, name, value) for name, value in values if "cache" not in name}
+    values = [item for item in sorted(jax.config.values.items()) if not NO_EFFECT.search(item[0])]
+    settings = {name: getattr(jax.config, name, value) for name, value in values}
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
     machine = (device.platform, device.device_kind, device.client.platform_version, len(jax.devices()))
     host = (len(usable_cpus()), instructions()) if device.platform == "cpu" else ()
