@@ -21,7 +21,7 @@ from model.ops.choice import ops_for
 from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
 from model.running.backend import Backend
-from model.running.device import default_device, free_bytes
+from model.running.device import default_device, room
 from model.running.jax_backend import JaxBackend
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
@@ -286,7 +286,7 @@ def load_backend(
         clock.end()
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
     clock.begin("device")
-    device, free = default_device(), free_bytes()
+    device, (free, others) = default_device(), room()
     clock.begin("read")
     weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
@@ -307,7 +307,7 @@ def load_backend(
     memory = plan(wide=layout.wide)
     if layout.wide and not memory.fits(free):
         layout, memory = layout._replace(wide=None), plan()
-    check_fits(memory, context=capacity, available=free)
+    check_fits(memory, context=capacity, available=free, others=others)
     store = None
     if compile_cache is not None:
         followed = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice[2:], kernels)

@@ -65,6 +65,28 @@ def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
     return sum(sizes.values())
 
 
+def cuda_memory() -> tuple[int, int] | None:
+    """Give the bytes of the first GPU that CUDA shows, free and in all, whoever holds the rest; None without CUDA."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):  # the context that JAX uses
+        return None
+    try:
+        if cuda.cuCtxPushCurrent_v2(context):
+            return None
+        failed = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(device)
+    return None if failed else (free.value, total.value)
+
+
 def process_age() -> float:
     """Give the seconds since this process was started, to a hundredth; 0 where the system does not say."""
     try:

@@ -21,6 +21,7 @@ from reference.config import Config
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
+CONTEXT = 1 << 30  # bytes: CUDA's own memory in this process is less
 # Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
 DECODING = {"int8": (1_000_000, 3_500_000), "nf4": (3_000_000, 6_000_000), "mxfp4": (5_000_000, 5_000_000)}
 
@@ -122,11 +123,16 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
-def check_fits(memory: Memory, *, context: int, available: int) -> None:
-    """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use."""
+def check_fits(memory: Memory, *, context: int, available: int, others: int = 0) -> None:
+    """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use.
+
+    `others` are the bytes that other programs hold, where that is known.
+    """
     if memory.fits(available):
         return
     free = f"the {gigabytes(available)} of memory that are free"
+    if others > CONTEXT:
+        free += f": other programs hold {gigabytes(others)} of this device"
     if memory.compiling > memory.running:
         raise MemoryError(
             f"compiling takes up to {gigabytes(memory.compiling - memory.held)} and does not fit in {free}"

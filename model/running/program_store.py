@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class ProgramStore(NamedTuple):
         except FileNotFoundError:
             return None
         except Exception:  # A file of another machine, or one that was cut short, may fail in any way.
-            path.unlink(missing_ok=True)
+            _remove(path)
             return None
         return loaded
 
@@ -90,7 +91,7 @@ class ProgramStore(NamedTuple):
             staged.replace(path)
             _remove_oldest(self.folder)
         except Exception:
-            staged.unlink(missing_ok=True)
+            _remove(staged)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}-{hashlib.sha256(f'{name} {self.about}'.encode()).hexdigest()}{SUFFIX}"
@@ -123,10 +124,20 @@ def _forget(name: str) -> None:
     """Remove a program from JAX's cache, where nobody will ask for this name again."""
     if folder := jax.config.jax_compilation_cache_dir:
         for entry in Path(folder).glob(f"jit_{name}-*"):
-            entry.unlink(missing_ok=True)
+            _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _remove_oldest(folder: Path) -> None:
-    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    # Another process may remove files at the same time.
+    used = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            used.append((path.stat().st_mtime, path))
+    files = [path for _, path in sorted(used, reverse=True)]
     for path in files[MOST:]:
-        path.unlink(missing_ok=True)
+        _remove(path)

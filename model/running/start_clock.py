@@ -47,6 +47,12 @@ class StartClock:
             self._seconds[self._now] += at - self._since
         self._now, self._since = None, at
 
+    def with_first_token(self, seconds: float) -> "StartClock":
+        """Count so many seconds for the first token, where the request came some time after the model was ready."""
+        self.end()
+        self._seconds["first token"] = seconds
+        return self
+
     @contextmanager
     def beside(self, phase: Phase) -> Iterator[None]:
         """Count the time of the body as work for `phase` beside the main thread; the body runs in another thread."""

@@ -25,7 +25,7 @@ from model.system import use_huge_pages
 from model.tensors import Role, Stack, stacks, tensor_shapes
 from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_multiply
 from model.weights.gpu_codes import as_read_here
-from model.weights.quantizing import can_quantize_whole, in_parts, quantized_parts, quantized_whole
+from model.weights.quantizing import can_quantize_whole, in_parts, is_worth_compiling, quantized_parts, quantized_whole
 from reference.config import Config
 from reference.rope import frequencies
 
@@ -115,6 +115,7 @@ def load_params(
     """
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
     shared = _shared(checkpoint, *loaded) if loaded else {}
+    by_device = is_worth_compiling(checkpoint.tensors.values())
 
     def note(name: str, tensor: Tensor, part: Any) -> None:
         """Check a part that is read, unless it was checked before, and report it."""
@@ -130,7 +131,7 @@ def load_params(
         if names in shared:
             return shared[names]
         tensors = _joined([checkpoint.tensors[name] for name in names])
-        if can_quantize_whole(tensors):
+        if by_device and can_quantize_whole(tensors):
             found = quantized_whole(tensors, names, note)
             if found.exact:
                 return as_read_here(found.matrix)
@@ -138,14 +139,16 @@ def load_params(
         buffers = jax.tree.map(lambda shape: aligned_zeros(shape.shape, shape.dtype), shapes)
         start = 0
         for name, tensor in zip(names, tensors, strict=True):
-            for part in _stored_parts(tensor, shapes, partial(note, name, tensor)):
+            for part in _stored_parts(tensor, shapes, partial(note, name, tensor), by_device):
                 rows = len(jax.tree.leaves(part)[0])
                 for buffer, values in zip(jax.tree.leaves(buffers), jax.tree.leaves(part), strict=True):
                     buffer[start : start + rows] = values
                 start += rows
                 if readers == 1:
                     checkpoint.release()
-        return as_read_here(jax.device_put(buffers, may_alias=True))
+        placed = as_read_here(jax.device_put(buffers, may_alias=True))
+        # A reader waits for its array, so that no more than one array of each is in main memory.
+        return placed if readers == 1 else jax.block_until_ready(placed)
 
     rope = rope_table(checkpoint.config, positions)
     if readers == 1:
@@ -153,7 +156,7 @@ def load_params(
     with ThreadPoolExecutor(readers) as pool:
         arrays: dict[tuple[str, ...], Future] = {}
         for names in jax.tree.leaves(array_names(checkpoint.config, rope)):
-            if isinstance(names, Names):
+            if isinstance(names, Names) and names.names not in arrays:
                 arrays[names.names] = pool.submit(place, *names.names)
         try:
             return _assemble(checkpoint.config, lambda *names: arrays[names].result(), rope)
@@ -190,14 +193,14 @@ def _shared(
     return found
 
 
-def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None]) -> Iterator[Any]:
+def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_device: bool) -> Iterator[Any]:
     """Yield consecutive rows of a tensor in the form of the arrays of `shapes`; `note` gets each part as it is read."""
     codes = tensor.codes
     if not isinstance(shapes, QuantizedMatrix):
         for part in in_parts(tensor.read()):
             note(part)
             yield part
-    elif codes and codes.source and not codes.source.codes:
+    elif by_device and codes and codes.source and not codes.source.codes:
         yield from quantized_parts(codes, shapes, note)
     else:
         assert codes

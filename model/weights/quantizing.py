@@ -7,7 +7,8 @@ two codes, one of which is right. Which one follows from the sign of a differenc
 Scales, one for each group, are computed in float64.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ UPPER = -1 << 12  # mask of the upper half of a float32's digits
 
 
 PART = 16 << 20  # bytes
+FEW = 1 << 26  # weights, which NumPy quantizes on one core before XLA has compiled
 
 
 class OnDevice(NamedTuple):
@@ -61,6 +63,12 @@ def quantized_parts(codes: Codes, shapes: QuantizedMatrix, note: Callable[[Any],
 
 def _first_rows(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
     return jax.tree.map(lambda array: np.asarray(array)[:count], matrix)
+
+
+def is_worth_compiling(tensors: Iterable[Tensor]) -> bool:
+    """Whether XLA quantizes these tensors sooner than NumPy, with the seconds that it takes to compile."""
+    plain = [tensor for tensor in tensors if tensor.codes and tensor.codes.source]
+    return sum(math.prod(tensor.shape) for tensor in plain) > FEW
 
 
 def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
