@@ -52,8 +52,9 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
     checkpoint = open_checkpoint(options["model"])
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
     context = choose_context(options["context"], checkpoint.config.context)
-    if prompt is not None:
-        check_length(encode_text(tokenizer, prompt), context)
+    ids = None if prompt is None else encode_text(tokenizer, prompt)
+    if ids is not None:
+        check_length(ids, context)
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
     clock.begin("import")
     with progress_bar() as progress:
@@ -62,7 +63,14 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
 
         with opened_beside():
             from model.llama import Llama, load_backend
-        how = {"greedy": greedy, "own_process": True, "compile_cache": folder, "progress": progress, "clock": clock}
+        how = {
+            "greedy": greedy,
+            "prompt": ids is None or len(ids) > 1,
+            "own_process": True,
+            "compile_cache": folder,
+            "progress": progress,
+            "clock": clock,
+        }
         backend = load_backend(checkpoint, **how, **running)
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)

@@ -24,7 +24,7 @@ from model.running.backend import Backend
 from model.running.device import default_device, room
 from model.running.jax_backend import JaxBackend
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
-from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
+from model.running.process import give_back_compilers_memory, is_large, keep_compiled, keep_heaps_small
 from model.running.program_store import ProgramStore, facts
 from model.running.programs import (
     Layout,
@@ -254,6 +254,7 @@ def load_backend(
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
+    prompt: bool = True,
     emulate_activations: str | None = None,
     own_process: bool = False,
     compile_cache: str | Path | None = None,
@@ -262,6 +263,8 @@ def load_backend(
 ) -> JaxBackend | ReferenceBackend:
     """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
 
+    `prompt` says that the first text begins with a prompt of several tokens. The program that reads prompts is
+    otherwise compiled when it is needed, unless a large model leaves no memory for that.
     `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
     process runs the model and nothing else. The process then returns the memory that compiling took to the system,
     and a large model on a CPU changes how its allocator works (`model.running.process`). `compile_cache` is a folder of
@@ -313,9 +316,14 @@ def load_backend(
         followed = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice[2:], kernels)
         store = ProgramStore(Path(compile_cache), facts(*followed, emulate_activations))
     # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
-    at_once = are_stored(store, greedy=greedy) or (device.platform != "cpu" and memory.running + COMPILERS_ROOM <= free)
-    if not at_once:
+    on_cpu, roomy = device.platform == "cpu", memory.running + COMPILERS_ROOM <= free
+    first = {"greedy": greedy, "prompt": prompt or (on_cpu and is_large(config))}
+    at_once = are_stored(store, **first) or (roomy and not on_cpu)
+    # Weights that are quantized again are decoded first, and the check is of what is stored.
+    checked = not at_once or (quantize is not None and any(tensor.codes for tensor in checkpoint.tensors.values()))
+    if checked:
         check_weights(checkpoint, progress=progress)
+    if not at_once:
         progress("compiling", 0.0)
         clock.begin("compile")
     if own_process:
@@ -326,23 +334,24 @@ def load_backend(
         with clock.beside("compile") if at_once else nullcontext():
             return compile_programs(
                 *(params, config),
-                **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
+                **{"ops": choice.ops, "layout": layout, "platform": device.platform, **first},
                 **{"compiled": compiled, "store": store},
             )
 
     with ThreadPoolExecutor(1) as pool, shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        programs = pool.submit(compile) if at_once else compile()
+        beside, programs = (pool.submit(compile), None) if at_once else (None, compile())
         clock.begin("read")
         on_device = load_params(
             *(run,),
-            **{"dtype": weights, "positions": layout.rows, "checked": not at_once, "progress": progress},
-            readers=1 if device.platform == "cpu" else READERS,
+            **{"dtype": weights, "positions": layout.rows, "checked": checked, "progress": progress},
+            readers=1 if on_cpu or not roomy else READERS,
         )
         clock.begin("upload")
         jax.block_until_ready(on_device)
-        if at_once:
+        if beside:
             clock.begin("compile")
-            programs = programs.result()
+            programs = beside.result()
+    assert programs
     on_device = with_roundings(on_device, found, config=config)
     clock.end()
     return JaxBackend(on_device, programs, config, choice=choice, layout=layout, device=device)

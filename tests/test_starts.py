@@ -76,7 +76,7 @@ def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_pat
     assert texts[0] == texts[1]
     assert starts[0]["parallel"] == {} and starts[1]["parallel"].keys() == {"compile"}
     kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
-    assert kept == ["decode", "prefill"]  # and nothing of JAX's cache
+    assert kept == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
 
 
 def test_phases_are_said_only_where_they_are_asked_for(run):

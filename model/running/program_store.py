@@ -11,11 +11,11 @@ import re
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib
 from jax.experimental import serialize_executable
 from jax.stages import Compiled, Lowered
 
@@ -106,7 +106,7 @@ def facts(*about: object) -> str:
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
     machine = (device.platform, device.device_kind, device.client.platform_version, len(jax.devices()))
     host = (len(usable_cpus()), instructions()) if device.platform == "cpu" else ()
-    return repr((jax.__version__, jaxlib.__version__, machine, host, settings, environment, _source(), about))
+    return repr((jax.__version__, version("jaxlib"), machine, host, settings, environment, _source(), about))
 
 
 def _source() -> str:

@@ -95,28 +95,28 @@ def compile_programs(
     layout: Layout,
     platform: str,
     greedy: bool,
+    prompt: bool = True,
     compiled: Callable[[], object] | None = None,
     store: ProgramStore | None = None,
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
-    decode is compiled at once. `compiled` is called after each compilation. Programs that `store` has are loaded, and
+    decode is compiled at once, `prompt` whether the one that reads prompts is: a text that begins with one token does
+    without it. `compiled` is called after each compilation. Programs that `store` has are loaded, and
     others are stored there.
     """
     compiled = compiled or (lambda: None)
     makers = _makers(params, config, ops=ops, layout=layout, options=compiler_options(platform))
-    decoder, prefiller = makers[_decoder(greedy)], makers[PREFILL]
-    with ThreadPoolExecutor(2) as pool:
-        loading = [pool.submit(maker.load, store) for maker in (decoder, prefiller)]
-        decoding, prefilling = (found.result() for found in loading)
-        # XLA compiles the larger program while Python traces the other.
-        ahead = None if decoding else pool.submit(decoder.lower(store))
-        prefilling = prefilling or prefiller.lower(store)()
-        decoding = decoding or (ahead and ahead.result())
+    # XLA compiles the first program, which is larger, while Python traces the other.
+    first = [_decoder(greedy), *([PREFILL] if prompt else [])]
+    with ThreadPoolExecutor(len(first)) as pool:
+        loading = {name: pool.submit(makers[name].load, store) for name in first}
+        found = {name: program for name, loaded in loading.items() if (program := loaded.result())}
+        missing = [name for name in first if name not in found]
+        compiling = {name: pool.submit(makers[name].lower(store)) for name in missing}
+        found |= {name: program.result() for name, program in compiling.items()}
     compiled()
-
-    found = {decoder.name: decoding, prefiller.name: prefilling}
 
     def later(name: str) -> Compiled:
         if name not in found:
@@ -125,12 +125,14 @@ def compile_programs(
         return found[name]
 
     wide = partial(later, WIDE_PREFILL) if layout.wide else None
-    return Programs(prefilling, lambda greedy: later(_decoder(greedy)), wide)
+    return Programs(
+        lambda *arguments: later(PREFILL)(*arguments), lambda greedy: later(_decoder(greedy)), prefill_wide=wide
+    )
 
 
-def are_stored(store: ProgramStore | None, *, greedy: bool) -> bool:
+def are_stored(store: ProgramStore | None, *, greedy: bool, prompt: bool = True) -> bool:
     """Whether `compile_programs` finds its programs in `store`, so that nothing is compiled."""
-    return store is not None and store.has(PREFILL) and store.has(_decoder(greedy))
+    return store is not None and store.has(_decoder(greedy)) and (store.has(PREFILL) or not prompt)
 
 
 PREFILL, WIDE_PREFILL = "prefill", "prefill_wide"  # names in a store

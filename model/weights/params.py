@@ -200,8 +200,8 @@ def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_d
         for part in in_parts(tensor.read()):
             note(part)
             yield part
-    elif by_device and codes and codes.source and not codes.source.codes:
-        yield from quantized_parts(codes, shapes, note)
+    elif codes and codes.source and not codes.source.codes:
+        yield from quantized_parts(codes, shapes, note, by_device)
     else:
         assert codes
         for part in codes.parts():

@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Float64, Int32, Shaped
 
 from model.checkpoints.checkpoint import Codes, Tensor
+from model.checkpoints.codes import exact_parts
 from model.running.device import default_device
 from model.weights.codes import CLASS_OF_FORM, LANES, QuantizedMatrix, repeats_of_scales
 from reference.quantizers import mx
@@ -46,19 +47,25 @@ class OnDevice(NamedTuple):
     exact: Bool[Array, ""]  # False: a group is beyond `LEAST` and `MOST`, and codes may differ from the reference's
 
 
-def quantized_parts(codes: Codes, shapes: QuantizedMatrix, note: Callable[[Any], None]) -> Iterator[Any]:
-    """Quantize plain weights a few megabytes at a time. The last part is padded, so that one program does them all."""
+def quantized_parts(
+    codes: Codes, shapes: QuantizedMatrix, note: Callable[[Any], None], by_device: bool
+) -> Iterator[QuantizedMatrix]:
+    """Quantize the plain weights that `codes` are made of, a few megabytes at a time, on the device or with NumPy.
+
+    `note` gets each part before it is quantized.
+    """
     assert codes.source
     rows = 0
-    for part in in_parts(codes.source.read()):
+    for part in in_parts(codes.source.read()) if by_device else exact_parts(codes.source):
         note(part)
-        rows = rows or len(part)
-        whole = np.pad(part, [(0, rows - len(part)), (0, 0)]) if len(part) < rows else part
-        matrix, exact = quantized_on_device(whole, codes)
-        if exact:
-            yield jax.tree.map(np.asarray, matrix) if len(part) == rows else _first_rows(matrix, len(part))
-        else:
-            yield shapes.stored(SCHEMES[codes.scheme].quantize(part), codes)
+        if by_device:
+            rows = rows or len(part)  # the last part is padded, so that one program does them all
+            whole = np.pad(part, [(0, rows - len(part)), (0, 0)]) if len(part) < rows else part
+            matrix, exact = quantized_on_device(whole, codes)
+            if exact:
+                yield jax.tree.map(np.asarray, matrix) if len(part) == rows else _first_rows(matrix, len(part))
+                continue
+        yield shapes.stored(SCHEMES[codes.scheme].quantize(part), codes)
 
 
 def _first_rows(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
