@@ -58,7 +58,7 @@ def test_the_wide_program_is_compiled_by_the_first_long_prompt(narrow_and_wide):
     _, wide = narrow_and_wide
     compiled = []
 
-    def listen(event: str, seconds: float, **about: str | int):
+    def listen(event: str, duration_secs: float, **about: str | int):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(about.get("fun_name"))
 

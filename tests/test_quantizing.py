@@ -58,9 +58,9 @@ def test_codes_and_scales_are_the_references(scheme, dtype, cols):
 def test_matrices_of_one_shape_share_a_program():
     compiled: list[float] = []
 
-    def listen(event: str, seconds: float, **about: str | int):
+    def listen(event: str, duration_secs: float, **about: str | int):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(seconds)
+            compiled.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
