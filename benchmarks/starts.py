@@ -41,8 +41,11 @@ def write_model(config: Config, folder: Path) -> None:
     drawn = np.random.default_rng(0).standard_normal(FEW, np.float32)
 
     def tensor(shape: tuple[int, ...]) -> Tensor:
-        values = np.resize(drawn * shape[-1] ** -0.5, shape) if len(shape) == 2 else np.ones(shape)
-        return Tensor(shape, np.dtype(ml_dtypes.bfloat16), lambda: values.astype(ml_dtypes.bfloat16))
+        def read() -> np.ndarray:
+            weights = (drawn * shape[-1] ** -0.5).astype(ml_dtypes.bfloat16)
+            return np.resize(weights, shape) if len(shape) == 2 else np.ones(shape, ml_dtypes.bfloat16)
+
+        return Tensor(shape, np.dtype(ml_dtypes.bfloat16), read)
 
     tensors = {name: tensor(shape) for name, shape in tensor_shapes(config).items()}
     checkpoint = Checkpoint("random", "memory", config, tensors, bos=told.bos, stops=told.stops)
