@@ -298,7 +298,7 @@ def load_backend(
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
-        wide=wide_chunk(device.platform, capacity),
+        wide=wide_chunk(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)

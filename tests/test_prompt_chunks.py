@@ -23,11 +23,12 @@ CONFIG = replace(SMALL, context=200)
 GREEDY = SamplingOptions(temperature=0.0)
 
 
-def test_only_a_gpu_with_room_for_them_has_wide_chunks():
-    assert wide_chunk("cpu", 4096) is None
-    assert wide_chunk("gpu", 512) is None
-    wide = wide_chunk("gpu", 4096)
-    assert wide and wide > prompt_chunk(SMALL, "gpu")
+@pytest.mark.parametrize("codes", [False, True])
+def test_only_a_gpu_with_room_for_them_has_wide_chunks(codes):
+    assert wide_chunk("cpu", 4096, codes=codes) is None
+    assert wide_chunk("gpu", 1023, codes=codes) is None
+    assert wide_chunk("gpu", 1024, codes=codes) == 1024 > prompt_chunk(SMALL, "gpu")
+    assert wide_chunk("gpu", 2048, codes=codes) == (2048 if codes else 1024)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
     monkeypatch.setattr("model.llama.prompt_chunk", lambda config, platform: 8)
     load = partial(load_backend, random_checkpoint(CONFIG, seed=0), greedy=True)
     narrow = load()
-    monkeypatch.setattr("model.llama.wide_chunk", lambda platform, capacity: 32)
+    monkeypatch.setattr("model.llama.wide_chunk", lambda platform, capacity, codes: 32)
     return narrow, load()  # type: ignore
 
 

@@ -26,7 +26,7 @@ from model.weights.params import Params
 from reference.config import Config
 
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
-WIDE = 1024  # tokens
+WIDE, WIDE_OF_CODES = 1024, 2048  # tokens
 STOPS = 64  # ids that may end a text, at most
 
 
@@ -61,13 +61,15 @@ def prompt_chunk(config: Config, platform: str) -> int:
     return 64 if is_large(config) else 128
 
 
-def wide_chunk(platform: str, capacity: int) -> int | None:
+def wide_chunk(platform: str, capacity: int, *, codes: bool) -> int | None:
     """Choose how many tokens of a long prompt are read at once; None where `prompt_chunk` serves every prompt.
 
-    A GPU computes faster with more rows, and a chunk of quantized weights decodes each matrix once. On a CPU larger
-    chunks are no faster.
+    A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 4,096 tokens in 145 ms by 256, in 108 ms by
+    1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes each matrix once, which takes longer than
+    reading it, so chunks are as long as a prompt of medium length. On a CPU larger chunks are no faster.
     """
-    return WIDE if platform != "cpu" and capacity > WIDE else None
+    wide = WIDE_OF_CODES if codes and capacity >= WIDE_OF_CODES else WIDE
+    return wide if platform != "cpu" and capacity >= wide else None
 
 
 def longest_burst(platform: str) -> int:
