@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from commands.options import (
     model_option,
     running_options,
     sampling_options,
+    timings_option,
     tokenizer_option,
 )
 from commands.output import say, stream
@@ -61,8 +63,8 @@ Once it has told one:
     metavar="NAME|FILE",
     help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
 )
-@combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options)
-def chat(system: str | None, template: str | None, **options: Any):
+@combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, timings_option)
+def chat(system: str | None, template: str | None, timings: bool, **options: Any):
     """Talk with a model.
 
     /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
@@ -74,9 +76,11 @@ def chat(system: str | None, template: str | None, **options: Any):
     """
     from model.chat.chat import Chat
     from model.chat.template import find_template
+    from model.running.start_clock import StartClock
 
+    clock = StartClock.of_process()
     request = checked_request(options)
-    llama = load(options, greedy=request["sampling"].greedy)
+    llama = load(options, greedy=request["sampling"].greedy, clock=clock)
     found = find_template(llama.tokenizer, *llama.places, template=template)
     if found.note:
         say(found.note)
@@ -94,7 +98,11 @@ def chat(system: str | None, template: str | None, **options: Any):
                 if re.match(r"\s*/\w+(\s|$)", line):
                     _command(conversation, line.strip(), sample=STORIES if is_built_in else "")
                 elif line.strip():
-                    _answer(conversation, line, interrupted, request)
+                    asked = perf_counter()
+                    answer = _answer(conversation, line, interrupted, request)
+                    if timings:
+                        say(str(clock.with_first_token(answer.first_at - asked)))
+                    timings = False
             except ValueError as error:
                 if not typed:
                     raise
@@ -133,8 +141,11 @@ def _save(conversation: Chat, file: str) -> None:
         staged.write_text(json.dumps(conversation.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _answer(conversation: Chat, question: str, interrupted: _Pressed, request: dict[str, Any]) -> None:
-    """Print the answer to a question; say on stderr what had to be forgotten for it, and why it ends early."""
+def _answer(conversation: Chat, question: str, interrupted: _Pressed, request: dict[str, Any]) -> Generation:
+    """Print the answer to a question, and return it.
+
+    Lines on stderr say what had to be forgotten for it, and why it ends early.
+    """
     if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
         turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
         say(f"({turns} forgotten: the context of {conversation.context} tokens was nearly full)")
@@ -143,6 +154,7 @@ def _answer(conversation: Chat, question: str, interrupted: _Pressed, request: d
         stream(answer, answer=True, wrap=True)
     if ending := _ending(answer, conversation.context):
         say(ending)
+    return answer
 
 
 def _ending(answer: Generation, context: int) -> str:

@@ -16,6 +16,7 @@ from commands.options import (
     model_option,
     running_options,
     sampling_options,
+    timings_option,
     tokenizer_option,
 )
 from commands.output import say, stream, write_json
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
-@combined(model_option, tokenizer_option, max_new_tokens(256), sampling_options, running_options, json_option)
-def generate(prompt: str, as_json: bool, **options: Any):
+@combined(
+    model_option, tokenizer_option, max_new_tokens(256), sampling_options, running_options, timings_option, json_option
+)
+def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Continue PROMPT with a model.
 
     Prints PROMPT and its continuation as it is drawn. Without PROMPT, the model begins a text of its
@@ -42,13 +45,15 @@ def generate(prompt: str, as_json: bool, **options: Any):
         if sys.stdin is None:
             raise click.UsageError("standard input is closed")
         prompt = sys.stdin.read().removesuffix("\n")
-    _generate(prompt, as_json=as_json, wrap=False, **options)
+    _generate(prompt, as_json=as_json, timings=timings, wrap=False, **options)
 
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
-@combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, json_option)
-def story(prompt: str, as_json: bool, **options: Any):
+@combined(
+    model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, timings_option, json_option
+)
+def story(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Tell a story, from its beginning or on from PROMPT.
 
     This is `generate`, up to the end of a story, with words wrapped at the edge of a terminal.
@@ -57,17 +62,22 @@ def story(prompt: str, as_json: bool, **options: Any):
     llamaspec story --seed 7
     llamaspec story "One day, a little fox found a kite"
     """
-    _generate(prompt, as_json=as_json, wrap=True, **options)
+    _generate(prompt, as_json=as_json, timings=timings, wrap=True, **options)
 
 
-def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
+def _generate(prompt: str, *, as_json: bool, timings: bool, wrap: bool, **options: Any):
+    from model.running.start_clock import StartClock
+
+    clock = StartClock.of_process()
     request = checked_request(options)
-    llama = load(options, prompt=prompt, greedy=request["sampling"].greedy)
+    llama = load(options, prompt=prompt, greedy=request["sampling"].greedy, clock=clock)
+    clock.begin("first token")
     generation = llama.generate(prompt, **request)
     print_seed(options, request)
     if as_json:
         for _ in generation:
             pass
+        clock.end(generation.first_at)
         write_json(
             {
                 "text": generation.prompt + generation.completion,
@@ -77,10 +87,14 @@ def _generate(prompt: str, *, as_json: bool, wrap: bool, **options: Any):
                 "finish_reason": generation.finish_reason,
                 "seed": generation.seed,
                 "timings": generation.timings._asdict(),
+                **({"start": clock.as_json()} if timings else {}),
             }
         )
     else:
         stream(generation, prompt=prompt, wrap=wrap)
+        clock.end(generation.first_at)
+    if timings:
+        say(str(clock))
     say(_summary(generation, llama))
 
 

@@ -14,6 +14,7 @@ from commands.progress import progress_bar
 
 if TYPE_CHECKING:
     from model.llama import Llama
+    from model.running.start_clock import StartClock
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
@@ -35,27 +36,42 @@ def print_seed(options: dict[str, Any], request: dict[str, Any]):
         say(f"seed {request['seed']}")
 
 
-def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) -> Llama:
+def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, clock: StartClock | None = None) -> Llama:
     """Load the model that the options name, and say on stderr how it runs where that is not plain.
 
-    Files and prompt are checked before JAX, which takes a second, is imported.
+    Files and prompt are checked before JAX, which takes a second, is imported. `clock` measures the phases.
     """
     from model.checkpoints.open import open_checkpoint, place_of
     from model.options import check_length, choose_context
+    from model.running.start_clock import StartClock
     from model.tokenizers.of_model import tokenizer_of
     from model.tokenizers.tokenizer import encode_text
 
+    clock = clock or StartClock()
+    clock.begin("read")
     checkpoint = open_checkpoint(options["model"])
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
     context = choose_context(options["context"], checkpoint.config.context)
-    if prompt is not None:
-        check_length(encode_text(tokenizer, prompt), context)
+    ids = None if prompt is None else encode_text(tokenizer, prompt)
+    if ids is not None:
+        check_length(ids, context)
     running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
+    clock.begin("import")
     with progress_bar() as progress:
-        prepare_jax()
-        from model.llama import Llama, load_backend
+        folder = prepare_jax()
+        from model.running.device import opened_beside
 
-        backend = load_backend(checkpoint, greedy=greedy, own_process=True, progress=progress, **running)
+        with opened_beside():
+            from model.llama import Llama, load_backend
+        how = {
+            "greedy": greedy,
+            "prompt": ids is None or len(ids) > 1,
+            "own_process": True,
+            "compile_cache": folder,
+            "progress": progress,
+            "clock": clock,
+        }
+        backend = load_backend(checkpoint, **how, **running)
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
     say_how(llama.describe_run())
@@ -68,12 +84,13 @@ def say_how(description: str):
         say(description)
 
 
-def prepare_jax():
-    """Keep compiled programs between runs, so that the second start is fast."""
+def prepare_jax() -> Path | None:
+    """Keep compiled programs between runs, so that the second start is fast; give the folder that they are in."""
     from model.running.process import keep_compiled
 
     if folder := cache_folder():
         keep_compiled(folder / "compiled")
+    return folder and folder / "compiled"
 
 
 def cache_folder() -> Path | None:

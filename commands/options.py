@@ -218,4 +218,7 @@ emulate_option = click.option(
     help="Round what quantized matrices are multiplied by: to Q8_0, as llama.cpp does for each type (ggml), or to int8 "
     "with one scale per token, as in SmoothQuant.",
 )
+timings_option = click.option(
+    "--timings", is_flag=True, help="Say how long each phase took, from the command to the first token."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

@@ -64,6 +64,11 @@ class Generation(Iterator[Token]):
         rate = (len(self.ids) - 1) / decoding if decoding > 0 else 0.0
         return Timings(self._first - self._began, self._latest - self._began, rate)
 
+    @property
+    def first_at(self) -> float:
+        """The time of the first token, by `time.perf_counter`; that of the request if there is none yet."""
+        return self._first
+
     def _run(self, bursts: Iterator[tuple[list[int], FinishReason | None]]) -> Iterator[Token]:
         for drawn, reason in bursts:
             self._latest = perf_counter()

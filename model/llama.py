@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float
@@ -18,13 +21,23 @@ from model.ops.choice import ops_for
 from model.ops.emulated import emulated_ops, roundings, with_roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
 from model.running.backend import Backend
-from model.running.device import default_device, free_bytes
+from model.running.device import default_device, room
 from model.running.jax_backend import JaxBackend
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
-from model.running.process import give_back_compilers_memory, keep_compiled, keep_heaps_small
-from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
+from model.running.process import give_back_compilers_memory, is_large, keep_compiled, keep_heaps_small
+from model.running.program_store import ProgramStore, facts
+from model.running.programs import (
+    Layout,
+    Programs,
+    are_stored,
+    compile_programs,
+    longest_burst,
+    prompt_chunk,
+    wide_chunk,
+)
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
+from model.running.start_clock import StartClock
 from model.system import available_bytes
 from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
@@ -33,6 +46,8 @@ from model.weights.params import Progress, abstract_params, check_weights, load_
 from reference.config import Config
 
 BackendName = Literal["jax", "reference"]
+COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
+READERS = 8  # threads that read weights for a GPU
 
 
 class Llama:
@@ -209,7 +224,7 @@ def load(
     running = load_backend(
         checkpoint,
         **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-        **{"cache": cache, "greedy": greedy},
+        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache},
         progress=print_progress() if progress is True else progress or no_progress,
     )
     places = [place for place in (tokenizer, place_of(path)) if place]
@@ -239,16 +254,23 @@ def load_backend(
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
+    prompt: bool = True,
     emulate_activations: str | None = None,
     own_process: bool = False,
+    compile_cache: str | Path | None = None,
     progress: Progress = no_progress,
+    clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
     """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
 
+    `prompt` says that the first text begins with a prompt of several tokens. The program that reads prompts is
+    otherwise compiled when it is needed, unless a large model leaves no memory for that.
     `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
     process runs the model and nothing else. The process then returns the memory that compiling took to the system,
-    and a large model on a CPU changes how its allocator works (`model.running.process`).
+    and a large model on a CPU changes how its allocator works (`model.running.process`). `compile_cache` is a folder of
+    programs (`model.running.program_store`), None for none. `clock` measures the phases.
     """
+    clock = clock or StartClock()
     config = checkpoint.config
     capacity = choose_context(context, config.context)
     if backend not in get_args(BackendName):
@@ -260,11 +282,15 @@ def load_backend(
     run = quantized(checkpoint, quantize) if quantize else checkpoint
     found = roundings(run, emulate_activations) if emulate_activations else {}
     if backend == "reference":
+        clock.begin("read")
         check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
         check_weights(checkpoint, progress=progress)
         weights = load_reference_params(run, found)
+        clock.end()
         return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
-    device = default_device()
+    clock.begin("device")
+    device, (free, others) = default_device(), room()
+    clock.begin("read")
     weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
         batch=1,
@@ -272,6 +298,7 @@ def load_backend(
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
+        wide=wide_chunk(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
     )
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
@@ -279,21 +306,55 @@ def load_backend(
     choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    memory = memory_of(params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
-    check_fits(memory, context=capacity, available=free_bytes())
-    check_weights(checkpoint, progress=progress)
-    progress("compiling", 0.0)
+    plan = partial(memory_of, params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
+    memory = plan(wide=layout.wide)
+    if layout.wide and not memory.fits(free):
+        layout, memory = layout._replace(wide=None), plan()
+    check_fits(memory, context=capacity, available=free, others=others)
+    store = None
+    if compile_cache is not None:
+        followed = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice[2:], kernels)
+        store = ProgramStore(Path(compile_cache), facts(*followed, emulate_activations))
+    # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
+    on_cpu, roomy = device.platform == "cpu", memory.running + COMPILERS_ROOM <= free
+    first = {"greedy": greedy, "prompt": prompt or (on_cpu and is_large(config))}
+    at_once = are_stored(store, **first) or (roomy and not on_cpu)
+    # Weights that are quantized again are decoded first, and the check is of what is stored.
+    checked = not at_once or (quantize is not None and any(tensor.codes for tensor in checkpoint.tensors.values()))
+    if checked:
+        check_weights(checkpoint, progress=progress)
+    if not at_once:
+        progress("compiling", 0.0)
+        clock.begin("compile")
     if own_process:
         keep_heaps_small(config, platform=device.platform)
-    programs = compile_programs(
-        *(params, config),
-        **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
-        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
-    )
-    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        params = load_params(run, dtype=weights, positions=layout.rows, progress=progress)
-    params = with_roundings(params, found, config=config)
-    return JaxBackend(params, programs, config, choice=choice, layout=layout, device=device)
+    compiled = partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None
+
+    def compile() -> Programs:
+        with clock.beside("compile") if at_once else nullcontext():
+            return compile_programs(
+                *(params, config),
+                **{"ops": choice.ops, "layout": layout, "platform": device.platform, **first},
+                **{"compiled": compiled, "store": store},
+            )
+
+    with ThreadPoolExecutor(1) as pool, shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        beside, programs = (pool.submit(compile), None) if at_once else (None, compile())
+        clock.begin("read")
+        on_device = load_params(
+            *(run,),
+            **{"dtype": weights, "positions": layout.rows, "checked": checked, "progress": progress},
+            readers=1 if on_cpu or not roomy else READERS,
+        )
+        clock.begin("upload")
+        jax.block_until_ready(on_device)
+        if beside:
+            clock.begin("compile")
+            programs = beside.result()
+    assert programs
+    on_device = with_roundings(on_device, found, config=config)
+    clock.end()
+    return JaxBackend(on_device, programs, config, choice=choice, layout=layout, device=device)
 
 
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:

@@ -8,6 +8,7 @@ import mmap
 import os
 import platform
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ MEMORY = Path("/proc/meminfo")
 PROCESSORS = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 MAPPINGS = Path("/proc/self/maps")
+PROCESS = Path("/proc/self/stat")
 CGROUPS = (  # the most bytes that a control group may use, and those that it uses: version 2, version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -39,6 +41,12 @@ def processor() -> str:
     return next(names, platform.machine())
 
 
+def instructions() -> str:
+    """List the instruction sets of the processor; "" where the system does not say."""
+    lines = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith(("flags", "Features")))
+    return next(lines, "")
+
+
 def nvidia_driver() -> str | None:
     """Give the version of the NVIDIA driver, as the kernel module states it; None where there is none."""
     words = next(iter(_lines(DRIVER)), "").split()
@@ -57,6 +65,37 @@ def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
         except (OSError, ValueError):  # hidden, or a file that says something else
             return None
     return sum(sizes.values())
+
+
+def cuda_memory() -> tuple[int, int] | None:
+    """Give the bytes of the first GPU that CUDA shows, free and in all, whoever holds the rest; None without CUDA."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):  # the context that JAX uses
+        return None
+    try:
+        if cuda.cuCtxPushCurrent_v2(context):
+            return None
+        failed = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(device)
+    return None if failed else (free.value, total.value)
+
+
+def process_age() -> float:
+    """Give the seconds since this process was started, to a hundredth; 0 where the system does not say."""
+    try:
+        after_name = PROCESS.read_text().rpartition(")")[2].split()
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, IndexError, ValueError):
+        return 0.0
 
 
 def available_bytes() -> int:

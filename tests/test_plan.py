@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import ml_dtypes
@@ -21,6 +22,7 @@ from model.insight.plan import DEVICES, as_text, make_plan
 from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import choose_dtype
+from model.running.device import room
 from model.running.memory import PROCESS, Memory, check_fits, memory_of
 from model.running.programs import prompt_chunk
 from model.running.reference_backend import reference_memory
@@ -287,6 +289,22 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
     with pytest.raises(MemoryError) as refusal:
         check_fits(memory, context=64, available=100_000_000)
     assert str(refusal.value) == words
+    with pytest.raises(MemoryError) as refusal:
+        check_fits(memory, context=64, available=100_000_000, others=70_000_000_000)
+    assert str(refusal.value) == words + ": other programs hold 70.0 GB of this device"
+
+
+def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
+    """JAX may take three quarters of a GPU of 80 GB and has 1 GB of it; others hold all but 5 GB of the rest."""
+    pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
+    gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)
+    monkeypatch.setattr("model.running.device.jax.devices", lambda: [gpu])
+    monkeypatch.setattr("model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    assert room() == (5_400_000_000, 74_000_000_000)
+    monkeypatch.setattr("model.running.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
+    assert room() == (59_400_000_000, 0)
+    monkeypatch.setattr("model.running.device.cuda_memory", lambda: None)
+    assert room() == (59_400_000_000, 0)
 
 
 @pytest.mark.parametrize(

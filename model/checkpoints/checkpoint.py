@@ -74,6 +74,9 @@ class Codes(NamedTuple):
     # Consecutive rows, a few megabytes at a time: codes [rows, cols], one per weight; scales [rows, groups], float32,
     # or uint8 exponents for mxfp4; zero points [rows, groups], uint8.
     parts: Callable[[], Iterator[Part]]
+    # Codes that are made from weights as they are read: by which scheme of `reference.quantizers.schemes`, of what.
+    scheme: str = ""
+    source: "Tensor | None" = None
 
 
 class Tensor(NamedTuple):

@@ -107,7 +107,7 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
         return Shifted(levels, scales, lowest)
 
     form: Form = "int8_min" if minima else "int8"
-    return codes._replace(form=form, group=group, parts=lambda: map(widened, codes.parts()))
+    return codes._replace(form=form, group=group, parts=lambda: map(widened, codes.parts()), scheme="", source=None)
 
 
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
@@ -121,8 +121,8 @@ def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
     rule, form = scheme(name), form_of(name)
     matrices = quantizable(checkpoint.config)
     tensors = {
-        name: _quantized(tensor, rule, form) if name in matrices else tensor
-        for name, tensor in checkpoint.tensors.items()
+        tensor_name: _quantized(tensor, name, rule, form) if tensor_name in matrices else tensor
+        for tensor_name, tensor in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
 
@@ -137,12 +137,12 @@ def form_of(name: str) -> Form:
     return integers.get(name) or next(form for form in get_args(Form) if form == name)
 
 
-def _quantized(tensor: Tensor, rule: Scheme, form: Form) -> Tensor:
+def _quantized(tensor: Tensor, name: str, rule: Scheme, form: Form) -> Tensor:
     rows, cols = tensor.shape
 
     def parts() -> Iterator[Quantized]:
         return (rule.quantize(weights) for weights in exact_parts(tensor))
 
     size = round(rows * cols * rule.bits_per_weight(cols) / 8)
-    codes = Codes(form, rule.group or cols, zeros=False, bytes=size, parts=parts)
+    codes = Codes(form, rule.group or cols, zeros=False, bytes=size, parts=parts, scheme=name, source=tensor)
     return Tensor(tensor.shape, np.dtype(np.float32), lambda: dequantized(codes, tensor.shape), codes)

@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.checkpoints.codes import form_of
 from model.insight.shapes import SHAPES
 from model.ops.choice import Choice, ops_for
-from model.ops.gpu import QUANTIZED
 from model.ops.table import Ops
 from model.options import choose_context
 from model.running.device import HOPPER, Device, default_device, free_bytes
@@ -18,7 +16,6 @@ from model.running.memory import gigabytes
 from model.running.programs import prompt_chunk
 from model.system import nvidia_driver, processor, usable_cpus
 from model.weights.params import abstract_params
-from reference.quantizers.schemes import SCHEMES
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
@@ -37,7 +34,6 @@ def examine() -> dict[str, dict[str, str]]:
         "this machine": _machine(device),
         "ops here": _ops(_choice(TYPICAL, device)),
         "ops on an H200": _ops(_choice(TYPICAL, H200)),
-        "weights there": {name: "pallas" if form_of(name) in QUANTIZED else "xla" for name in SCHEMES},
         "plain there": _plain_shapes(),
         "versions": {"python": platform.python_version(), **versions},
         "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},

@@ -58,6 +58,8 @@ def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
 
     `weight` may be only shapes.
     """
+    if isinstance(weight, Stacked):
+        return sum(partial_sums(part) for part in weight.parts)
     block = _block(weight)
     rows, cols = (len(weight.codes), weight.cols) if isinstance(weight, QuantizedMatrix) else weight.shape
     return rows * (cols // block) * LANES if block else 0
@@ -86,7 +88,7 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     return _decoded_dot(x, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
 
 
-def _block(weight: Matrix | jax.ShapeDtypeStruct) -> int | None:
+def _block(weight: Array | QuantizedMatrix | jax.ShapeDtypeStruct) -> int | None:
     """Columns of a row to multiply in one loop, which divide the row; None if none do.
 
     Codes that take long to decode get fewer than `MOST_SLICES` slices.

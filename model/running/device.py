@@ -1,10 +1,14 @@
 """The device that programs run on: JAX is asked once, and the answer is passed down."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from model.system import available_bytes
+from model.system import available_bytes, cuda_memory, nvidia_driver
 
 HOPPER = "9.0"  # the compute capability that the kernels are made for
 
@@ -35,9 +39,45 @@ def default_device() -> Device:
     return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
 
 
-def free_bytes() -> int:
-    """Give the memory that is free now on JAX's default device: a GPU's own, or the machine's."""
+@contextmanager
+def opened_beside() -> Iterator[None]:
+    """Open an NVIDIA GPU in another thread while the body runs, which imports modules: each takes a second.
+
+    An error is raised where the device is asked for next.
+    """
+    if not nvidia_driver():
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
+        import model.ops.gpu  # noqa: F401
+
+        yield
+
+
+class Room(NamedTuple):
+    """Memory of the default device, in bytes."""
+
+    free: int
+    others: int = 0  # held by other programs; 0 where nobody says
+
+
+def room() -> Room:
+    """Ask how much memory JAX's default device has left: a GPU's own, or the machine's.
+
+    JAX counts all that it may take of a GPU, also what other programs hold. CUDA knows of them.
+    """
     device = jax.devices()[0]
     if device.platform == "cpu" or not (stats := device.memory_stats()):
-        return available_bytes()
-    return stats["bytes_limit"] - stats["bytes_in_use"]
+        return Room(available_bytes())
+    allowed = stats["bytes_limit"] - stats["bytes_in_use"]
+    if device.platform != "gpu" or not (found := cuda_memory()):
+        return Room(allowed)
+    free, total = found
+    ours = stats.get("pool_bytes", stats["bytes_in_use"])
+    return Room(min(allowed, free + ours - stats["bytes_in_use"]), max(0, total - free - ours))
+
+
+def free_bytes() -> int:
+    """Give the memory that is free now on JAX's default device."""
+    return room().free

@@ -50,7 +50,7 @@ class JaxBackend:
         """
         if layout.batch != 1:
             raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
-        self.capacity, self.chunk, self.burst = layout.capacity, layout.chunk, layout.burst
+        self.capacity, self.chunk, self.burst = layout.capacity, layout.wide or layout.chunk, layout.burst
         # A GPU would rest for the milliseconds in which a host launches a burst. A CPU is the host.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
@@ -82,8 +82,17 @@ class JaxBackend:
         return cache._replace(lengths=jax.device_put(_counts(length)))
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append at most a chunk of tokens to the cache."""
-        return self._programs.prefill(self._params, self._padded(ids), cache, _counts(len(ids)))
+        """Append at most a chunk of tokens to the cache.
+
+        A wide chunk is padded by less than a narrow one has, since the cache has room for that much padding.
+        """
+        narrow, wide = self._layout.chunk, self._layout.wide
+        if wide and self._programs.prefill_wide and len(ids) > wide - narrow:
+            return self._programs.prefill_wide()(self._params, _padded(ids, wide), cache, _counts(len(ids)))
+        for start in range(0, len(ids), narrow):
+            part = ids[start : start + narrow]
+            cache = self._programs.prefill(self._params, _padded(part, narrow), cache, _counts(len(part)))
+        return cache
 
     def begin(
         self, token: int, *, seen: Bool[np.ndarray, " vocab"], seed: int, options: SamplingOptions, stops: Sequence[int]
@@ -108,12 +117,12 @@ class JaxBackend:
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
         """Compute `logits` a chunk at a time, without those of the first `after` ids, which are only read."""
-        cache = self.start()
+        cache, chunk = self.start(), self._layout.chunk
         for start in range(0, after, self.chunk):
             cache = self.extend(cache, ids[start : min(start + self.chunk, after)])
-        for start in range(after, len(ids), self.chunk):
-            part = ids[start : start + self.chunk]
-            logits, cache = self._forward(self._params, self._padded(part), cache, lengths=_counts(len(part)))
+        for start in range(after, len(ids), chunk):
+            part = ids[start : start + chunk]
+            logits, cache = self._forward(self._params, _padded(part, chunk), cache, lengths=_counts(len(part)))
             yield check_logits(np.asarray(logits)[0, : len(part)])
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
@@ -126,10 +135,11 @@ class JaxBackend:
         other._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded)
         return other
 
-    def _padded(self, ids: Sequence[int]) -> Int[np.ndarray, "1 chunk"]:
-        tokens = np.zeros((1, self.chunk), np.int32)
-        tokens[0, : len(ids)] = ids
-        return tokens
+
+def _padded(ids: Sequence[int], chunk: int) -> Int[np.ndarray, "1 chunk"]:
+    tokens = np.zeros((1, chunk), np.int32)
+    tokens[0, : len(ids)] = ids
+    return tokens
 
 
 def _counts(count: int) -> Int[np.ndarray, "1"]:

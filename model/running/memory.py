@@ -21,6 +21,7 @@ from reference.config import Config
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
+CONTEXT = 1 << 30  # bytes: CUDA's own memory in this process is less
 # Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
 DECODING = {"int8": (1_000_000, 3_500_000), "nf4": (3_000_000, 6_000_000), "mxfp4": (5_000_000, 5_000_000)}
 
@@ -60,10 +61,22 @@ class Memory(NamedTuple):
 
 
 def memory_of(
-    params: Params, config: Config, *, batch: int, context: int, chunk: int, platform: str, cache_dtype: np.dtype
+    params: Params,
+    config: Config,
+    *,
+    batch: int,
+    context: int,
+    chunk: int,
+    platform: str,
+    cache_dtype: np.dtype,
+    wide: int | None = None,
 ) -> Memory:
-    """Plan for `batch` sequences of up to `context` tokens, read `chunk` at a time. `params` may be only shapes."""
+    """Plan for `batch` sequences of up to `context` tokens. `params` may be only shapes.
+
+    A prompt is read `chunk` tokens at a time, and where `wide` is given, a long prompt so many.
+    """
     chunk = min(chunk, context)
+    widest = wide or chunk
     capacity = context + chunk  # the last chunk of a prompt is padded
     layers = config.layers
     codes = _quantized(params)
@@ -72,7 +85,7 @@ def memory_of(
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
-        activations=_activations(params, config, tokens=batch * chunk, batch=batch, capacity=capacity, on_cpu=on_cpu),
+        activations=_activations(params, config, tokens=batch * widest, batch=batch, capacity=capacity, on_cpu=on_cpu),
         logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
         process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + held) if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * (COMPILING[1] + compiling) if on_cpu else 0,
@@ -110,11 +123,16 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
-def check_fits(memory: Memory, *, context: int, available: int) -> None:
-    """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use."""
+def check_fits(memory: Memory, *, context: int, available: int, others: int = 0) -> None:
+    """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use.
+
+    `others` are the bytes that other programs hold, where that is known.
+    """
     if memory.fits(available):
         return
     free = f"the {gigabytes(available)} of memory that are free"
+    if others > CONTEXT:
+        free += f": other programs hold {gigabytes(others)} of this device"
     if memory.compiling > memory.running:
         raise MemoryError(
             f"compiling takes up to {gigabytes(memory.compiling - memory.held)} and does not fit in {free}"

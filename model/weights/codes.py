@@ -322,6 +322,11 @@ def _fits(group: int) -> bool:
     return group == LANES or group % PAIR == 0
 
 
+def repeats_of_scales(codes: Codes, cols: int) -> int:
+    """Give how often our arrays repeat each scale of `codes`, for a matrix with `cols` columns."""
+    return _group(codes, cols)[1]
+
+
 def _group(codes: Codes, cols: int) -> tuple[int, int]:
     """Give the columns that share a scale in our arrays, 0 for a whole row, and how often each scale is repeated."""
     if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):

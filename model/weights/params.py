@@ -7,7 +7,10 @@ since slices of one large array would be copied at every use.
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +25,10 @@ from model.system import use_huge_pages
 from model.tensors import Role, Stack, stacks, tensor_shapes
 from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_multiply
 from model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
+from model.weights.quantizing import can_quantize_whole, in_parts, is_worth_compiling, quantized_parts, quantized_whole
 from reference.config import Config
 from reference.rope import frequencies
 
-PART = 16 << 20  # bytes
 Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
 
 
@@ -99,39 +102,74 @@ def load_params(
     dtype: np.dtype,
     positions: int,
     loaded: tuple[Checkpoint, Params] | None = None,
+    checked: bool = True,
+    readers: int = 1,
     progress: Progress = no_progress,
 ) -> Params:
     """Read every tensor of `checkpoint` onto the default device: codes as codes, all others as `dtype`.
 
-    Call `check_weights` first. `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint
-    of the same shapes with its parameters: arrays of tensors that both checkpoints have are shared.
+    `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint of the same shapes with its
+    parameters: arrays of tensors that both checkpoints have are shared. `checked` says that `check_weights` was called.
+    Otherwise each part is checked as it is read, with the same errors. So many `readers`, which are threads, read an
+    array each at a time. The arrays of a GPU may still be on their way.
     """
-    done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
     shared = _shared(checkpoint, *loaded) if loaded else {}
+    by_device = is_worth_compiling(checkpoint.tensors.values())
+
+    def note(name: str, tensor: Tensor, part: Any) -> None:
+        """Check a part that is read, unless it was checked before, and report it."""
+        nonlocal done
+        rows = len(jax.tree.leaves(part)[0])
+        if not checked:
+            _check_part(name, tensor, part, checkpoint.path)
+        with lock:
+            done += tensor.bytes * rows / tensor.shape[0]
+            progress("reading weights", done / total)
 
     def place(*names: str, apart: bool = False) -> Array | QuantizedMatrix | Stacked:
         if names in shared:
             return shared[names]
-        return _each_or_all(placed, [checkpoint.tensors[name] for name in names], apart=apart)
+        left = iter(names)
+        tensors = [checkpoint.tensors[name] for name in names]
+        return _each_or_all(lambda run: place_run([next(left) for _ in run], run), tensors, apart=apart)
 
-    def placed(tensors: list[Tensor]) -> Array | QuantizedMatrix:
-        nonlocal done
+    def place_run(names: Sequence[str], tensors: list[Tensor]) -> Array | QuantizedMatrix:
         tensors = _joined(tensors)
+        if by_device and can_quantize_whole(tensors):
+            found = quantized_whole(tensors, names, note)
+            if found.exact:
+                return as_read_here(found.matrix)
         shapes = _shapes(tensors, dtype)
         buffers = jax.tree.map(lambda shape: aligned_zeros(shape.shape, shape.dtype), shapes)
         start = 0
-        for tensor in tensors:
-            for part in _stored_parts(tensor, shapes):
+        for name, tensor in zip(names, tensors, strict=True):
+            for part in _stored_parts(tensor, shapes, partial(note, name, tensor), by_device):
                 rows = len(jax.tree.leaves(part)[0])
                 for buffer, values in zip(jax.tree.leaves(buffers), jax.tree.leaves(part), strict=True):
                     buffer[start : start + rows] = values
                 start += rows
-                checkpoint.release()
-                done += tensor.bytes * rows / tensor.shape[0]
-                progress("reading weights", done / total)
-        return as_read_here(jax.device_put(buffers, may_alias=True))
+                if readers == 1:
+                    checkpoint.release()
+        placed = as_read_here(jax.device_put(buffers, may_alias=True))
+        # A reader waits for its array, so that no more than one array of each is in main memory.
+        return placed if readers == 1 else jax.block_until_ready(placed)
 
-    return _assemble(checkpoint.config, place, rope_table(checkpoint.config, positions))
+    rope = rope_table(checkpoint.config, positions)
+    if readers == 1:
+        return _assemble(checkpoint.config, place, rope)
+    with ThreadPoolExecutor(readers) as pool:
+        arrays: dict[tuple[str, ...], Future] = {}
+        for names in jax.tree.leaves(array_names(checkpoint.config, rope)):
+            if isinstance(names, Names) and names.names not in arrays:
+                arrays[names.names] = pool.submit(place, *names.names, apart=names.apart)
+        try:
+            return _assemble(checkpoint.config, lambda *names, apart=False: arrays[names].result(), rope)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        finally:
+            checkpoint.release()
 
 
 @dataclass(frozen=True)
@@ -139,11 +177,12 @@ class Names:
     """The names of the tensors that one array is made of: a leaf that stands in the array's place."""
 
     names: tuple[str, ...]
+    apart: bool = False  # whether they may be an array each
 
 
 def array_names(config: Config, rope: Rope) -> Params:
     """Build the tree of `load_params` with `Names` in the places of arrays, and `rope` as given."""
-    return _assemble(config, lambda *names, apart=False: Names(names), rope)
+    return _assemble(config, lambda *names, apart=False: Names(names, apart), rope)
 
 
 def _shared(
@@ -160,12 +199,20 @@ def _shared(
     return found
 
 
-def _stored_parts(tensor: Tensor, shapes: Any) -> Iterator[Any]:
-    """Yield consecutive rows of a tensor in the form of the arrays of `shapes`."""
-    if isinstance(shapes, QuantizedMatrix):
-        assert tensor.codes
-        return (shapes.stored(part, tensor.codes) for part in tensor.codes.parts())
-    return _in_parts(tensor.read())
+def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_device: bool) -> Iterator[Any]:
+    """Yield consecutive rows of a tensor in the form of the arrays of `shapes`; `note` gets each part as it is read."""
+    codes = tensor.codes
+    if not isinstance(shapes, QuantizedMatrix):
+        for part in in_parts(tensor.read()):
+            note(part)
+            yield part
+    elif codes and codes.source and not codes.source.codes:
+        yield from quantized_parts(codes, shapes, note, by_device)
+    else:
+        assert codes
+        for part in codes.parts():
+            note(part)
+            yield shapes.stored(part, codes)
 
 
 def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
@@ -194,30 +241,28 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
     """Raise `CheckpointError` for a tensor that holds NaN or infinity."""
     done, total = 0, sum(tensor.bytes for tensor in checkpoint.tensors.values())
     for name, tensor in checkpoint.tensors.items():
-        for rows in _checked(name, tensor, checkpoint.path):
+        for part in tensor.codes.parts() if tensor.codes else in_parts(tensor.read()):
+            _check_part(name, tensor, part, checkpoint.path)
             checkpoint.release()
-            done += tensor.bytes * rows / tensor.shape[0]
+            done += tensor.bytes * len(jax.tree.leaves(part)[0]) / tensor.shape[0]
             progress("checking weights", done / total)
 
 
-def _checked(name: str, tensor: Tensor, path: str) -> Iterator[int]:
-    """Check consecutive rows (of codes, their scales), and yield how many rows each part has."""
-    if not tensor.codes:
-        for values in _in_parts(tensor.read()):
-            check_finite(name, values, path=path)
-            yield len(values)
+def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
+    """Check consecutive rows of a tensor; of codes, their scales."""
+    if isinstance(part, np.ndarray):
+        check_finite(name, part, path=path)
         return
-    for part in tensor.codes.parts():
-        if tensor.codes.form == "fp8" and (part.codes & 0x7F == 0x7F).any():
-            raise refused(path, f"{name} holds a NaN")
-        if tensor.codes.form == "mxfp4":
-            if (part.scales == 0xFF).any():
-                raise refused(path, f"{name} has a scale that is NaN")
-        else:
-            check_finite(f"{name}'s scales", part.scales, path=path)
-        if isinstance(part, Shifted):
-            check_finite(f"{name}'s minima", part.minima, path=path)
-        yield len(part.codes)
+    assert tensor.codes
+    if tensor.codes.form == "fp8" and (part.codes & 0x7F == 0x7F).any():
+        raise refused(path, f"{name} holds a NaN")
+    if tensor.codes.form == "mxfp4":
+        if (part.scales == 0xFF).any():
+            raise refused(path, f"{name} has a scale that is NaN")
+    else:
+        check_finite(f"{name}'s scales", part.scales, path=path)
+    if isinstance(part, Shifted):
+        check_finite(f"{name}'s minima", part.minima, path=path)
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
@@ -296,13 +341,6 @@ def weight_bytes(params: Params) -> int:
         int(np.prod(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves((params.embedding, params.layers, params.norm, head))
     )
-
-
-def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield consecutive rows, a few megabytes at a time, so that little of the file is in memory at once."""
-    rows = max(1, PART // max(1, values[:1].nbytes))
-    for start in range(0, len(values), rows):
-        yield values[start : start + rows]
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

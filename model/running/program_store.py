@@ -1,0 +1,143 @@
+"""Compiled programs on disk, found without tracing: a second start neither traces nor lowers them.
+
+JAX's own cache is asked by the text of a lowered program. Tracing and lowering take a second here, and several with the
+kernels of a GPU. This store is asked by whatever that text follows from: our source, the versions of JAX and of the
+device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice of ops.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import serialize_executable
+from jax.stages import Compiled, Lowered
+
+from model.system import instructions, usable_cpus
+
+SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
+ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # beginnings of variables that may change a program
+NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # in names of settings that change no program
+DIGEST = 32  # bytes of a SHA-256
+MOST = 64  # files of the store; the ones that were not used for longest are removed beyond them
+SUFFIX = ".program"
+
+
+class ProgramStore(NamedTuple):
+    """Programs of one model in one layout. Programs of other models may be in the same folder."""
+
+    folder: Path
+    about: str  # whatever the programs follow from
+
+    def load(self, name: str, arguments: Any, results: Any) -> Compiled | None:
+        """Load the program `name`; None if it is not there, or cannot be used.
+
+        `arguments` and `results` are pytrees of the structures that the program takes (a tuple) and gives.
+        """
+        path = self._path(name)
+        try:
+            stored = path.read_bytes()
+            digest, program = stored[:DIGEST], stored[DIGEST:]
+            if hashlib.sha256(program).digest() != digest:
+                raise ValueError("a part of the file is missing")
+            trees = jax.tree.structure((arguments, {})), jax.tree.structure(results)
+            device = jax.devices()[0]
+            loaded = serialize_executable.deserialize_and_load(
+                program, *trees, backend=device.client, execution_devices=[device]
+            )
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except Exception:  # A file of another machine, or one that was cut short, may fail in any way.
+            _remove(path)
+            return None
+        return loaded
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file for the program `name`."""
+        return self._path(name).exists()
+
+    def compile(self, name: str, lower: Callable[[str], Lowered], options: dict[str, Any]) -> Callable[[], Compiled]:
+        """Lower a program at once, by its name; the result compiles it and stores it.
+
+        The program gets a name that no other has, so that JAX's cache cannot have it: XLA on a CPU cannot store a
+        program that it has loaded itself.
+        """
+        unique = f"{name}_{secrets.token_hex(8)}"
+        lowered = lower(unique)
+
+        def finish() -> Compiled:
+            compiled = lowered.compile(options)
+            self._store(name, compiled)
+            _forget(unique)
+            return compiled
+
+        return finish
+
+    def _store(self, name: str, compiled: Compiled) -> None:
+        """Write a program. A device that cannot store programs, or a full disk, leaves none."""
+        path = self._path(name)
+        staged = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+        try:
+            program = serialize_executable.serialize(compiled)[0]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(hashlib.sha256(program).digest() + program)
+            staged.replace(path)
+            _remove_oldest(self.folder)
+        except Exception:
+            _remove(staged)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}-{hashlib.sha256(f'{name} {self.about}'.encode()).hexdigest()}{SUFFIX}"
+
+
+def facts(*about: object) -> str:
+    """Describe, beside `about`, whatever any program follows from: source, versions, settings and the device."""
+    device = jax.devices()[0]
+    # An attribute is what holds in this thread, and some settings of JAX are no attributes.
+    values = [item for item in sorted(jax.config.values.items()) if not NO_EFFECT.search(item[0])]
+    settings = {name: getattr(jax.config, name, value) for name, value in values}
+    environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
+    machine = (device.platform, device.device_kind, device.client.platform_version, len(jax.devices()))
+    host = (len(usable_cpus()), instructions()) if device.platform == "cpu" else ()
+    return repr((jax.__version__, version("jaxlib"), machine, host, settings, environment, _source(), about))
+
+
+def _source() -> str:
+    """Digest our source, and the tables that kernels are tuned by."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for package in SOURCES:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".json"):
+                text = path.read_bytes()
+                digest.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+def _forget(name: str) -> None:
+    """Remove a program from JAX's cache, where nobody will ask for this name again."""
+    if folder := jax.config.jax_compilation_cache_dir:
+        for entry in Path(folder).glob(f"jit_{name}-*"):
+            _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def _remove_oldest(folder: Path) -> None:
+    # Another process may remove files at the same time.
+    used = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            used.append((path.stat().st_mtime, path))
+    files = [path for _, path in sorted(used, reverse=True)]
+    for path in files[MOST:]:
+        _remove(path)

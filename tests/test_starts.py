@@ -1,0 +1,168 @@
+"""The start of a command: its phases add up, and a second start finds its programs on disk without tracing them."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from model.llama import load_backend
+from model.running import program_store
+from model.running.jax_backend import JaxBackend
+from model.running.start_clock import StartClock
+from model.system import process_age
+from tests.processes import run_llamaspec, run_python
+from tests.random_models import SMALL, random_checkpoint
+
+PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
+
+
+@pytest.fixture
+def traced() -> Iterator[list[str]]:
+    """Names of functions that JAX has traced into programs, since."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **about: str | int):
+        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+            names.append(str(about.get("fun_name", event)))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_phases_add_up_to_the_whole_time():
+    clock = StartClock(began=time.perf_counter() - 5)
+    clock.begin("read")
+    clock.begin("compile")
+    with clock.beside("compile"):
+        clock.begin("read")
+    clock.end(at=time.perf_counter() + 1)
+    clock.end(at=time.perf_counter() + 9)  # no phase goes on
+    assert clock.seconds["import"] == pytest.approx(5, abs=0.5)
+    assert sum(clock.seconds.values()) == pytest.approx(6, abs=0.5)
+    assert 0 <= clock.parallel["compile"] < 0.5
+    assert clock.as_json()["total"] == sum(clock.seconds.values())
+
+
+def test_a_process_knows_its_age():
+    began = time.perf_counter()
+    done = run_python("import time; time.sleep(0.3); from model.system import process_age; print(process_age())")
+    assert 0.3 <= float(done.out) <= time.perf_counter() - began + 0.02
+    assert process_age() > 0
+
+
+def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    request = ["story", "--seed", "7", "--max-new-tokens", "12", "--timings"]
+    starts, texts = [], []
+    for _ in range(2):
+        began = time.perf_counter()
+        done = run_llamaspec(*request, "--json")
+        wall = time.perf_counter() - began
+        assert done.code == 0, done.err
+        told = json.loads(done.out)
+        start = told["start"]
+        assert list(start) == [*PHASES, "total", "parallel"]
+        assert start["total"] == pytest.approx(sum(start[phase] for phase in PHASES))
+        assert 0.3 * wall < start["total"] <= wall + 0.02
+        assert f"first token after {start['total']:.2f} s: import {start['import']:.2f}, " in done.err
+        starts.append(start)
+        texts.append(told["text"])
+    assert texts[0] == texts[1]
+    assert starts[0]["parallel"] == {} and starts[1]["parallel"].keys() == {"compile"}
+    kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
+    assert kept == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
+
+
+def test_phases_are_said_only_where_they_are_asked_for(run):
+    code, out, err = run("story", "--seed", "7", "--max-new-tokens", "2", "--json")
+    assert code == 0 and "start" not in json.loads(out) and "import" not in err
+
+
+def test_chat_says_the_phases_of_its_first_answer():
+    script = "Hello\nHello again\n"
+    done = run_llamaspec("chat", "--seed", "7", "--max-new-tokens", "2", "--timings", stdin=script)
+    assert done.code == 0, done.err
+    assert done.err.count("first token after ") == 1
+
+
+def loaded(folder: Path, **options) -> JaxBackend:
+    backend = load_backend(random_checkpoint(SMALL, seed=0), context=32, compile_cache=folder, **options)
+    assert isinstance(backend, JaxBackend)
+    return backend
+
+
+def numbers(backend: JaxBackend) -> list[bytes]:
+    """The bits of a cache after a prompt."""
+    cache = backend.extend(backend.start(), [3, 1, 4, 1, 5])
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(cache)]
+
+
+def test_a_stored_program_is_neither_traced_nor_compiled_and_gives_the_same_bits(tmp_path: Path, traced: list[str]):
+    first = numbers(loaded(tmp_path))
+    assert len(traced) == 2 and all("prefill" in name or "decode" in name for name in traced)
+    traced.clear()
+    assert numbers(loaded(tmp_path)) == first == numbers(loaded(tmp_path / "another"))
+    assert len(traced) == 2  # of the other folder
+    cache = (backend := loaded(tmp_path)).start()
+    backend.extend(cache, [3])
+    assert cache.layers[0].k.is_deleted()  # a stored program takes the cache over, too
+
+
+def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Path, monkeypatch):
+    def count() -> int:
+        return len(list(tmp_path.glob("prefill-*")))
+
+    loaded(tmp_path)
+    loaded(tmp_path, cache="int8")
+    assert count() == 2
+    loaded(tmp_path, kernels="xla")
+    assert count() == 3
+    with jax.default_matmul_precision("bfloat16"):
+        loaded(tmp_path)
+    assert count() == 4
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " ")
+    loaded(tmp_path)
+    assert count() == 5
+    monkeypatch.setattr(program_store, "_source", lambda: "another version")
+    loaded(tmp_path)
+    assert count() == 6
+    with jax.log_compiles():
+        loaded(tmp_path)
+    assert count() == 6
+
+
+@pytest.mark.parametrize("kept", [0, 40, -1])
+def test_a_program_that_was_cut_short_is_compiled_anew(tmp_path: Path, traced: list[str], kept: int):
+    first = numbers(loaded(tmp_path))
+    for path in (files := list(tmp_path.iterdir())):
+        path.write_bytes(path.read_bytes()[:kept])
+    traced.clear()
+    assert numbers(loaded(tmp_path)) == first
+    assert len(traced) == 2 and sorted(tmp_path.iterdir()) == sorted(files)
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path):
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    assert numbers(loaded(folder))
+    assert folder.read_text() == "no folder"
+
+
+def test_the_programs_that_were_not_used_for_longest_are_removed(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(program_store, "MOST", 3)
+    loaded(tmp_path)
+    oldest = list(tmp_path.iterdir())
+    for path in oldest:
+        os.utime(path, (0, 0))
+    loaded(tmp_path)  # used again
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mtime > 0
+    os.utime(oldest[0], (0, 0))
+    loaded(tmp_path, cache="int8")
+    assert len(list(tmp_path.iterdir())) == 3 and not oldest[0].exists()
