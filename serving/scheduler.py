@@ -1,7 +1,7 @@
 """The scheduler: which tokens the device computes next, for whom, and in which pages.
 
-A state machine without a clock, a thread or a device. `submit` and `cancel` may come at any moment; `plan` says what the
-device computes next; `done` takes what it drew. The rules:
+A state machine without a clock, a thread or a device. `submit` and `cancel` may come at any moment. `plan` says what
+the device computes next, and `done` takes what it drew. The rules:
 
 1. Requests stand in one order, which is fixed when they come: that of arrival, except that a priority of p counts as if
    the request had come p times `patience` plans later. Giving way does not change the order.
@@ -18,11 +18,12 @@ device computes next; `done` takes what it drew. The rules:
 7. Decoding feeds the last token of a prompt. The rest of a prompt may therefore be found in the prefix cache whole.
 
 **A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first of all unfinished requests. While it
-runs, every plan reads a chunk of its prompt or feeds at least one of its tokens, and it never gives way: it ends within C
-plans. While it waits, nobody else begins (rule 2), and the first that runs ends within C plans for the same reason, then
-the next; after `rows` times C plans at most nobody runs, all pages are available, and it begins. The first therefore ends
-within (rows + 1) C plans. A request of priority p that came at plan n has nobody put before it after plan
-n + (p - q) patience, if q is the best priority. At most waiting + rows requests are unfinished, so it ends within
+runs, every plan reads a chunk of its prompt or feeds one of its tokens at least, and it never gives way, so it ends
+within C plans. While it waits, nobody else begins (rule 2). The first of those that run ends within C plans for the
+same reason, then the next. After `rows` times C plans at most nobody runs, all pages are available, and it begins. The
+first of all therefore ends within (rows + 1) C plans. A request of priority p that came at plan n has no new one put
+before it after plan n + (p - q) patience, where q is the best priority. At most waiting + rows requests are unfinished
+at once, so it ends within
 
     (p - q) patience + (waiting + rows) (rows + 1) C    plans.
 """
@@ -197,11 +198,8 @@ class Scheduler:
             if job.expires is not None and job.expires <= now:
                 self.cancel(job.number, "expired")
         self._admit()
-        reading = next((job for job in self._ranked(self.running) if job.to_read), None)
-        if reading:
-            self._adopt(reading)
+        reading = self._first_to_read()
         self._end_what_draws_nothing()
-        reading = next((job for job in self._ranked(self.running) if job.to_read), None)
         decoding = [job for job in self._ranked(self.running) if not job.to_read]
         most = min(burst or self.limits.burst, self.limits.burst)
         if any(job.request.allowed for job in decoding):
@@ -304,6 +302,14 @@ class Scheduler:
             self._give_way(last)
             if last is job:
                 return
+
+    def _first_to_read(self) -> Job | None:
+        for job in self._ranked(self.running):
+            if job.to_read:
+                self._adopt(job)  # which may leave nothing to read
+            if job.to_read:
+                return job
+        return None
 
     def _adopt(self, job: Job) -> None:
         """Go on with the pages that others have published since it began, if they reach further."""
