@@ -8,7 +8,7 @@ from serving.scheduler import Limits
 from tests.scheduler_machine import LAWS, SchedulerMachine, watched
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, phases=[Phase.generate, Phase.shrink])
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, phases=[Phase.generate, Phase.shrink])
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
