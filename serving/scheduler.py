@@ -190,6 +190,11 @@ class Scheduler:
         if job is not None:
             self._ended.append(_end(job, reason))
 
+    def ended(self) -> tuple[Ended, ...]:
+        """Take the ends that no plan has told."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
     def plan(self, now: float, *, burst: int | None = None) -> Plan:
         """Say what to compute next, with at most `burst` steps a row. `done` must follow before the next plan."""
         assert self._planned is None, "the plan before is not done"
@@ -218,8 +223,7 @@ class Scheduler:
             tokens = reading.tokens(reading.computed, stop)
             chunk = Chunk(reading.number, reading.computed, tokens, tuple(reading.pages))
         rows = tuple(self._row(job, steps[job.number]) for job in decoding if job.number in self.running)
-        self._planned = Plan(chunk, rows, tuple(self._ended))
-        self._ended = []
+        self._planned = Plan(chunk, rows, self.ended())
         return self._planned
 
     def done(self, draws: Mapping[int, Draws]) -> list[News]:

@@ -205,9 +205,8 @@ an end is not told (mini-sglang)
     -             self._ended.append(_end(job, reason))
     +             pass
 an end is told again and again
-    -         self._ended = []
-    -         return self._planned
-    +         return self._planned
+    - ended, self._ended = tuple(self._ended), []
+    + ended = tuple(self._ended)
 only what runs expires (vLLM PR 36666)
     - for job in [*self.waiting.values(), *self.running.values()]:
     + for job in [*self.running.values()]:
