@@ -140,10 +140,13 @@ class BatchingEngine:
             if self._closing and self._scheduler.idle:
                 return False
             plan = self._scheduler.plan(monotonic(), burst=tokens_at_once(self._step_seconds, self._limits.burst))
+            works = bool(plan.chunk or plan.rows)
+            if not works:
+                self._scheduler.done({})
             jobs = {number: list(job.drawn) for number, job in self._scheduler.running.items()}
             requests = {number: each.request for number, each in self._open.items()}
         self._tell(plan.ended)
-        if not (plan.chunk or plan.rows):
+        if not works:
             return True
         masks = {
             row.number: self._mask(row.number, jobs[row.number]) for row in plan.rows if requests[row.number].allowed

@@ -162,17 +162,22 @@ def test_what_cannot_be_served_is_refused(engine, fake):
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
-    others = [Client() for _ in range(3 if waits else 2)]
+    fake.goes_on.clear()
+    others, client = [Client() for _ in range(3 if waits else 2)], Client()
     for i, other in enumerate(others):
         engine.submit(endless((1, i)), other)
-    client = Client()
-    number = engine.submit(endless(), client)
-    if not waits:
-        until(lambda: bool(client.ids))
-    engine.cancel(number)
-    engine.cancel(number)
-    engine.cancel(99)
-    assert client.wait().reason == "cancelled"
+
+    def told(event: Event) -> None:
+        client(event)
+        engine.cancel(number)
+
+    number = engine.submit(endless(), told)
+    if waits:
+        engine.cancel(number)
+        engine.cancel(number)
+        engine.cancel(99)
+    fake.goes_on.set()
+    assert client.wait().reason == "cancelled" and bool(client.ids) != waits
     for i, other in enumerate(others):
         assert other.wait().reason == "context" and other.ids == alone(endless((1, i)), CONTEXT)[0]
     engine.cancel(number)
