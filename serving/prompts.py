@@ -1,0 +1,101 @@
+"""Prompts as ids: texts, ids, and conversations by the model's own template.
+
+A person's text never yields special tokens, in a conversation or outside one.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from model.chat.chat import LONGEST_TOKEN
+from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens
+from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
+from serving.openai import Message, Refusal
+
+
+class Prompt(NamedTuple):
+    """Tokens to continue."""
+
+    ids: list[int]
+    begins: bool  # whether the completion begins a text, so that it needs no space in front
+    stops: frozenset[int]  # ids that end the completion
+
+
+class Prompts:
+    """Makes prompts for one model. Each method takes up to a tenth of a second, so call it in a thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None,
+        stops: frozenset[int],
+        context: int,
+        vocab: int,
+    ):
+        """Prepare for a model with this context and vocabulary; `stops` are the ids that end a plain text."""
+        self.tokenizer = tokenizer
+        self.template = template
+        self._stops = stops
+        self._context = context
+        self._vocab = vocab
+        self._special = SpecialTokens(tokenizer)
+        ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
+        self._turn_stops = stops | {token for name, token in tokenizer.special.items() if name in ends}
+
+    def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
+        """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""
+        self._check_characters(text, param)
+        ids = encode_text(self.tokenizer, text, bos=bos)
+        return Prompt(ids, text == "", self._stops)
+
+    def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
+        """Take ids as they are. Raises Refusal for one that the vocabulary lacks."""
+        for token in ids:
+            if not 0 <= token < self._vocab:
+                raise Refusal(f"token ids are between 0 and {self._vocab - 1}, got {token}", param=param)
+        begins = not any(self.tokenizer.bytes_of(token) for token in ids)
+        return Prompt(list(ids), begins, self._stops)
+
+    def from_messages(self, messages: Sequence[Message]) -> Prompt:
+        """Render a conversation, ready for the assistant's answer.
+
+        Raises Refusal where the model has no template, or where its template refuses the conversation.
+        """
+        if self.template is None:
+            raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
+        if not messages:
+            raise Refusal("messages: a conversation has at least one message", param="messages")
+        try:
+            text = self.template.render([self._disguised(message) for message in messages])
+        except ValueError as error:
+            raise Refusal(str(error), param="messages") from None
+        self._check_characters(text, "messages", check=False)
+        return Prompt(self._special.encode(text), self._special.tail(text) == "", self._turn_stops)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Decode a whole text."""
+        return decode(self.tokenizer, ids)
+
+    def _check_characters(self, text: str, param: str, *, check: bool = True) -> None:
+        """Refuse a text that the context cannot hold, before it is encoded, and one that is not valid Unicode."""
+        if len(text) > self._context * LONGEST_TOKEN:
+            raise too_long(f"{len(text):,} characters", self._context, param)
+        if check:
+            try:
+                check_text(text)
+            except ValueError as error:
+                raise Refusal(str(error), param=param) from None
+
+    def _disguised(self, message: Message) -> dict[str, str]:
+        role = "system" if message.role == "developer" else message.role
+        content = message.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+        disguise = self._special.disguise_names if role == "assistant" else self._special.disguise
+        said = {"role": role, "content": disguise(text)}
+        return said if message.name is None else said | {"name": self._special.disguise(message.name)}
+
+
+def too_long(length: str, context: int, param: str) -> Refusal:
+    """Make the error about a prompt that the context cannot hold, with the code that OpenAI's clients know."""
+    message = f"{param}: {length} are more than the context of {context} tokens holds"
+    return Refusal(message, param=param, code="context_length_exceeded")
