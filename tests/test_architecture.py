@@ -1,4 +1,4 @@
-"""Imports run one way: reference <- verify, pallas_kernels <- model <- training, benchmarks <- commands <- cli.
+"""Imports run one way: reference <- verify, pallas_kernels <- model <- serving, training <- commands <- cli.
 
 Read from the source, so nothing is run.
 """
@@ -12,7 +12,10 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("reference", "verify", "pallas_kernels", "model", "training", "commands", "cli", "tests", "benchmarks")
+OURS = (
+    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "commands", "cli", "tests"),
+    "benchmarks",
+)
 HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
 
 
@@ -34,8 +37,13 @@ RULES = [
         only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
     ),
     Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
-    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "training")),
-    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks")),
+    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training")),
+    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving")),
+    Rule("serving/", never=tuple(name for name in OURS if name not in ("reference", "model", "serving"))),
+    # Who computes next is decided without a device.
+    Rule("serving/request.py", never=("jax", "jaxlib")),
+    Rule("serving/pages.py", never=("jax", "jaxlib")),
+    Rule("serving/scheduler.py", never=("jax", "jaxlib")),
     Rule(
         "model/",
         never=("reference",),
@@ -131,6 +139,9 @@ def test_imports_run_one_way():
         ("model/tensors.py", "from model.weights.params import Params"),
         ("model/families/qwen3_moe.py", "import jax"),
         ("model/family.py", "from model.weights.params import Params"),
+        ("model/llama.py", "from serving.request import Request"),
+        ("serving/engine.py", "from pallas_kernels.attention_paged import attention_paged"),
+        ("serving/scheduler.py", "import jax.numpy as jnp"),
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),
@@ -149,6 +160,7 @@ def test_a_violation_is_seen(path, source):
         ("model/running/reference_backend.py", "from reference.llama import forward"),
         ("cli.py", "import click\ndef main():\n    import jax\n    from model import load"),
         ("cli.py", "if TYPE_CHECKING:\n    from model.llama import Llama"),
+        ("serving/engine.py", "import jax\nfrom model.options import SamplingOptions"),
         ("cli.py", "from commands.output import fail"),
         (
             "commands/chat.py",
