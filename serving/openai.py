@@ -8,6 +8,7 @@ servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -33,34 +34,34 @@ class Refusal(Exception):
         status: int = 400,
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,  # seconds
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
         self.status = status
-        self.retry_after = retry_after
+        self.headers = dict(headers or {})
         kind = KINDS.get(status, "invalid_request_error")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
+class Fields(Struct, forbid_unknown_fields=True):
     """An object in a request, whose unknown fields are refused."""
 
 
-class StreamOptions(Fields):
+class StreamOptions(Fields, kw_only=True):
     """`stream_options`: whether a last chunk says how many tokens there were."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored
 
 
-class TextPart(Fields):
+class TextPart(Fields, kw_only=True):
     """A part of a message's content; we have no other kinds."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(Fields):
+class Message(Fields, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -74,13 +75,13 @@ class Message(Fields):
     annotations: list[Any] | None = None  # ignored
 
 
-class TextFormat(Fields):
+class TextFormat(Fields, kw_only=True):
     """`response_format`, where it asks for plain text."""
 
     type: Literal["text"]
 
 
-class SampledRequest(Fields):
+class SampledRequest(Fields, kw_only=True):
     """Fields that completions and chat share."""
 
     model: str | None = None  # None: the model that is served
@@ -110,17 +111,17 @@ class SampledRequest(Fields):
     prompt_cache_key: Any = None
 
 
-class CompletionRequest(SampledRequest):
+class CompletionRequest(SampledRequest, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    prompt: str | list[str | int | list[int]] = ""  # a text, several, ids, or several lists of ids
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None  # only as many as `n`
     suffix: None = None
 
 
-class ChatRequest(SampledRequest):
+class ChatRequest(SampledRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message]
@@ -134,7 +135,7 @@ class ChatRequest(SampledRequest):
     modalities: list[Literal["text"]] | None = None
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(Fields, kw_only=True):
     """`POST /tokenize`: a text, or a conversation as its template renders it."""
 
     prompt: str | None = None
@@ -143,7 +144,7 @@ class TokenizeRequest(Fields):
     model: str | None = None
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(Fields, kw_only=True):
     """`POST /detokenize`."""
 
     tokens: list[int]
@@ -270,7 +271,7 @@ class Completion(Struct):
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET  # in a stream: None where it will come, and absent where nobody wants it
+    usage: Usage | UnsetType | None = UNSET  # in a stream: None where it will come, and absent where nobody wants it
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -294,7 +295,7 @@ class ChatChunk(Struct):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 

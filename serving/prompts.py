@@ -35,7 +35,7 @@ class Prompts:
         """Prepare for a model with this context and vocabulary; `stops` are the ids that end a plain text."""
         self.tokenizer = tokenizer
         self.template = template
-        self._stops = stops
+        self.stops = stops
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
@@ -46,15 +46,15 @@ class Prompts:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""
         self._check_characters(text, param)
         ids = encode_text(self.tokenizer, text, bos=bos)
-        return Prompt(ids, text == "", self._stops)
+        return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
         """Take ids as they are. Raises Refusal for one that the vocabulary lacks."""
         for token in ids:
             if not 0 <= token < self._vocab:
-                raise Refusal(f"token ids are between 0 and {self._vocab - 1}, got {token}", param=param)
+                raise Refusal(f"{param}: token ids are between 0 and {self._vocab - 1}, got {token}", param=param)
         begins = not any(self.tokenizer.bytes_of(token) for token in ids)
-        return Prompt(list(ids), begins, self._stops)
+        return Prompt(list(ids), begins, self.stops)
 
     def from_messages(self, messages: Sequence[Message]) -> Prompt:
         """Render a conversation, ready for the assistant's answer.

@@ -7,7 +7,7 @@ request's events, in order, from the engine's own thread: `PromptLogprobs` at mo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool
@@ -141,6 +141,7 @@ class Stats(NamedTuple):
     finished: Mapping[FinishReason, int]
 
 
+@runtime_checkable
 class Engine(Protocol):
     """A model that serves many requests at once. All methods may be called from any thread."""
 

@@ -59,6 +59,11 @@ class TextReader:
         self._text: list[str] = []
         self._tokens: list[Placed] = []
 
+    @property
+    def length(self) -> int:
+        """The number of characters that have come out, taken or not."""
+        return self._certain
+
     def feed(self, tokens: Sequence[Drawn]) -> None:
         """Take tokens as they were drawn. Tokens after a stop text are ignored."""
         for token in tokens:
