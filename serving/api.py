@@ -82,7 +82,8 @@ class Api:
             raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
-        prompt = await self._in_thread(partial(self._prompts.from_messages, body.messages))
+        read = partial(self._prompts.from_messages, body.messages, begun=body.answer_ids or ())
+        prompt = await self._in_thread(read)
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
         answering = self._answering(
@@ -174,9 +175,9 @@ class Api:
                 raise Refusal("prompt: an empty text needs a model that begins texts with BOS", param="prompt")
             requests = self._requests(body, prompt, most, logprobs, tenant, count, echo=echo)
             for request in requests:
-                stops = request.stop_ids
-                reader = TextReader(tokenizer, begins=prompt.begins, stop_texts=texts, stops=stops)
-                before = TextReader(tokenizer, begins=True, stop_texts=(), stops=frozenset()) if echo else None
+                ends = {"stop_texts": texts, "stops": request.stop_ids}
+                reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **ends)
+                before = TextReader(tokenizer, begins=True) if echo else None
                 choices.append(Choice(len(choices), request, prompt, reader, echo=before))
         answering = Answering(self.engine, choices, self.metrics)
         answering.start()

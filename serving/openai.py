@@ -126,6 +126,7 @@ class ChatRequest(SampledRequest, kw_only=True):
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    answer_ids: list[int] | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: TextFormat | None = None

@@ -18,6 +18,7 @@ class Prompt(NamedTuple):
     ids: list[int]
     begins: bool  # whether the completion begins a text, so that it needs no space in front
     stops: frozenset[int]  # ids that end the completion
+    begun: tuple[int, ...] = ()  # ids at the end of `ids` that the completion has begun with
 
 
 class Prompts:
@@ -50,14 +51,11 @@ class Prompts:
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
         """Take ids as they are. Raises Refusal for one that the vocabulary lacks."""
-        for token in ids:
-            if not 0 <= token < self._vocab:
-                raise Refusal(f"{param}: token ids are between 0 and {self._vocab - 1}, got {token}", param=param)
-        begins = not any(self.tokenizer.bytes_of(token) for token in ids)
+        begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
         return Prompt(list(ids), begins, self.stops)
 
-    def from_messages(self, messages: Sequence[Message]) -> Prompt:
-        """Render a conversation, ready for the assistant's answer.
+    def from_messages(self, messages: Sequence[Message], *, begun: Sequence[int] = ()) -> Prompt:
+        """Render a conversation, ready for the assistant's answer, or for more of one that has `begun` with these ids.
 
         Raises Refusal where the model has no template, or where its template refuses the conversation.
         """
@@ -70,11 +68,18 @@ class Prompts:
         except ValueError as error:
             raise Refusal(str(error), param="messages") from None
         self._check_characters(text, "messages", check=False)
-        return Prompt(self._special.encode(text), self._special.tail(text) == "", self._turn_stops)
+        begun = self._checked(begun, "answer_ids")
+        return Prompt([*self._special.encode(text), *begun], self._special.tail(text) == "", self._turn_stops, begun)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Decode a whole text."""
         return decode(self.tokenizer, ids)
+
+    def _checked(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
+        for token in ids:
+            if not 0 <= token < self._vocab:
+                raise Refusal(f"{param}: token ids are between 0 and {self._vocab - 1}, got {token}", param=param)
+        return tuple(ids)
 
     def _check_characters(self, text: str, param: str, *, check: bool = True) -> None:
         """Refuse a text that the context cannot hold, before it is encoded, and one that is not valid Unicode."""

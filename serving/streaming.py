@@ -44,8 +44,19 @@ class TextReader:
     as long as its text. Tokens of a stop text never come out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, begins: bool, stop_texts: Sequence[str], stops: frozenset[int]):
-        """Begin an answer, which `begins` a text or continues one; `stops` are ids that end it and have no text."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        begins: bool,
+        begun: Sequence[int] = (),
+        stop_texts: Sequence[str] = (),
+        stops: frozenset[int] = frozenset(),
+    ):
+        """Begin an answer, which `begins` a text or continues one.
+
+        The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text.
+        """
         self.count = 0  # tokens that were drawn for the text, a stopping one included
         self.stopped = False  # whether a stop text has ended the answer
         self._decoder = Decoder(tokenizer, start=begins)
@@ -58,6 +69,8 @@ class TextReader:
         self._held: deque[tuple[Placed, int]] = deque()  # tokens that have not come out, and the end of their text
         self._text: list[str] = []
         self._tokens: list[Placed] = []
+        for token in begun:
+            self._decode(token)
 
     @property
     def length(self) -> int:
@@ -73,8 +86,7 @@ class TextReader:
             if token.id in self._stops:
                 continue
             placed = Placed(token, self._decoded, self._first)
-            self._first = self._first and not self._tokenizer.bytes_of(token.id)
-            text = self._decoder.feed(token.id)
+            text = self._decode(token.id)
             self._decoded += len(text)
             self._held.append((placed, self._decoded))
             self._out(self._filter.feed(text))
@@ -93,6 +105,10 @@ class TextReader:
         piece = Piece("".join(self._text), self._tokens)
         self._text, self._tokens = [], []
         return piece
+
+    def _decode(self, token: int) -> str:
+        self._first = self._first and not self._tokenizer.bytes_of(token)
+        return self._decoder.feed(token)
 
     def _out(self, text: str) -> None:
         if text:

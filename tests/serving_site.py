@@ -227,6 +227,7 @@ def make_site(engine: Engine, *, limits: Limits | None = None, access: Access | 
 def running(engine: Any, *, limits: Limits | None = None, access: Access | None = None) -> Iterator[Running]:
     """Run a server until the end of the block."""
     bound = socket.create_server(("127.0.0.1", 0))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon
     ready = threading.Event()
     kept: list[Any] = []
     result: list[bool] = []

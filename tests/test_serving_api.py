@@ -202,6 +202,21 @@ def test_content_in_parts_is_one_text(site):
     assert site.engine.requests[-1].prompt == site.engine.requests[-2].prompt
 
 
+def test_an_answer_goes_on_after_tokens_that_are_given():
+    ids = TOKENIZER.encode("a 狐 fox")
+    for cut in range(len(ids)):
+        engine = FakeEngine(lambda request, cut=cut: [*ids[cut:], EOS])
+        with running(engine) as site:
+            body = {"messages": ASK, "answer_ids": ids[:cut], "logprobs": True}
+            choice = site.ask("/v1/chat/completions", body).json["choices"][0]
+            assert engine.requests[0].prompt[-cut or 1000 :] == tuple(ids[:cut])
+            spelled = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
+            begun = len(b"".join(map(TOKENIZER.bytes_of, ids[:cut])).lstrip())
+            assert spelled == "a 狐 fox".encode()[begun:]
+            whole = "a 狐 fox".encode()[:begun].decode(errors="ignore") + choice["message"]["content"]
+            assert whole == "a 狐 fox"
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -249,6 +264,7 @@ def test_a_wrong_field_is_named(site, change, param):
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"messages": []}, "messages"),
+        ({"answer_ids": [1024]}, "answer_ids"),
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
