@@ -3,6 +3,10 @@
 The shape never changes, so the compiled programs never do either; the length in use is a run-time value. Rows past
 `lengths` hold leftovers that no query sees.
 
+Many sequences that come and go keep their keys and values in pages instead: a page holds some consecutive positions of
+one sequence, and a table says which pages are a sequence's, in order. Position -1 stands for a token that is none, of a
+row that is idle or of padding: it is written to page 0, which belongs to nobody, and sees nothing.
+
 A cache of int8 is that of `reference.quantizers.kv_cache`: each key and each value has a scale of its own. A row is
 head_dim codes followed by the four bytes of the scale, so that this cache is one array, too.
 """
@@ -30,8 +34,17 @@ class LayerCache(NamedTuple):
     v: Rows
 
 
+class LayerPages(NamedTuple):
+    k: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
+    v: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
+    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 where it has none
+
+
+Stored = LayerCache | LayerPages  # keys and values of a layer
+
+
 class Cache(NamedTuple):
-    layers: Sequence[LayerCache]
+    layers: Sequence[Stored]
     lengths: Int[Array, " batch"]  # positions in use, for each row
 
 
@@ -47,6 +60,12 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
     )
 
 
+def empty_pages(config: Config, *, pages: int, page: int, dtype: np.dtype) -> list[tuple[Array, Array]]:
+    """Make the keys and values of `pages` pages for `page` positions each, by layer, without a table."""
+    shape = (pages, config.kv_heads, page, _width(config, dtype))
+    return [tuple(jax.device_put(np.zeros(shape, dtype)) for _ in "kv") for _ in range(config.layers)]  # type: ignore
+
+
 def cache_bytes(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> int:
     """Count the bytes of `empty_cache`, and of the table of RoPE's angles, which is as long."""
     return batch * capacity * position_bytes(config, dtype=dtype) + capacity * config.head_dim * 4
@@ -59,6 +78,25 @@ def position_bytes(config: Config, *, dtype: np.dtype) -> int:
 
 def _width(config: Config, dtype: np.dtype) -> int:
     return config.head_dim + (SCALE if dtype == np.int8 else 0)
+
+
+def extended(
+    cache: Stored,
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    v: Float[Array, "batch seq kv_heads head_dim"],
+    at: Int[Array, "batch seq"],
+) -> Stored:
+    """Write new keys and values at positions `at`, which are consecutive along seq."""
+    if isinstance(cache, LayerPages):
+        return LayerPages(_write(cache.k, k, cache.table, at), _write(cache.v, v, cache.table, at), cache.table)
+    return LayerCache(append(cache.k, k, at[:, 0]), append(cache.v, v, at[:, 0]))
+
+
+def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
+    new = to_int8(new) if pages.dtype == jnp.int8 else new.astype(pages.dtype)
+    page = pages.shape[2]
+    numbers = jnp.take_along_axis(table, at // page, axis=1, mode="fill", fill_value=0)  # 0 for -1, too
+    return pages.at[jnp.where(at < 0, 0, numbers), :, at % page].set(new)
 
 
 def append(rows: Rows, new: Float[Array, "batch seq kv_heads head_dim"], starts: Int[Array, " batch"]) -> Rows:

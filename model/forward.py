@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from model.cache import Cache, LayerCache
+from model.cache import Cache, LayerPages, Stored
 from model.ops.table import Ops, Positions
 from model.sampling import Sampling, sample
 from model.weights.params import Layer, Params, Rope
@@ -31,9 +31,13 @@ def hidden_states(
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
     """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
 
-    The cache must have room for `seq` more positions in every row, padding included.
+    The cache must have room for `seq` more positions in every row, padding included. In pages only those that count
+    need room, and a row whose length is -1 is idle.
     """
     positions = _positions(params.rope, cache.lengths, tokens.shape[1])
+    if lengths is not None and isinstance(cache.layers[0], LayerPages):
+        counts = jnp.arange(tokens.shape[1]) < lengths[:, None]
+        positions = positions._replace(at=jnp.where(counts, positions.at, -1))
     x = params.embedding[tokens]
     layers = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
@@ -47,13 +51,13 @@ def hidden_states(
 def _block(
     x: Float[Array, "batch seq dim"],
     layer: Layer,
-    cache: LayerCache,
+    cache: Stored,
     positions: Positions,
     *,
     window: int | None,
     config: Config,
     ops: Ops,
-) -> tuple[Float[Array, "batch seq dim"], LayerCache]:
+) -> tuple[Float[Array, "batch seq dim"], Stored]:
     q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
     h = ops.attend(q, cache, positions, window=window, config=config)
     x = ops.project_add(h, layer, x)

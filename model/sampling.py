@@ -20,7 +20,10 @@ from model.options import SamplingOptions
 
 
 class Sampling(NamedTuple):
-    """`SamplingOptions` as run-time values, so that changing one recompiles nothing; only greedy is a program apart."""
+    """`SamplingOptions` as run-time values, so that changing one recompiles nothing; only greedy is a program apart.
+
+    They are numbers, or [batch, 1] where each row has its own.
+    """
 
     temperature: Array | np.float32
     top_k: Array | np.int32
@@ -60,6 +63,26 @@ def sample(
     if greedy:
         return largest(penalized)
     return draw(distribution(penalized, sampling), jax.vmap(uniform)(keys, positions))
+
+
+@jax.named_scope("sample")
+def sample_by_row(
+    logits: Float[Array, "batch vocab"],
+    keys: UInt32[Array, "batch 2"],
+    positions: Int[Array, " batch"],
+    sampling: Sampling,
+) -> Int[Array, " batch"]:
+    """Choose a token for each row by its own options, [batch, 1] each; a row of temperature 0 takes the likeliest.
+
+    `logits` are penalized already. A row's token does not depend, to the last bit, on what the other rows ask for.
+    """
+    likeliest, draws = largest(logits), sampling.temperature > 0
+
+    def drawn() -> Array:
+        tempered = sampling._replace(temperature=jnp.where(draws, sampling.temperature, 1))
+        return draw(distribution(logits, tempered), jax.vmap(uniform)(keys, positions))
+
+    return jnp.where(draws[:, 0], lax.cond(jnp.any(draws), drawn, lambda: likeliest), likeliest)
 
 
 def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
@@ -108,8 +131,8 @@ def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Flo
     def top_p(p: Array) -> Array:
         return _keep_above(p, lambda ahead: jnp.sum(jnp.where(ahead, p, 0), axis=-1, keepdims=True) < sampling.top_p)
 
-    p = lax.cond((sampling.top_k > 0) & (sampling.top_k < vocab), top_k, lambda p: p, p)
-    p = lax.cond(sampling.top_p < 1, top_p, lambda p: p, p)
+    p = _where((sampling.top_k > 0) & (sampling.top_k < vocab), top_k, p)
+    p = _where(sampling.top_p < 1, top_p, p)
     return _normalize(jnp.where(p >= sampling.min_p * jnp.max(p, axis=-1, keepdims=True), p, 0))
 
 
@@ -124,6 +147,13 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
     last = jnp.max(jnp.where(p > 0, ids, -1), axis=-1)
     finite = jnp.isfinite(cumulative[:, -1])
     return jnp.where(finite, jnp.where(first == vocab, last, first), vocab)
+
+
+def _where(asked: Bool[Array, ""] | Bool[Array, "batch 1"], keep: Callable[[Array], Array], p: Array) -> Array:
+    """Apply a filter to the rows that ask for it, and leave the others as they are; nothing is computed for none."""
+    if asked.ndim == 0:
+        return lax.cond(asked, keep, lambda p: p, p)
+    return lax.cond(jnp.any(asked), lambda p: jnp.where(asked, keep(p), p), lambda p: p, p)
 
 
 def _keep_above(p: Array, enough: Callable[[Array], Array]) -> Array:

@@ -20,8 +20,8 @@ MOST_STOPS = 64  # token ids that end a text, the model's own included
 LARGEST_BIAS = 100.0
 LARGEST_PENALTY = 2.0  # of presence and of frequency
 
-# `Allowed` gives the tokens that may follow, [vocab], after those drawn so far. The engine calls it from its thread, once
-# for every token that it draws. An exception that it raises ends its request alone.
+# `Allowed` takes the tokens drawn so far and gives those that may follow, [vocab]. The engine calls it from its thread,
+# once for every token that it draws. An exception that it raises ends its request alone.
 Allowed = Callable[[Sequence[int]], Bool[np.ndarray, " vocab"]]
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "expired", "error"]

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = (
-    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "commands", "cli", "tests"),
-    "benchmarks",
+    *("reference", "verify", "pallas_kernels", "model", "serving", "training"),
+    *("commands", "cli", "tests", "benchmarks"),
 )
 HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
 

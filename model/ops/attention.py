@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from model.cache import LayerCache, from_int8
+from model.cache import LayerPages, Stored, from_int8
+from model.ops.paged_attention import attend_pages
 from model.ops.table import Positions
 from reference.config import Config
 
@@ -60,7 +61,7 @@ class Weighted(Protocol):
 
 def attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: LayerCache,
+    cache: Stored,
     positions: Positions,
     *,
     window: int | None,
@@ -72,8 +73,10 @@ def attend(
     """Attend to the rows of the cache up to each query's position, or to the last `window` of them.
 
     A switch inside the program picks the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
-    the two products over a span; None leaves them to XLA.
+    the two products over a span; None leaves them to XLA. A cache in pages is read row by row: see `attend_pages`.
     """
+    if isinstance(cache, LayerPages):
+        return attend_pages(q, cache, positions.at, window=window, config=config)
     batch, seq = q.shape[:2]
     capacity, dtype = cache.k.shape[2], q.dtype
     scores, weighted = scores or scores_by_dot, weighted or weighted_by_dot

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.cache import LayerCache, append
+from model.cache import Stored, extended
 from model.ops.table import Positions, Product
 from model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Config
@@ -14,12 +14,12 @@ from reference.config import Config
 def norm_qkv(
     x: Float[Array, "batch seq dim"],
     layer: Layer,
-    cache: LayerCache,
+    cache: Stored,
     positions: Positions,
     *,
     config: Config,
     product: Product,
-) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
     n = rmsnorm(x, layer.attention_norm, eps=config.eps).astype(x.dtype)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
@@ -28,8 +28,7 @@ def norm_qkv(
         q = rmsnorm(q, layer.q_norm, eps=config.eps)
         k = rmsnorm(k, layer.k_norm, eps=config.eps)
     q, k = rope(q, positions), rope(k, positions)
-    start = positions.at[:, 0]
-    return q.astype(x.dtype), LayerCache(append(cache.k, k, start), append(cache.v, v, start))
+    return q.astype(x.dtype), extended(cache, k, v, positions.at)
 
 
 def project_add(

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.cache import LayerCache
+from model.cache import LayerPages, Stored
 from model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
 from model.ops.products import cpu_product, lane_sums, last_sum
 from model.ops.table import Positions
@@ -21,7 +21,7 @@ SECOND_CORE = 1 << 19  # bytes that a loop reads and writes before XLA gives it 
 
 def cpu_attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: LayerCache,
+    cache: Stored,
     positions: Positions,
     *,
     window: int | None,
@@ -32,6 +32,8 @@ def cpu_attend(
     A prompt reads few rows at once, so that it reads none beyond those in use and they stay in the caches. One token
     whose heads have keys of their own multiplies them where they lie, because a dot would first copy them.
     """
+    if isinstance(cache, LayerPages):
+        return attend(q, cache, positions, window=window, config=config)
     if q.shape[1] > 1:
         return attend(q, cache, positions, window=window, config=config, spans=PROMPT_SPANS)
     if config.heads > config.kv_heads:

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.cache import LayerCache, empty_cache
+from model.cache import LayerCache, LayerPages, Stored, empty_cache
 from model.ops.products import dot
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA, plain
@@ -30,6 +30,7 @@ from model.weights.codes import Int8, QuantizedMatrix
 from model.weights.gpu_codes import Int4Words
 from model.weights.params import FeedForward, Layer, Matrix, Params
 from pallas_kernels.attention_decode import attention_decode
+from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
@@ -90,10 +91,12 @@ def check_config(op: str, config: Config) -> None:
 
 
 def norm_qkv(
-    x: Float[Array, "batch 1 dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config
-) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerCache]:
+    x: Float[Array, "batch 1 dim"], layer: Layer, cache: Stored, positions: Positions, *, config: Config
+) -> tuple[Float[Array, "batch 1 heads head_dim"], Stored]:
     """`block.norm_qkv` of one token a sequence."""
     _check_cache(cache, x)
+    if isinstance(cache, LayerPages):
+        raise Unsupported("norm_qkv has no kernel for a cache in pages")
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
     q, k, v = _norm_qkv(
@@ -114,7 +117,7 @@ def norm_qkv(
 
 def attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: LayerCache,
+    cache: Stored,
     positions: Positions,
     *,
     window: int | None,
@@ -123,6 +126,10 @@ def attend(
     """`attention.attend`, by a kernel for one token a sequence or by one for the tokens of a prompt."""
     _check_cache(cache, q)
     start = positions.at[:, 0]
+    if isinstance(cache, LayerPages):
+        if q.shape[1] > 1:
+            raise Unsupported("attention_prefill has no form for a cache in pages")
+        return attention_paged(q[:, 0], cache.k, cache.v, cache.table, start + 1, window=window)[:, None]
     if q.shape[1] > 1:
         return attention_prefill(q, cache.k, cache.v, start, window=window)
     return attention_decode(q[:, 0], cache.k, cache.v, start + 1, window=window)[:, None]
@@ -186,7 +193,7 @@ def operand(weight: Matrix) -> Array | ScaledCodes:
     raise Unsupported(f"kernels multiply by weights in {' and '.join(QUANTIZED)}, not in {weight.form}")
 
 
-def _check_cache(cache: LayerCache, x: Array) -> None:
+def _check_cache(cache: Stored, x: Array) -> None:
     if cache.k.dtype != x.dtype:
         raise Unsupported(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
@@ -249,14 +256,12 @@ def _form(arrays: Any, *rest: Any) -> Form:
     return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *rest
 
 
-def _norm_qkv_form(x: Shaped, layer: Layer, cache: LayerCache, positions: Positions, *, config: Config) -> Form | None:
+def _norm_qkv_form(x: Shaped, layer: Layer, cache: Stored, positions: Positions, *, config: Config) -> Form | None:
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
     return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
 
 
-def _attend_form(
-    q: Shaped, cache: LayerCache, positions: Positions, *, window: int | None, config: Config
-) -> Form | None:
+def _attend_form(q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config) -> Form | None:
     batch, seq, *head = q.shape
     several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
     q, at = _array(batch, several, *head, dtype=q.dtype), _array(batch, several, dtype=positions.at.dtype)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
-from model.cache import LayerCache
+from model.cache import Stored
 from model.weights.params import Layer, Matrix, Params
 from reference.config import Config
 
@@ -39,12 +39,12 @@ class NormQkv(Protocol):
         self,
         x: Float[Array, "batch seq dim"],
         layer: Layer,
-        cache: LayerCache,
+        cache: Stored,
         positions: Positions,
         /,
         *,
         config: Config,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]: ...
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]: ...
 
 
 class Attend(Protocol):
@@ -53,7 +53,7 @@ class Attend(Protocol):
     def __call__(
         self,
         q: Float[Array, "batch seq heads head_dim"],
-        cache: LayerCache,
+        cache: Stored,
         positions: Positions,
         /,
         *,

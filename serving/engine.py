@@ -1,0 +1,219 @@
+"""The engine: a thread that plans, has a device carry the plan out, and delivers what it drew."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+from jaxtyping import Bool
+
+from model.options import check_ids
+from model.running.session import tokens_at_once
+from serving.executor import Executor, Outcome, Reports, ending_ids
+from serving.request import (
+    MOST_STOPS,
+    Deliver,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    QueueFull,
+    Request,
+    Stats,
+    Tokens,
+)
+from serving.scheduler import Ended, Limits, Plan, Scheduler
+
+NOT_NUMBERS = "the logits are not numbers"
+
+
+@dataclass
+class Open:
+    """A request that has not ended, and whom to tell."""
+
+    request: Request
+    deliver: Deliver
+    prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt that are not delivered yet
+    read: int = 0  # tokens that they reach to
+    message: str | None = None  # of its error
+
+
+class BatchingEngine:
+    """An `Engine` over an executor. A lock guards everything but the executor, which the thread alone uses."""
+
+    def __init__(self, executor: Executor, limits: Limits, *, vocab: int, eos: frozenset[int]):
+        """Start the thread. `vocab` and `eos` are those of the executor's model."""
+        self.context, self.vocab = limits.context, vocab
+        self.failed: BaseException | None = None
+        self._executor, self._limits, self._eos = executor, limits, eos
+        self._scheduler = Scheduler(limits)
+        self._open: dict[int, Open] = {}
+        self._submitted = 0
+        self._completion_tokens = 0
+        self._finished: Counter[FinishReason] = Counter()
+        self._step_seconds = float("inf")
+        self._accepts, self._closing = True, False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, deliver: Deliver) -> int:
+        """See `Engine.submit`."""
+        check_ids(request.prompt, self.vocab)
+        check_ids([*request.stop_ids, *request.logit_bias], self.vocab)
+        if len(ending_ids(request, self._eos)) > MOST_STOPS:
+            raise ValueError(f"more than {MOST_STOPS} token ids end a text, the model's own included")
+        with self._changed:
+            if not self._accepts:
+                raise QueueFull("the engine has failed" if self.failed else "the engine accepts no more requests")
+            number = self._submitted
+            self._scheduler.submit(number, request, monotonic())
+            self._submitted += 1
+            self._open[number] = Open(request, deliver)
+            self._changed.notify_all()
+            return number
+
+    def cancel(self, number: int) -> None:
+        """See `Engine.cancel`."""
+        with self._changed:
+            self._scheduler.cancel(number)
+            self._changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """See `Engine.drain`."""
+        with self._changed:
+            self._accepts = False
+            ended = self._changed.wait_for(lambda: not self._open, seconds)
+            self._cancel_all()
+            self._changed.wait_for(lambda: not self._open)
+            return ended
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        with self._changed:
+            self._accepts, self._closing = False, True
+            self._cancel_all()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def stats(self) -> Stats:
+        """See `Engine.stats`."""
+        with self._changed:
+            scheduler, pool = self._scheduler, self._scheduler.pool
+            return Stats(
+                waiting=len(scheduler.waiting),
+                running=len(scheduler.running),
+                pages_free=len(pool.free),
+                pages_held=len(pool.holders),
+                pages_cached=len(pool.idle),
+                preemptions=scheduler.preemptions,
+                prompt_tokens=scheduler.prompt_tokens,
+                cached_tokens=scheduler.cached_tokens,
+                completion_tokens=self._completion_tokens,
+                finished=dict(self._finished),
+            )
+
+    def _cancel_all(self) -> None:
+        for number in self._open:
+            self._scheduler.cancel(number)
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            with self._changed:
+                self.failed, self._accepts = error, False
+                for number, each in self._open.items():
+                    each.message = f"the engine failed: {error}"
+                    self._scheduler.cancel(number, "error")
+                ended = self._scheduler.ended()
+            self._tell(ended)
+
+    def _turn(self) -> bool:
+        """Carry out one plan. False once the engine is closed and everybody has been told."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or not self._scheduler.idle)
+            if self._closing and self._scheduler.idle:
+                return False
+            plan = self._scheduler.plan(monotonic(), burst=tokens_at_once(self._step_seconds, self._limits.burst))
+            jobs = {number: list(job.drawn) for number, job in self._scheduler.running.items()}
+            requests = {number: each.request for number, each in self._open.items()}
+        self._tell(plan.ended)
+        if not (plan.chunk or plan.rows):
+            return True
+        masks = {
+            row.number: self._mask(row.number, jobs[row.number]) for row in plan.rows if requests[row.number].allowed
+        }
+        began = monotonic()
+        outcome = self._executor.run(plan, requests, masks)
+        if plan.rows and not plan.chunk:
+            self._step_seconds = (monotonic() - began) / max(row.steps for row in plan.rows)
+        with self._changed:
+            news = self._scheduler.done(outcome.draws)
+        self._report_prompt(plan, outcome)
+        for number, tokens, skipped, ended in news:
+            if tokens:
+                self._deliver_tokens(number, tokens, outcome.reports.get(number), skipped)
+            if ended and ended.reason == "error":
+                self._open[number].message = NOT_NUMBERS
+            if ended:
+                self._tell([ended])
+        return True
+
+    def _mask(self, number: int, drawn: list[int]) -> Bool[np.ndarray, " vocab"]:
+        """Ask a request for the tokens that may follow. One that cannot say ends with an error."""
+        each = self._open[number]
+        assert each.request.allowed is not None
+        try:
+            mask = np.asarray(each.request.allowed(drawn), bool)
+            if mask.shape != (self.vocab,) or not mask.any():
+                raise ValueError(f"no token of the {self.vocab} may follow")
+        except Exception as error:
+            each.message = f"the tokens that may follow: {error}"
+            with self._changed:
+                self._scheduler.cancel(number, "error")
+            return np.ones(self.vocab, bool)
+        return mask
+
+    def _report_prompt(self, plan: Plan, outcome: Outcome) -> None:
+        """Gather log-probabilities of a prompt, and deliver them once the prompt is read."""
+        if plan.chunk is None or outcome.prompt is None or (each := self._open.get(plan.chunk.number)) is None:
+            return
+        if plan.chunk.start < each.read or each.read == len(each.request.prompt) - 1:
+            return  # the prompt is read again, by a request that gave way
+        each.prompt.append(outcome.prompt)
+        each.read += len(plan.chunk.tokens)
+        if each.read == len(each.request.prompt) - 1:
+            logprobs = tuple(value for part in each.prompt for value in part.logprobs)
+            top = tuple(value for part in each.prompt for value in part.top)
+            each.prompt = []
+            self._deliver(plan.chunk.number, PromptLogprobs(logprobs, top))
+
+    def _deliver_tokens(self, number: int, tokens: tuple[int, ...], reports: Reports | None, skipped: int) -> None:
+        self._completion_tokens += len(tokens)
+        if reports is None:
+            self._deliver(number, Tokens(tokens, None, None))
+        else:
+            self._deliver(number, Tokens(tokens, reports.logprobs[skipped:], reports.top[skipped:]))
+
+    def _tell(self, ended: Iterable[Ended]) -> None:
+        for end in ended:
+            message = self._open[end.number].message if end.reason == "error" else None
+            event = Finished(end.reason, end.prompt_tokens, end.completion_tokens, end.cached_tokens, message)
+            self._deliver(end.number, event)
+            with self._changed:
+                del self._open[end.number]
+                self._finished[end.reason] += 1
+                self._changed.notify_all()
+
+    def _deliver(self, number: int, event: PromptLogprobs | Tokens | Finished) -> None:
+        """Tell a request's news. Whoever raises is cancelled, so that the others do not notice."""
+        try:
+            self._open[number].deliver(event)
+        except Exception:
+            with self._changed:
+                self._scheduler.cancel(number)

@@ -1,0 +1,163 @@
+"""Plans carried out on a device: a plan as arrays, the two programs, and what they drew."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float
+
+from model.options import SamplingOptions
+from model.sampling import Sampling, as_arrays, random_key
+from model.weights.params import Params
+from reference.config import Config
+from serving.programs import Drawn, Logprobs, Rows, ServingPrograms, Sizes, empty_state
+from serving.request import MOST_LOGPROBS, MOST_STOPS, FinishReason, Request, TopLogprobs
+from serving.scheduler import Chunk, Draws, Plan, Row
+
+
+class Reports(NamedTuple):
+    """Log-probabilities of some tokens, and of the likeliest in their places."""
+
+    logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...]
+
+
+class Outcome(NamedTuple):
+    """Everything that a plan gave, by request."""
+
+    draws: dict[int, Draws]
+    reports: dict[int, Reports]  # of drawn tokens, where log-probabilities are wanted
+    prompt: Reports | None  # of the tokens after those of the chunk
+
+
+class Executor(Protocol):
+    """A device with a model: all that an engine needs of it."""
+
+    def run(
+        self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
+    ) -> Outcome:
+        """Carry out a plan, and wait for what it draws. `masks` has the tokens that may follow, for some requests."""
+        ...
+
+
+class JaxExecutor:
+    """An `Executor` of compiled programs."""
+
+    def __init__(self, params: Params, programs: ServingPrograms, config: Config, *, sizes: Sizes, eos: frozenset[int]):
+        """Run `programs`, compiled for `sizes`, on `params`. `eos` are the model's own ids that end a text."""
+        self._params, self._programs, self._config = params, programs, config
+        self._sizes, self._eos = sizes, eos
+        self._state = empty_state(config, sizes)
+        self._set: set[int] = set()  # rows whose bias or prompt is set
+
+    def run(
+        self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
+    ) -> Outcome:
+        """See `Executor.run`. The chunk comes first, so that rows may read in this plan what it writes."""
+        prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
+        if not plan.rows:
+            return Outcome({}, {}, prompt)
+        for row in plan.rows:
+            self._prepare(row, requests[row.number], masks.get(row.number))
+        self._state, drawn = self._programs.decode(self._params, self._state, self._rows(plan.rows, requests))
+        drawn = jax.tree.map(np.asarray, drawn)
+        draws = {row.number: self._draws(row, requests[row.number], drawn) for row in plan.rows}
+        reports = {}
+        for row in plan.rows:
+            if (most := requests[row.number].logprobs) is not None:
+                count = len(draws[row.number].tokens)
+                reports[row.number] = _reports(
+                    jax.tree.map(lambda a, n=count, r=row.row: a[:n, r], drawn.logprobs), most
+                )
+        return Outcome(draws, reports, prompt)
+
+    def _read(self, chunk: Chunk, request: Request) -> Reports | None:
+        count = len(chunk.tokens)
+        tokens, targets = (np.zeros(self._sizes.chunk, np.int32) for _ in range(2))
+        tokens[:count] = chunk.tokens
+        targets[:count] = request.prompt[chunk.start + 1 : chunk.start + 1 + count]
+        table = np.zeros((1, self._sizes.blocks), np.int32)
+        table[0, : len(chunk.pages)] = chunk.pages
+        most = request.prompt_logprobs
+        self._state, found = self._programs.prefill(
+            *(self._params, self._state, tokens[None], np.array([chunk.start], np.int32), np.array([count], np.int32)),
+            *(table, targets, np.bool_(most is not None)),
+        )
+        return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], found), most)
+
+    def _prepare(self, row: Row, request: Request, mask: Bool[np.ndarray, " vocab"] | None) -> None:
+        """Set penalties and masks of a row, where it or the request before it has any."""
+        begins = row.start == len(request.prompt) - 1
+        penalized = request.repetition_penalty != 1 or request.presence_penalty or request.frequency_penalty
+        special = bool(penalized or request.logit_bias or request.allowed)
+        if not (begins and (special or row.row in self._set)) and mask is None:
+            return
+        vocab = self._config.vocab
+        prompted, bias = np.zeros(vocab, bool), np.zeros(vocab, np.float32)
+        if special:
+            prompted[list(request.prompt)] = True
+            for token, value in request.logit_bias.items():
+                bias[token] = value
+        if mask is not None:
+            bias[~mask] = -np.inf
+        self._state = self._programs.set_row(self._state, np.int32(row.row), prompted, bias, np.bool_(begins))
+        (self._set.add if special else self._set.discard)(row.row)
+
+    def _rows(self, rows: Sequence[Row], requests: Mapping[int, Request]) -> Rows:
+        width, burst = self._sizes.width, self._sizes.burst
+        plain = as_arrays(SamplingOptions(temperature=0.0, top_p=1.0))
+        options_by_row: Any = [np.full((width, 1), value) for value in plain]
+        sampling: Any = Sampling(*options_by_row)
+        table = np.zeros((width, self._sizes.blocks), np.int32)
+        starts, steps, known = np.full(width, -1, np.int32), np.zeros(width, np.int32), np.zeros(width, np.int32)
+        fed, keys = np.zeros((width, burst), np.int32), np.zeros((width, 2), np.uint32)
+        presence, frequency = (np.zeros((width, 1), np.float32) for _ in range(2))
+        stops = np.full((width, MOST_STOPS), -1, np.int32)
+        for row in rows:
+            request, at = requests[row.number], row.row
+            table[at, : len(row.pages)] = row.pages
+            starts[at], steps[at] = row.start, row.steps
+            fed[at, : len(row.fed)], known[at] = row.fed, len(row.fed)
+            keys[at] = random_key(request.seed)
+            options = SamplingOptions(
+                *(request.temperature, request.top_k, request.top_p, request.min_p, request.repetition_penalty)
+            )
+            for array, value in zip(sampling, as_arrays(options), strict=True):
+                array[at] = value
+            if options.greedy:
+                sampling.temperature[at] = 0
+            presence[at], frequency[at] = request.presence_penalty, request.frequency_penalty
+            ends = ending_ids(request, self._eos)
+            stops[at, : len(ends)] = ends
+        reports = np.bool_(any(requests[row.number].logprobs is not None for row in rows))
+        arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports)
+        return Rows(*arrays)
+
+    def _draws(self, row: Row, request: Request, drawn: Drawn) -> Draws:
+        """Take what a row drew, up to the first token that ends its text."""
+        tokens = drawn.tokens[: row.steps, row.row].tolist()
+        ends = ending_ids(request, self._eos)
+        for step in range(len(row.fed) - 1, row.steps):  # tokens before those are known
+            reason: FinishReason | None = "stop" if tokens[step] in ends else None
+            if tokens[step] == self._config.vocab:
+                return Draws(tokens[:step], "error")
+            if reason:
+                return Draws(tokens[: step + 1], reason)
+        return Draws(tokens, None)
+
+
+def ending_ids(request: Request, eos: frozenset[int]) -> list[int]:
+    """List the ids that end a request's text."""
+    return sorted(request.stop_ids | (frozenset() if request.ignore_eos else eos))
+
+
+def _reports(found: Logprobs, most: int) -> Reports:
+    """Turn arrays of some tokens into what a request is told; `most` is at most `MOST_LOGPROBS`."""
+    assert most <= MOST_LOGPROBS
+    top = [
+        TopLogprobs(tuple(ids[:most].tolist()), tuple(values[:most].tolist()))
+        for ids, values in zip(found.top_ids, found.top, strict=True)
+    ]
+    logprobs: Float[np.ndarray, " tokens"] = np.asarray(found.tokens)
+    return Reports(tuple(logprobs.tolist()), tuple(top))

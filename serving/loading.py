@@ -1,0 +1,77 @@
+"""An engine for a checkpoint: sizes chosen, memory checked, programs compiled, weights loaded."""
+
+from typing import Literal
+
+import numpy as np
+
+from model.cache import position_bytes
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantized
+from model.llama import choose_dtype
+from model.ops.choice import ops_for
+from model.options import choose_context
+from model.running.device import default_device, free_bytes
+from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
+from model.running.programs import longest_burst, prompt_chunk
+from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
+from serving.engine import BatchingEngine
+from serving.executor import JaxExecutor
+from serving.programs import Sizes, compile_serving
+from serving.scheduler import Limits
+
+WIDTH = 16  # requests that decode at once, by default
+PAGE = 64  # tokens
+SHARE = 0.5  # of the memory that weights leave, for the cache
+
+
+def load_engine(
+    checkpoint: Checkpoint,
+    *,
+    context: int | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    kernels: str = "auto",
+    quantize: str | None = None,
+    cache: Literal["int8"] | None = None,
+    width: int = WIDTH,
+    cached_tokens: int | None = None,
+    waiting: int = 256,
+    progress: Progress = no_progress,
+) -> BatchingEngine:
+    """Load a model to be served. The first arguments are those of `model.llama.load_backend`.
+
+    - `width` is the number of requests that decode at once. A request's text depends on it, and on nothing else that
+      others do: engines of one width give the same text for one request, seed and model, on one kind of machine.
+    - `cached_tokens` is the room for keys and values, of all requests together and of prompts that may come again; None
+      is `width` contexts, or what fits half of the memory that the weights leave.
+    - `waiting` is the number of requests that may wait; `submit` refuses more.
+
+    Raises ValueError and MemoryError as `load_backend` does.
+    """
+    config = checkpoint.config
+    capacity = choose_context(context, config.context)
+    if width < 1:
+        raise ValueError(f"the width must be 1 or more, got {width}")
+    run = quantized(checkpoint, quantize) if quantize else checkpoint
+    device = default_device()
+    weights = choose_dtype(dtype, run, platform=device.platform)
+    cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
+    chunk, burst = min(prompt_chunk(config, device.platform), capacity), min(longest_burst(device.platform), capacity)
+    shapes = abstract_params(config, dtype=weights, positions=capacity + chunk, tensors=run.tensors)
+    memory = memory_of(
+        shapes, config, batch=1, context=capacity, chunk=chunk, platform=device.platform, cache_dtype=cache_dtype
+    )
+    check_fits(memory, context=capacity, available=free_bytes())
+    room = int(SHARE * (free_bytes() - memory.peak + memory.held))
+    tokens = min(width * capacity, room // position_bytes(config, dtype=cache_dtype))
+    tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst
+    limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
+    sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
+    choice = ops_for(kernels, config, shapes, batch=width, capacity=capacity, cache_dtype=cache_dtype, device=device)
+    check_weights(checkpoint, progress=progress)
+    progress("compiling", 0.0)
+    programs = compile_serving(shapes, config, ops=choice.ops, sizes=sizes, platform=device.platform)
+    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        params = load_params(run, dtype=weights, positions=capacity + chunk, progress=progress)
+    with shortage_named(f"a cache of {tokens} tokens"):
+        executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops)
+    return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops)

@@ -1,0 +1,260 @@
+"""The two programs that serve every request: a chunk of one prompt, and a burst of steps for a fixed number of rows.
+
+Both work on one cache in pages, which they take over and give back. Their shapes never change, so nothing is compiled
+while requests are served. A row's tokens do not depend on the other rows, to the last bit, for three reasons: the
+products have fixed shapes, attention reads each row's own pages in order, and what only some rows ask for is computed
+beside the others' numbers, never instead of them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from model.cache import Cache, LayerPages, empty_pages
+from model.forward import hidden_states
+from model.ops.table import Ops
+from model.running.compile import compiler_options
+from model.sampling import Sampling, sample_by_row
+from model.weights.params import Params
+from reference.config import Config
+from serving.request import MOST_LOGPROBS, MOST_STOPS
+
+
+class Sizes(NamedTuple):
+    """Sizes that the programs are compiled for."""
+
+    width: int  # rows of `decode`
+    chunk: int  # tokens of `prefill`
+    burst: int  # steps of `decode`, at most
+    pages: int  # in all
+    page: int  # tokens
+    blocks: int  # pages of a request, at most
+    cache_dtype: np.dtype
+
+
+class State(NamedTuple):
+    """Everything on the device that a program changes."""
+
+    pages: list[tuple[Array, Array]]  # keys and values, by layer
+    counts: Int[Array, "rows vocab"]  # occurrences of each token in the answer so far
+    prompted: Bool[Array, "rows vocab"]  # tokens of the prompt
+    bias: Float[Array, "rows vocab"]  # added to logits; -inf forbids a token
+
+
+class Rows(NamedTuple):
+    """Arguments of `decode` that are new for every plan."""
+
+    table: Int[Array, "rows blocks"]
+    starts: Int[Array, " rows"]  # position of the first token that is fed; -1: an idle row
+    steps: Int[Array, " rows"]
+    fed: Int[Array, "rows burst"]  # tokens known beforehand
+    known: Int[Array, " rows"]  # number of those
+    keys: UInt32[Array, "rows 2"]
+    sampling: Sampling  # [rows, 1] each
+    presence: Float[Array, "rows 1"]
+    frequency: Float[Array, "rows 1"]
+    stops: Int[Array, "rows stops"]
+    reports: Bool[Array, ""]  # whether some row wants log-probabilities
+
+
+class Logprobs(NamedTuple):
+    """Log-probabilities of tokens, and of the likeliest ones in their places."""
+
+    tokens: Float[Array, "*batch"]
+    top_ids: Int[Array, "*batch top"]
+    top: Float[Array, "*batch top"]
+
+
+class Drawn(NamedTuple):
+    """Tokens that `decode` chose, and their log-probabilities where `reports` was set."""
+
+    tokens: Int[Array, "burst rows"]
+    logprobs: Logprobs
+
+
+def empty_state(config: Config, sizes: Sizes) -> State:
+    """Make the state in which nothing is cached."""
+    shape = (sizes.width, config.vocab)
+    zeros: Any = [jax.device_put(np.zeros(shape, dtype)) for dtype in (np.int32, np.bool_, np.float32)]
+    return State(empty_pages(config, pages=sizes.pages, page=sizes.page, dtype=sizes.cache_dtype), *zeros)
+
+
+def prefill(
+    params: Params,
+    state: State,
+    tokens: Int[Array, "1 chunk"],
+    start: Int[Array, " 1"],
+    count: Int[Array, " 1"],
+    table: Int[Array, "1 blocks"],
+    targets: Int[Array, " chunk"],
+    reports: Bool[Array, ""],
+    *,
+    config: Config,
+    ops: Ops,
+) -> tuple[State, Logprobs]:
+    """Write the first `count` of `tokens` to positions from `start` on.
+
+    If `reports`, it also computes the log-probability of each of `targets`, the token after each of `tokens`.
+    """
+    layers = [LayerPages(k, v, table) for k, v in state.pages]
+    x, cache = hidden_states(params, tokens, Cache(layers, start), lengths=count, config=config, ops=ops)
+
+    def report(x: Array) -> Logprobs:
+        return logprobs(ops.norm_logits(x, params, config=config), targets)
+
+    found = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x[0])
+    return state._replace(pages=_without_table(cache)), found
+
+
+def decode(
+    params: Params,
+    state: State,
+    rows: Rows,
+    *,
+    config: Config,
+    ops: Ops,
+) -> tuple[State, Drawn]:
+    """Feed each row its tokens, one a step, and after them each token that the step before chose.
+
+    A row ends before its last step if it chooses one of its stops, or `vocab`, which means that its logits are NaN. The
+    loop ends once every row has.
+    """
+    width, burst = rows.fed.shape
+    ids = jnp.arange(width)
+
+    def active(i: Array, done: Array) -> Array:
+        return (rows.starts >= 0) & (i < rows.steps) & ~done
+
+    def step(loop):
+        i, tokens, done, state, drawn = loop
+        # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
+        weights, tokens = lax.optimization_barrier((params, tokens))
+        goes_on = active(i, done)
+        layers = [LayerPages(k, v, rows.table) for k, v in state.pages]
+        cache = Cache(layers, jnp.where(goes_on, rows.starts + i, -1))
+        x, cache = hidden_states(weights, tokens[:, None], cache, config=config, ops=ops)
+        raw = ops.norm_logits(x[:, 0], weights, config=config)
+        chosen = sample_by_row(adjusted(raw, state, rows), rows.keys, rows.starts + i + 1, rows.sampling)
+        again = i + 1 < rows.known  # the next token is known
+        after = rows.fed[:, jnp.minimum(i + 1, burst - 1)]
+        tokens = jnp.where(again, after, chosen)
+        counts = state.counts.at[ids, tokens].add(goes_on, mode="drop")
+        ends = jnp.any(tokens[:, None] == rows.stops, axis=1) | (tokens == config.vocab)
+        state = state._replace(pages=_without_table(cache), counts=counts)
+        found = lax.cond(rows.reports, lambda: logprobs(raw, tokens), lambda: no_logprobs(tokens.shape))
+        write = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
+        drawn = jax.tree.map(lambda all, one: write(all, one), drawn, Drawn(tokens, found))
+        return i + 1, tokens, done | (goes_on & ~again & ends), state, drawn
+
+    drawn = Drawn(jnp.zeros((burst, width), jnp.int32), no_logprobs((burst, width)))
+    start = (jnp.int32(0), rows.fed[:, 0], jnp.zeros(width, bool), state, drawn)
+    _, _, _, state, drawn = lax.while_loop(lambda loop: jnp.any(active(loop[0], loop[2])), step, start)
+    return state, drawn
+
+
+def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: Rows) -> Float[Array, "rows vocab"]:
+    """Apply penalties and bias. A row that has none keeps its logits, whatever the state holds."""
+    penalty = rows.sampling.repetition_penalty
+    seen = state.prompted | (state.counts > 0)
+    logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = logits - rows.presence * (state.counts > 0) - rows.frequency * state.counts
+    return logits + state.bias
+
+
+def logprobs(logits: Float[Array, "n vocab"], tokens: Int[Array, " n"]) -> Logprobs:
+    """Take the log-probabilities of `tokens`, and the likeliest tokens."""
+    each = jax.nn.log_softmax(logits)
+    top, top_ids = lax.top_k(each, min(MOST_LOGPROBS, logits.shape[-1]))
+    return Logprobs(jnp.take_along_axis(each, tokens[:, None], 1)[:, 0], *_padded(top_ids, top))
+
+
+def no_logprobs(shape: Sequence[int]) -> Logprobs:
+    """Fill the places of log-probabilities that nobody wants."""
+    top = (*shape, MOST_LOGPROBS)
+    return Logprobs(jnp.zeros(shape), jnp.zeros(top, jnp.int32), jnp.zeros(top))
+
+
+def _padded(top_ids: Array, top: Array) -> tuple[Array, Array]:
+    """Fill up to `MOST_LOGPROBS` for a vocabulary that is smaller."""
+    missing = [(0, 0), (0, MOST_LOGPROBS - top.shape[-1])]
+    return jnp.pad(top_ids, missing), jnp.pad(top, missing)
+
+
+def set_row(
+    state: State,
+    row: Int[Array, ""],
+    prompted: Bool[Array, " vocab"],
+    bias: Float[Array, " vocab"],
+    fresh: Bool[Array, ""],
+) -> State:
+    """Set what penalties and masks of a row need; a `fresh` row has no answer yet."""
+    counts = jnp.where(fresh, 0, state.counts[row])
+    return state._replace(
+        counts=state.counts.at[row].set(counts),
+        prompted=state.prompted.at[row].set(prompted),
+        bias=state.bias.at[row].set(bias),
+    )
+
+
+def _without_table(cache: Cache) -> list[tuple[Array, Array]]:
+    return [(layer.k, layer.v) for layer in cache.layers]
+
+
+class ServingPrograms(NamedTuple):
+    """Compiled programs. Each takes the state over, as its second argument or the first of `set_row`."""
+
+    prefill: Callable[..., tuple[State, Logprobs]]
+    decode: Callable[..., tuple[State, Drawn]]
+    set_row: Callable[..., State]
+
+
+def compile_serving(params: Params, config: Config, *, ops: Ops, sizes: Sizes, platform: str) -> ServingPrograms:
+    """Compile for JAX's default device. `params` may be only shapes."""
+    state = jax.eval_shape(partial(empty_state, config, sizes))
+    options = compiler_options(platform)
+    chunk, blocks, vocab = sizes.chunk, sizes.blocks, config.vocab
+    flag = _shape(dtype=np.bool_)
+
+    def compiled(program: Callable, *arguments: Any, donated: int, **fixed: Any) -> Any:
+        return jax.jit(partial(program, **fixed), donate_argnums=donated).lower(*arguments).compile(options)
+
+    one = _shape(1)
+    prompt = (_shape(1, chunk), one, one, _shape(1, blocks), _shape(chunk), flag)
+    fixed: dict[str, Any] = {"donated": 1, "config": config, "ops": ops}
+    return ServingPrograms(
+        compiled(prefill, params, state, *prompt, **fixed),
+        compiled(decode, params, state, rows_shapes(sizes), **fixed),
+        compiled(
+            set_row, state, _shape(), _shape(vocab, dtype=np.bool_), _shape(vocab, dtype=np.float32), flag, donated=0
+        ),
+    )
+
+
+def rows_shapes(sizes: Sizes) -> Rows:
+    """Give the shapes of `Rows`."""
+    width, one, real = sizes.width, (sizes.width, 1), np.float32
+    sampling: Any = Sampling(*(_shape(*one, dtype=np.int32 if name == "top_k" else real) for name in Sampling._fields))
+    rows: Any = Rows(
+        table=_shape(width, sizes.blocks),
+        starts=_shape(width),
+        steps=_shape(width),
+        fed=_shape(width, sizes.burst),
+        known=_shape(width),
+        keys=_shape(width, 2, dtype=np.uint32),
+        sampling=sampling,
+        presence=_shape(*one, dtype=real),
+        frequency=_shape(*one, dtype=real),
+        stops=_shape(width, MOST_STOPS),
+        reports=_shape(dtype=np.bool_),
+    )
+    return rows
+
+
+def _shape(*dimensions: int, dtype: Any = np.int32) -> Any:
+    return jax.ShapeDtypeStruct(dimensions, dtype)

@@ -1,0 +1,458 @@
+"""The scheduler's laws: a state machine that hypothesis drives, and arrivals made to break a rule.
+
+The executor of the machine knows what every place of every page must hold: the whole text up to there, and which
+program computed it. Before each read it demands that all earlier places hold the reader's own text. A page that is
+shared too early, evicted too early or given to two requests is seen at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from serving.pages import NOBODY, PagePool
+from serving.request import FinishReason, PromptTooLong, QueueFull, Request
+from serving.scheduler import Draws, Ended, Limits, Plan, Scheduler
+
+EOS = 3
+BEST = -1  # priority
+PREFILL, DECODE = "prefill", "decode"
+
+
+def next_token(text: Sequence[int], seed: int) -> int:
+    """A model: the next token is a function of the text and the seed alone."""
+    return hash((tuple(text), seed)) % 9
+
+
+def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
+    """The answer to a request that nobody else disturbs."""
+    text: list[int] = []
+    while True:
+        if len(text) == request.max_tokens:
+            return text, "length"
+        if len(request.prompt) + len(text) > context:
+            return text, "context"
+        text.append(next_token((*request.prompt, *text), request.seed))
+        if text[-1] == EOS:
+            return text, "stop"
+
+
+class Watched:
+    """An executor that carries plans out, and the watch over what they may do."""
+
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler, self.limits = scheduler, scheduler.limits
+        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # of a place: tenant, then (token, program) up to it
+        self.requests: dict[int, Request] = {}
+        self.texts: dict[int, list[int]] = {}
+        self.came: dict[int, int] = {}  # plan
+        self.read: dict[int, set[int]] = {}  # positions that chunks gave
+        self.began: dict[int, int] = {}  # plan
+        self.cancelled: set[int] = set()
+        self.ended: dict[int, Ended] = {}
+        self.under_way: Plan | None = None
+        self.fed = 0  # tokens
+
+    def submit(self, request: Request) -> None:
+        number, full = len(self.requests), len(self.scheduler.waiting) >= self.limits.waiting
+        try:
+            self.scheduler.submit(number, request, now=float(self.scheduler.plans))
+        except PromptTooLong:
+            assert len(request.prompt) > self.limits.context
+        except QueueFull:
+            assert full
+        else:
+            assert not full and len(request.prompt) <= self.limits.context
+            self.requests[number], self.texts[number], self.came[number] = request, [], self.scheduler.plans
+            self.read[number] = set()
+
+    def cancel(self, number: int) -> None:
+        self.scheduler.cancel(number)
+        self.cancelled.add(number)
+        assert number not in self.scheduler.waiting and number not in self.scheduler.running
+
+    def plan(self, burst: int | None = None) -> None:
+        before = {*self.scheduler.running}
+        everybody = [*self.scheduler.running.values(), *self.scheduler.waiting.values()]
+        first = min(everybody, key=lambda job: job.rank, default=None)
+        now = float(self.scheduler.plans)
+        plan = self.under_way = self.scheduler.plan(now, burst=burst)
+        for end in plan.ended:
+            self._note(end)
+        jobs, waiting = self.scheduler.running, self.scheduler.waiting
+        assert all(job.expires is None or job.expires > now for job in [*jobs.values(), *waiting.values()])
+        for job in jobs.values():
+            assert job.number in before or all(job.rank < other.rank for other in waiting.values()), "overtaken"
+            self.began.setdefault(job.number, self.scheduler.plans)
+        assert plan.chunk or plan.rows or plan.ended or not (jobs or self.scheduler.waiting), "nothing moves"
+        assert not first or first.number not in before or first.number in {*jobs, *self.ended}, "the first gave way"
+        numbers = [row.row for row in plan.rows]
+        assert len({*numbers}) == len(numbers) and {*numbers} <= {*range(self.limits.rows)}
+        assert len(jobs) <= self.limits.rows and len({job.row for job in jobs.values()}) == len(jobs)
+        assert {row.number for row in plan.rows} == {number for number, job in jobs.items() if not job.to_read}
+        most = min(burst or self.limits.burst, self.limits.burst)
+        masked = any(self.requests[row.number].allowed for row in plan.rows)
+        for row in plan.rows:
+            assert 1 <= row.steps <= (1 if masked else most), "a step too many"
+            assert row.steps <= len(row.pages) * self.limits.page - row.start, "a step without a page"
+            assert len(row.pages) <= self.limits.blocks
+        if plan.chunk:
+            assert 1 <= len(plan.chunk.tokens) <= self.limits.chunk, "more than the budget"
+            self._carry_out(plan.chunk.number, plan.chunk.start, plan.chunk.tokens, plan.chunk.pages, PREFILL)
+
+    def done(self) -> None:
+        plan, self.under_way, draws = self.under_way, None, {}
+        assert plan is not None
+        for row in plan.rows:
+            request, text = self.requests[row.number], [*self.requests[row.number].prompt, *self.texts[row.number]]
+            if request.prompt_logprobs is not None:
+                assert self.read[row.number] == {*range(len(request.prompt) - 1)}, "a token of the prompt not read"
+            gone = row.number not in self.scheduler.running
+            tokens: list[int] = []
+            reason: FinishReason | None = None
+            for step in range(row.steps):
+                at = row.start + step
+                fed = row.fed[step] if step < len(row.fed) else tokens[-1]
+                if at < len(text):
+                    assert fed == text[at], "another token is fed than the text's"
+                else:
+                    text.append(fed)
+                self._carry_out(row.number, at, [fed], row.pages, DECODE, text=text, gone=gone)
+                token = next_token(text[: at + 1], request.seed)
+                tokens.append(token)
+                if at + 1 >= len(request.prompt) + len(self.texts[row.number]) and token == EOS:
+                    reason = "stop"
+                    break
+            draws[row.number] = Draws(tokens, reason)
+        for news in self.scheduler.done(draws):
+            assert news.number not in self.ended, "news of one that has ended"
+            assert draws[news.number].tokens[news.skipped :] == [*news.tokens]
+            self.texts[news.number] += news.tokens
+            if news.ended:
+                self._note(news.ended)
+
+    def _carry_out(
+        self,
+        number: int,
+        start: int,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        program: str,
+        *,
+        text: Sequence[int] | None = None,
+        gone: bool = False,
+    ) -> None:
+        """Write what a program would write, and check all that it would read."""
+        request, size = self.requests[number], self.limits.page
+        text = [*request.prompt, *self.texts[number]] if text is None else text
+        unread = len(request.prompt) - 1  # the first position that decoding feeds
+        for at, token in enumerate(tokens, start):
+            assert (at < unread) == (program == PREFILL), "the wrong program feeds a token"
+            assert token == text[at], "another token is fed than the text's"
+            self.fed += 1
+            if gone:
+                continue  # nobody reads what a request that was cancelled meanwhile wrote
+            page = pages[at // size]
+            assert page != NOBODY and self.scheduler.pool.holders[page] == 1, "a page is written that others hold"
+            assert page not in self.scheduler.pool.nodes, "a page is written that can be found"
+            if program == PREFILL:
+                self.read[number].add(at)
+            whole = (request.tenant, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
+            self.memory[page, at % size] = whole
+            for before in range(at + 1):
+                place = pages[before // size], before % size
+                assert self.memory.get(place) == whole[: before + 2], "another's keys"
+
+    def _note(self, end: Ended) -> None:
+        assert end.number not in self.ended, "an end is told twice"
+        self.ended[end.number] = end
+        request, text = self.requests[end.number], self.texts[end.number]
+        assert (end.prompt_tokens, end.completion_tokens) == (len(request.prompt), len(text)), "wrong usage"
+        assert end.cached_tokens % self.limits.page == 0 and end.cached_tokens < len(request.prompt)
+        assert end.reason != "cancelled" or end.number in self.cancelled
+        assert end.reason != "expired" or request.deadline is not None
+        if end.reason in ("stop", "length", "context"):
+            assert (text, end.reason) == alone(request, self.limits.context), "another text than alone"
+        assert self.scheduler.plans - self.came[end.number] <= bound(self.limits, request.priority)
+
+    def check_pages(self) -> None:
+        """Count every page in one place."""
+        pool = self.scheduler.pool
+        held: dict[int, int] = {}
+        for job in self.scheduler.running.values():
+            assert len({*job.pages}) == len(job.pages), "a page twice in a request"
+            for page in job.pages:
+                held[page] = held.get(page, 0) + 1
+        assert held == pool.holders, "holders are counted wrong"
+        assert sorted([*pool.free, *pool.idle, *held]) == [*range(1, pool.count)], "a page is lost, or there twice"
+        assert {page: node for node, page in pool.tree.items()} == pool.nodes
+        assert {*pool.idle} <= {*pool.nodes}
+        assert all(node[0] == NOBODY or node[0] in pool.nodes for node in pool.tree), "a page without the one before"
+        assert not any(job.pages for job in self.scheduler.waiting.values())
+
+    def finish(self) -> None:
+        """Plan until everything has ended, which must be soon."""
+        plans = (len(self.requests) + 2) * (self.limits.rows + 1) * plans_of_one(self.limits)
+        while plans and not self.scheduler.idle:
+            if self.under_way is None:
+                self.plan()
+                plans -= 1
+            self.done()
+        assert plans, "somebody waits for ever"
+        assert {*self.ended} == {*self.requests}, "an end is not told"
+        assert self.scheduler.pool.available == self.limits.pages - 1, "a page is lost"
+
+
+def plans_of_one(limits: Limits) -> int:
+    """C of the scheduler's bound."""
+    return -(-limits.context // limits.chunk) + limits.context
+
+
+def bound(limits: Limits, priority: int) -> int:
+    """The plans after which a request has ended at the latest: see `serving.scheduler`."""
+    unfinished = limits.waiting + limits.rows
+    return (priority - BEST) * limits.patience + unfinished * (limits.rows + 1) * plans_of_one(limits)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests that come, are cancelled and expire at any moment, over few pages."""
+
+    scheduler: ClassVar[type[Scheduler]] = Scheduler
+    pool: ClassVar[type[PagePool]] = PagePool
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        rows=st.integers(1, 4),
+        chunk=st.integers(1, 7),
+        burst=st.integers(1, 4),
+        context=st.integers(4, 16),
+        spare=st.integers(0, 4),
+        patience=st.integers(1, 8),
+    )
+    def begin(self, page: int, rows: int, chunk: int, burst: int, context: int, spare: int, patience: int):
+        pages = -(-(context + burst) // page) + 1 + spare
+        self.watched = watched(
+            Limits(pages, page, rows, chunk, burst, context, patience, waiting=6), self.scheduler, self.pool
+        )
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=18),
+        max_tokens=st.integers(0, 12),
+        priority=st.integers(BEST, 1),
+        tenant=st.sampled_from(["", "b"]),
+        seed=st.integers(0, 1),
+        deadline=st.none() | st.sampled_from([1.0, 5.0, 30.0]),
+        masked=st.sampled_from([False, False, True]),
+        reads_all=st.sampled_from([False, False, True]),
+    )
+    def submit(self, prompt, max_tokens, priority, tenant, seed, deadline, masked, reads_all):
+        self.watched.submit(
+            Request(
+                tuple(prompt),
+                max_tokens,
+                seed=seed,
+                priority=priority,
+                tenant=tenant,
+                deadline=deadline,
+                allowed=(lambda drawn: np.ones(9, bool)) if masked else None,
+                prompt_logprobs=0 if reads_all else None,
+            )
+        )
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject):
+        if requests := sorted(self.watched.requests):
+            self.watched.cancel(data.draw(st.sampled_from(requests)))
+
+    @precondition(lambda self: self.watched.under_way is None)
+    @rule(burst=st.none() | st.integers(1, 5))
+    def plan(self, burst: int | None):
+        self.watched.plan(burst)
+
+    @precondition(lambda self: self.watched.under_way is not None)
+    @rule()
+    def done(self):
+        self.watched.done()
+
+    @invariant()
+    def pages_add_up(self):
+        if hasattr(self, "watched"):
+            self.watched.check_pages()
+
+    def teardown(self):
+        if hasattr(self, "watched"):
+            self.watched.finish()
+
+
+def watched(limits: Limits, scheduler: type[Scheduler] = Scheduler, pool: type[PagePool] = PagePool) -> Watched:
+    made = scheduler(limits)
+    made.pool = pool(limits.pages, limits.page)
+    return Watched(made)
+
+
+Made = Callable[[Limits], Watched]
+
+
+def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = lambda plan: None) -> None:
+    """Run some plans, before each of which a request may arrive."""
+    for plan in range(plans):
+        if request := arriving(plan):
+            run.submit(request)
+        run.plan()
+        run.check_pages()
+        run.done()
+
+
+def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
+    """A request whose answer has all the tokens that it asks for."""
+    requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
+    return next(request for request in requests if len(alone(request, context)[0]) == tokens)
+
+
+def nobody_waits_for_ever(make: Made) -> None:
+    """However many of a better priority keep coming, and however small they are."""
+    for rows, every in ((2, 1), (1, 3)):
+        run = make(Limits(pages=12, page=2, rows=rows, chunk=4, burst=2, context=16, patience=8, waiting=8))
+        run.submit(long_answer((1,) * 12, 4, priority=1))
+        small = (Request((0, plan % 2) * 2, 2, priority=0, seed=plan) for plan in range(100))
+        serve(run, 100, lambda plan, every=every, small=small: None if plan % every else next(small))
+        assert 0 in run.ended
+
+
+def nobody_overtakes_an_equal(make: Made) -> None:
+    """A large request begins before small ones that came later."""
+    run = make(Limits(pages=10, page=2, rows=4, chunk=4, burst=2, context=16, waiting=8))
+    run.submit(long_answer((1,) * 7, 8))
+    run.submit(Request((0,) * 15, 1))
+    serve(run, 40, lambda plan: Request((0, 1, 0), 3, seed=plan))
+    assert [*run.began] == sorted(run.began) and len(run.began) > 5
+
+
+def nothing_is_computed_twice(make: Made) -> None:
+    """Pages are promised once: requests that do not fit beside each other wait, and nobody gives way."""
+    run = make(Limits(pages=21, page=1, rows=8, chunk=4, burst=1, context=16))
+    for i in range(8):
+        run.submit(long_answer((i,) * 12, 4))
+    run.finish()
+    assert run.fed == 8 * (11 + 4) and run.scheduler.preemptions == 0
+
+    run = make(Limits(pages=8, page=4, rows=1, chunk=3, burst=1, context=16))
+    run.submit(long_answer((1,) * 12, 2))
+    run.finish()
+    assert run.fed == 11 + 2
+
+    # The pages of a prompt that is found are not available to whom they are given.
+    run = make(Limits(pages=11, page=2, rows=2, chunk=8, burst=2, context=16))
+    run.submit(long_answer((1,) * 9, 1))
+    run.finish()
+    run.submit(long_answer((0,) * 7, 3))
+    run.submit(long_answer((*(1,) * 9, 0, 0), 1))
+    run.finish()
+    assert run.scheduler.preemptions == 0
+
+
+def texts_survive_giving_way(make: Made) -> None:
+    """Whoever gives way, in the middle of a prompt or of an answer, has the text in the end that it has alone."""
+    for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
+        run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
+        lengths = (3, 2, 1, 3, 12, 2)
+        for i, length in enumerate(lengths):
+            run.submit(long_answer((i % 2,) * length, 14 - length, 16))
+        run.finish()
+        assert run.scheduler.preemptions >= 2 and run.scheduler.prompt_tokens == sum(lengths)
+
+
+def a_pool_refuses_what_cannot_be(make: Made) -> None:
+    """A page whose tokens are there already, one that is not full, and one more than there are."""
+    pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
+    pages = [pool.take() for _ in range(3)]
+    pool.publish(pages[0], before=NOBODY, tokens=(1, 1), tenant="")
+    for wrong in (
+        lambda: pool.publish(pages[1], before=NOBODY, tokens=(1, 1), tenant=""),
+        lambda: pool.publish(pages[1], before=pages[0], tokens=(1,), tenant=""),
+        pool.take,
+    ):
+        try:
+            wrong()
+        except (ValueError, IndexError):
+            continue
+        raise AssertionError("a pool did what cannot be")
+    assert pool.match((1, 1, 1), "") == pages[:1]
+
+
+def a_prompt_that_was_read_is_found(make: Made) -> None:
+    """Even while nobody runs, and also by a request that has begun already."""
+    run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
+    prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
+    run.submit(Request(prompt, 1))
+    run.finish()
+    for seed in (1, 2):
+        run.submit(Request((*prompt, 0, 0, 1), 1, seed=seed))
+    run.finish()
+    assert [run.ended[number].cached_tokens for number in (0, 1, 2)] == [0, 8, 8]
+    assert run.fed <= (8 + 1) + (3 + 1) + (1 + 1 + 1)
+    assert run.scheduler.cached_tokens == 16 and run.scheduler.prompt_tokens == 9 + 12 + 12
+
+
+def the_page_used_longest_ago_goes_first(make: Made) -> None:
+    """A prompt that is asked for again and again stays, whatever else passes through."""
+    run = make(Limits(pages=15, page=2, rows=1, chunk=8, burst=2, context=12))
+    often = (1, 1, 1, 1, 1)
+    for seed in range(8):
+        run.submit(Request(often, 1, seed=seed))
+        run.submit(Request((0, *map(int, f"{seed:03b}"), 0, 1, 0), 1, seed=seed))
+        run.finish()
+    assert [run.ended[number].cached_tokens for number in range(0, 16, 2)] == [0] + [4] * 7
+
+
+def a_reader_does_not_stop_texts(make: Made) -> None:
+    """While a long prompt is read, a text goes on by a burst for each chunk."""
+    run = make(Limits(pages=64, page=2, rows=2, chunk=2, burst=2, context=40))
+    run.submit(long_answer((1,), 16))
+    run.submit(Request((0,) * 38, 1))
+    serve(run, 8)
+    assert 0 in run.ended and 1 not in run.ended
+
+
+def a_worse_priority_gives_way(make: Made) -> None:
+    """At once, and only that one."""
+    run = make(Limits(pages=64, page=2, rows=2, chunk=8, burst=1, context=30))
+    for priority in (0, 1):
+        run.submit(long_answer((1,), 16, priority=priority))
+    serve(run, 3)
+    run.submit(Request((0, 0), 1, priority=BEST))
+    serve(run, 2)
+    assert [*run.ended] == [2] and run.scheduler.preemptions == 1 and 0 in run.scheduler.running
+    run.submit(Request((0, 1), 1, priority=0))
+    run.submit(Request((0, 1), 1, priority=1))
+    run.finish()
+    assert run.scheduler.preemptions <= 2
+
+
+def memory_is_flat(make: Made, requests: int = 300) -> None:
+    """After any number of requests a scheduler holds what it held after few."""
+    run = make(Limits(pages=16, page=2, rows=3, chunk=4, burst=2, context=16, waiting=4))
+    for number in range(requests):
+        run.submit(Request((number % 2, number % 3 % 2, number % 5 % 2, 1, number % 7 % 2), 3, seed=number))
+        if number % 3 == 0:
+            run.finish()
+    run.finish()
+    scheduler, pool = run.scheduler, run.scheduler.pool
+    assert not (scheduler.waiting or scheduler.running or scheduler._ended or pool.holders)
+    assert len(pool.nodes) == len(pool.tree) == len(pool.idle) <= 15 and pool.available == 15
+
+
+LAWS: tuple[Callable[[Made], None], ...] = (
+    nobody_waits_for_ever,
+    nobody_overtakes_an_equal,
+    nothing_is_computed_twice,
+    texts_survive_giving_way,
+    a_pool_refuses_what_cannot_be,
+    a_prompt_that_was_read_is_found,
+    the_page_used_longest_ago_goes_first,
+    a_reader_does_not_stop_texts,
+    a_worse_priority_gives_way,
+    memory_is_flat,
+)

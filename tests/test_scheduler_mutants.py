@@ -1,0 +1,59 @@
+"""The worth of the scheduler's laws: every mutant breaks one."""
+
+import signal
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from serving.pages import PagePool
+from serving.scheduler import Scheduler
+from tests.scheduler_machine import LAWS, SchedulerMachine, watched
+from tests.scheduler_mutants import PAGES, SCHEDULER
+from verify.mutant import Implementation, Mutant
+
+MUTANTS = [(each, mutant) for each in (PAGES, SCHEDULER) for mutant in each.mutants]
+QUICK = settings(
+    max_examples=300, stateful_step_count=40, derandomize=True, deadline=None, database=None, phases=[Phase.generate]
+)
+SECONDS = 20  # a mutant may wait for ever
+
+
+@contextmanager
+def limit(seconds: int):
+    def stop(*_):
+        raise TimeoutError(f"not done after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
+    """Hold a scheduler to all laws. Whatever it raises tells it from the right one."""
+    for law in LAWS:
+        law(lambda limits: watched(limits, scheduler, pool))
+    machine = type("MutantMachine", (SchedulerMachine,), {"scheduler": scheduler, "pool": pool})
+    run_state_machine_as_test(machine, settings=QUICK)
+
+
+@pytest.mark.parametrize(("right", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", ""))
+def test_every_mutant_is_found_out(right: Implementation, mutant: Mutant):
+    wrong = right.mutated(mutant)
+    scheduler, pool = (wrong, PagePool) if right is SCHEDULER else (Scheduler, wrong)
+    with pytest.raises(Exception), limit(SECONDS):  # noqa: B017
+        check(scheduler, pool)
+
+
+def test_the_right_one_passes():
+    with limit(10 * SECONDS):
+        check(Scheduler, PagePool)
+
+
+def test_there_are_enough_mutants():
+    assert len({mutant.name for _, mutant in MUTANTS}) == len(MUTANTS) >= 30
