@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -137,3 +137,25 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def first_handled_by(act: Callable[[], object], numbers: Iterable[int]) -> Iterator[None]:
+    """Call `act` in the main thread at the first signal among `numbers`. A second one ends the process as usual."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def restore() -> None:
+        for number in handled:
+            signal.signal(number, before[number])
+
+    def act_once() -> None:
+        restore()
+        act()
+
+    for number in handled:
+        signal.signal(number, OwnWay(act_once))
+    try:
+        yield
+    finally:
+        restore()

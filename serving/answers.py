@@ -139,6 +139,8 @@ class Answering:
         try:
             choice.number = self._engine.submit(choice.request, partial(self._inbox.put, choice.index))
         except QueueFull as error:
+            if self._engine.failed:
+                raise Refusal("the engine has failed", status=503, code="engine_failed") from None
             self._metrics.refused.labels("queue").inc()
             raise Refusal(str(error), status=429, code="queue_full", headers=RETRY_AFTER) from None
         except PromptTooLong:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,14 +21,15 @@ LONGEST_LINE = 8190  # bytes of a request's first line, and of a header
 MOST_HEADERS = 64
 KEPT_OPEN = 75.0  # seconds that a connection may be silent between two requests, or before the first
 REFUSED_OPEN = 2.0  # seconds that a connection beyond the limit has to send its request
+OTHER_FILES = 128  # besides connections
 LINGER = 2.0  # seconds for the rest of a body that was refused
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits on what clients take. Each has a flag of `llamaspec serve`."""
+class ClientLimits:
+    """ClientLimits on what clients take. Each has a flag of `llamaspec serve`."""
 
     body_bytes: int = 4 << 20
     body_seconds: float = 60.0  # for a client to send its body
@@ -72,7 +74,7 @@ def loopback_hosts(host: str) -> frozenset[str] | None:
 class Connections(web.Server):
     """The factory of connections, which refuses those beyond a limit."""
 
-    def __init__(self, handler: Handler, limits: Limits, metrics: Metrics):
+    def __init__(self, handler: Handler, limits: ClientLimits, metrics: Metrics):
         """Answer by `handler`, within `limits`."""
         super().__init__(handler, handler_cancellation=True, request_factory=self._request)
         self._limits = limits
@@ -141,7 +143,7 @@ class TooMany(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def reading(request: web.BaseRequest, limits: Limits, metrics: Metrics) -> AsyncIterator[None]:
+async def reading(request: web.BaseRequest, limits: ClientLimits, metrics: Metrics) -> AsyncIterator[None]:
     """Give a client time to read. A client that takes longer is disconnected, since it gets no more."""
     try:
         async with asyncio.timeout(limits.write_seconds):
@@ -151,6 +153,15 @@ async def reading(request: web.BaseRequest, limits: Limits, metrics: Metrics) ->
         if transport := request.transport:
             transport.abort()
         raise ConnectionResetError("the client does not read") from None
+
+
+def allow_files(connections: int) -> None:
+    """Raise this process's limit of open files, as far as the system lets it, so that all connections fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def in_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

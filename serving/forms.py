@@ -104,8 +104,10 @@ class CompletionForm:
         """Write the likeliest tokens by their spelling. Of two that are spelled alike, the likelier one counts."""
         if placed.token.logprob is None:
             return None
-        likeliest = reversed(placed.token.likeliest)
-        return {spell(self._tokenizer, id, first=placed.first): max(lp, LEAST_LOGPROB) for id, lp in likeliest}
+        written: dict[str, float] = {}
+        for id, logprob in placed.token.likeliest:
+            written.setdefault(spell(self._tokenizer, id, first=placed.first), max(logprob, LEAST_LOGPROB))
+        return written
 
 
 class ChatForm:

@@ -7,6 +7,7 @@ does, or leaves undone, takes memory or time without a limit.
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,9 +18,9 @@ from serving.api import Answer, Api
 from serving.connections import (
     RETRY_AFTER,
     Access,
+    ClientLimits,
     Connections,
     Handler,
-    Limits,
     error,
     in_json,
     reading,
@@ -50,7 +51,7 @@ log = logging.getLogger("llamaspec.serving")
 class Site:
     """Everything at one address. `handle` answers a request; `run` serves until it is told to stop."""
 
-    def __init__(self, api: Api, *, limits: Limits, access: Access):
+    def __init__(self, api: Api, *, limits: ClientLimits, access: Access):
         """Serve `api` within `limits`."""
         self.api = api
         self.limits = limits
@@ -75,15 +76,18 @@ class Site:
             "/v1/chat/completions": {"POST": self._chat},
         }
 
-    async def run(self, bound: socket.socket, stop: asyncio.Event) -> bool:
+    async def run(
+        self, bound: socket.socket, stop: asyncio.Event, *, ready: Callable[[], object] = lambda: None
+    ) -> bool:
         """Serve on a bound socket until `stop` is set or the engine fails; returns whether it was the former.
 
-        Requests that run when `stop` is set go on for `drain_seconds`.
+        `ready` is called once the socket listens. Requests that run when `stop` is set go on for `drain_seconds`.
         """
         server = Connections(self.handle, self.limits, self.metrics)
         runner = web.ServerRunner(server, shutdown_timeout=FLUSH)
         await runner.setup()
         listening = await asyncio.get_running_loop().create_server(server, sock=bound, backlog=1024)
+        ready()
         try:
             await self._until(stop)
             self.draining = True

@@ -16,7 +16,7 @@ import model.stories
 from model.chat.template import template_of
 from model.tokenizers.load import load_tokenizer
 from serving.api import Api
-from serving.connections import Access, Limits
+from serving.connections import Access, ClientLimits
 from serving.http import Site
 from serving.metrics import Metrics
 from serving.openai import Model
@@ -214,17 +214,17 @@ def _chunks(body: bytes) -> Iterator[bytes]:
         body = body[int(size, 16) + 2 :]
 
 
-def make_site(engine: Engine, *, limits: Limits | None = None, access: Access | None = None) -> Site:
+def make_site(engine: Engine, *, limits: ClientLimits | None = None, access: Access | None = None) -> Site:
     """Put a site before an engine, with the built-in model's tokenizer and template."""
     template = template_of(TOKENIZER, STORIES)
     prompts = Prompts(TOKENIZER, template=template, stops=frozenset({EOS}), context=engine.context, vocab=engine.vocab)
     model = Model("stories", 0, "llamaspec", engine.context)
     api = Api(engine, prompts, model, Metrics(engine), fingerprint="fp_test")
-    return Site(api, limits=limits or Limits(), access=access or Access())
+    return Site(api, limits=limits or ClientLimits(), access=access or Access())
 
 
 @contextmanager
-def running(engine: Any, *, limits: Limits | None = None, access: Access | None = None) -> Iterator[Running]:
+def running(engine: Any, *, limits: ClientLimits | None = None, access: Access | None = None) -> Iterator[Running]:
     """Run a server until the end of the block."""
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon

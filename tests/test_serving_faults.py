@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from serving.connections import Limits
+from serving.connections import ClientLimits
 from tests.serving_site import (
     TOKENIZER,
     FakeEngine,
@@ -66,7 +66,7 @@ def test_a_client_that_resets_its_connection_ends_its_request():
 
 def test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits():
     engine = FakeEngine(endless, seconds=0.0003, context=200_000)
-    with running(engine, limits=Limits(write_seconds=0.5)) as site:
+    with running(engine, limits=ClientLimits(write_seconds=0.5)) as site:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", site.port))
@@ -80,7 +80,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits():
 
 
 def test_half_a_request_waits_for_nobody():
-    with running(FakeEngine(), limits=Limits(body_seconds=0.3)) as site:
+    with running(FakeEngine(), limits=ClientLimits(body_seconds=0.3)) as site:
         with connect(site) as half, connect(site) as silent, connect(site) as cut:
             half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
             cut.sendall(b"POST /v1/comple")
@@ -94,7 +94,7 @@ def test_half_a_request_waits_for_nobody():
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_huge_body_is_refused(announced):
-    with running(FakeEngine(), limits=Limits(body_bytes=1000)) as site:
+    with running(FakeEngine(), limits=ClientLimits(body_bytes=1000)) as site:
         if announced:
             reply = site.ask("/v1/completions", {"prompt": "a" * 1000})
         else:
@@ -170,7 +170,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
 
 
 def test_connections_beyond_the_limit_are_refused():
-    with running(FakeEngine(), limits=Limits(connections=3)) as site:
+    with running(FakeEngine(), limits=ClientLimits(connections=3)) as site:
         idle = [connect(site) for _ in range(3)]
         time.sleep(0.1)
         reply = site.ask("/health")
@@ -202,7 +202,7 @@ def test_a_poisoned_request_fails_alone(stream):
 def test_an_error_after_the_first_piece_is_an_event():
     openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
     engine = FakeEngine(spelling("one fox and two birds and a kite"), seconds=0.02)
-    with running(engine, limits=Limits(drain_seconds=0.05)) as site:
+    with running(engine, limits=ClientLimits(drain_seconds=0.05)) as site:
         with connect(site) as connection:
             connection.sendall(request_bytes("/v1/completions", FOX | {"stream": True}))
             assert connection.recv(1)
@@ -214,7 +214,7 @@ def test_an_error_after_the_first_piece_is_an_event():
         error = json.loads(last.partition(b"data: ")[2])["error"]
         assert (error["code"], error["type"]) == ("shutting_down", "server_error")
         until(lambda: site.ended() is True)
-    with running(FakeEngine(endless, seconds=0.02, context=1000), limits=Limits(drain_seconds=0.05)) as site:
+    with running(FakeEngine(endless, seconds=0.02, context=1000), limits=ClientLimits(drain_seconds=0.05)) as site:
         with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.APIError, match="shutting down"):
                 for _ in client.completions.create(model="stories", prompt="a", max_tokens=500, stream=True):

@@ -95,7 +95,7 @@ def test_a_token_shows_the_distribution_it_was_drawn_from(page, engine):
     odds = page.locator("#odds")
     odds.wait_for()
     assert odds.get_by_role("button").count() == 10
-    assert odds.locator(".drawn").count() == 1 and "0.88" in odds.locator(".drawn").inner_text()
+    assert odds.locator(".drawn").count() == 1 and "88.2 %" in odds.locator(".drawn").inner_text()
     picture(page, "distribution")
     page.keyboard.press("Escape")
     assert odds.is_hidden()

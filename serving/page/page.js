@@ -2,11 +2,17 @@
 
 const LIKELIEST = 10; // tokens beside each drawn one
 const KEPT = "llamaspec"; // the name under which the browser keeps the conversation
+const EXAMPLES = [
+  "Tell me a story about a fox and a red kite.",
+  "Tell me a story about a bear who learns to swim.",
+  "Tell me a story about Anna and a carrot.",
+];
 const at = (id) => document.getElementById(id);
 const numbers = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 let turns = []; // {role, content}, and for answers {tokens, seed, note, error}
 let running = null; // the AbortController of the answer that grows
+let stories = false; // whether this is the built-in model
 let shown = null; // {turn, index} of the token whose distribution is open
 
 // ---- the server
@@ -144,10 +150,18 @@ function draw() {
     }
     place.append(section);
   });
-  if (!turns.length) place.append(element("p", { kind: "empty", text: at("model").dataset.hint ?? "" }));
+  if (!turns.length) place.append(welcome());
   at("send").hidden = Boolean(running);
   at("stop").hidden = !running;
   follow(true);
+}
+
+function welcome() {
+  const examples = stories ? EXAMPLES.map((text) => button(text, () => send(text))) : [];
+  const hint = stories
+    ? "The built-in model tells stories, and answers questions about the one it told."
+    : "Say something. Then hover over a word of the answer to see what else it might have been.";
+  return element("div", { kind: "empty" }, element("p", { text: hint }), ...examples);
 }
 
 function grow(turn) {
@@ -155,7 +169,9 @@ function grow(turn) {
   for (; turn.drawn < turn.tokens.length; turn.drawn++) {
     const bytes = Uint8Array.from(turn.tokens[turn.drawn].bytes);
     const text = turn.decoder.decode(bytes, { stream: true }).slice(0, turn.content.length - turn.seen);
-    turn.place.append(span(turn, turn.drawn, turn.seen ? text : text.trimStart()));
+    const rest = text.trimStart() || text; // space in front stays without color, so that lines end cleanly
+    if (turn.seen) turn.place.append(text.slice(0, text.length - rest.length));
+    turn.place.append(span(turn, turn.drawn, rest));
     turn.seen += text.length;
   }
   speak(turn);
@@ -209,13 +225,12 @@ function open(turn, index) {
     : [...token.top_logprobs, token];
   for (const each of likeliest) {
     const share = Math.exp(each.logprob);
-    const percent = share >= 0.0995 ? share.toFixed(2) : share.toPrecision(2);
     const shownText = each.token.replaceAll("\n", "↵") || "·";
     const row = element(
       "button",
       { type: "button", kind: each.id === token.id ? "drawn" : "", disabled: !last },
       element("span", { text: shownText.replace(/^ /, "␣") }),
-      element("span", { text: share < 0.001 ? "<0.001" : percent }),
+      element("span", { text: share < 0.0005 ? "<0.1 %" : `${(share * 100).toFixed(1)} %` }),
     );
     row.style.setProperty("--share", share);
     row.onclick = () => answer(turns.indexOf(turn), { seed: turn.seed, prefix: [...turn.tokens.slice(0, index), each] });
@@ -247,8 +262,7 @@ function walk(event, turn) {
 
 // ---- what a person does
 
-function send() {
-  const text = at("question").value;
+function send(text = at("question").value) {
   if (running || !text.trim()) return;
   turns = [...turns, { role: "user", content: text }];
   at("question").value = "";
@@ -329,10 +343,7 @@ async function begin() {
     if (!response.ok) throw new Error(await refusal(response));
     const model = (await response.json()).data[0];
     at("model").textContent = document.title = model.id;
-    const stories = model.id === "stories" && model.owned_by === "llamaspec";
-    at("model").dataset.hint = stories
-      ? "The built-in model tells stories and answers questions about them. Try: Tell me a story about a fox."
-      : "Say something. Then hover over a word of the answer to see what else it might have been.";
+    stories = model.id === "stories" && model.owned_by === "llamaspec";
     status(`${model.context.toLocaleString("en")} tokens`);
   } catch (error) {
     status(error.message);
