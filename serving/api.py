@@ -13,6 +13,7 @@ from typing import Any
 from model.options import MAX_SEED, check_seed
 from serving.answers import Answering, Choice
 from serving.forms import ChatForm, CompletionForm, Form, Head, spell
+from serving.grammar import Grammars, Rules
 from serving.metrics import Metrics
 from serving.openai import (
     ChatRequest,
@@ -55,6 +56,9 @@ class Api:
         self.metrics = metrics
         self._prompts = prompts
         self._fingerprint = fingerprint
+        vocab, tokenizer = engine.vocab, prompts.tokenizer
+        self._for_texts = Grammars(tokenizer, vocab=vocab, stops=prompts.stops)
+        self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
@@ -68,8 +72,9 @@ class Api:
             raise Refusal("best_of is not supported, but for as many as n", param="best_of")
         logprobs = _within("logprobs", body.logprobs, 0, MOST_LOGPROBS)
         prompts = await self._prompts_of(body)
+        rules = await self._in_thread(partial(self._for_texts.allowed_by, body.response_format))
         most = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
-        answering = self._answering(body, prompts, most, logprobs, tenant=tenant, echo=bool(body.echo))
+        answering = self._answering(body, prompts, most, logprobs, rules, tenant=tenant, echo=bool(body.echo))
         usage = _wants_usage(body)
         form = CompletionForm(self._head("cmpl"), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
         return Answer(answering, form, bool(body.stream), usage)
@@ -86,9 +91,9 @@ class Api:
         prompt = await self._in_thread(read)
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
-        answering = self._answering(
-            body, [prompt], self.engine.context if most is None else most, logprobs, tenant=tenant
-        )
+        rules = await self._in_thread(partial(self._for_turns.allowed_by, body.response_format))
+        most = self.engine.context if most is None else most
+        answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant)
         usage = _wants_usage(body)
         form = ChatForm(self._head("chatcmpl"), self._prompts.tokenizer, logprobs=bool(body.logprobs), usage=usage)
         return Answer(answering, form, bool(body.stream), usage)
@@ -159,6 +164,7 @@ class Api:
         prompts: Sequence[Prompt],
         most: int,
         logprobs: int | None,
+        rules: Rules,
         *,
         tenant: str,
         echo: bool = False,
@@ -173,7 +179,7 @@ class Api:
         for prompt in prompts:
             if not prompt.ids:
                 raise Refusal("prompt: an empty text needs a model that begins texts with BOS", param="prompt")
-            requests = self._requests(body, prompt, most, logprobs, tenant, count, echo=echo)
+            requests = self._requests(body, prompt, most, logprobs, rules, tenant, count, echo=echo)
             for request in requests:
                 ends = {"stop_texts": texts, "stops": request.stop_ids}
                 reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **ends)
@@ -189,6 +195,7 @@ class Api:
         prompt: Prompt,
         most: int,
         logprobs: int | None,
+        rules: Rules,
         tenant: str,
         count: int,
         *,
@@ -209,6 +216,7 @@ class Api:
                     logit_bias=self._biases(body.logit_bias or {}),
                     logprobs=logprobs,
                     prompt_logprobs=logprobs if echo else None,
+                    allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
                     **given,
                 )

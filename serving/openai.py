@@ -75,10 +75,27 @@ class Message(Fields, kw_only=True):
     annotations: list[Any] | None = None  # ignored
 
 
-class TextFormat(Fields, kw_only=True):
-    """`response_format`, where it asks for plain text."""
+class TextFormat(Fields, tag_field="type", tag="text"):
+    """`response_format`, where it asks for any text."""
 
-    type: Literal["text"]
+
+class JsonFormat(Fields, tag_field="type", tag="json_object"):
+    """`response_format`, where it asks for any JSON object."""
+
+
+class Schema(Fields, kw_only=True):
+    """A JSON schema with its name."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None  # ignored: an answer always keeps to its schema
+
+
+class SchemaFormat(Fields, tag_field="type", tag="json_schema"):
+    """`response_format`, where it asks for JSON of a schema."""
+
+    json_schema: Schema
 
 
 class SampledRequest(Fields, kw_only=True):
@@ -97,6 +114,7 @@ class SampledRequest(Fields, kw_only=True):
     seed: int | None = None  # None: one is drawn
     n: int | None = None
     stop: str | list[str] | None = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -129,7 +147,6 @@ class ChatRequest(SampledRequest, kw_only=True):
     answer_ids: list[int] | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: TextFormat | None = None
     tools: None = None
     tool_choice: Literal["none", "auto"] | None = None  # of no effect without tools
     parallel_tool_calls: bool | None = None  # likewise

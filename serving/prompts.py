@@ -41,7 +41,7 @@ class Prompts:
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
         ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
-        self._turn_stops = stops | {token for name, token in tokenizer.special.items() if name in ends}
+        self.turn_stops = stops | {token for name, token in tokenizer.special.items() if name in ends}
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""
@@ -69,7 +69,7 @@ class Prompts:
             raise Refusal(str(error), param="messages") from None
         self._check_characters(text, "messages", check=False)
         begun = self._checked(begun, "answer_ids")
-        return Prompt([*self._special.encode(text), *begun], self._special.tail(text) == "", self._turn_stops, begun)
+        return Prompt([*self._special.encode(text), *begun], self._special.tail(text) == "", self.turn_stops, begun)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Decode a whole text."""
