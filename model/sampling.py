@@ -8,7 +8,7 @@ once, 8 times.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,13 +76,13 @@ def sample_by_row(
 
     `logits` are penalized already. A row's token does not depend, to the last bit, on what the other rows ask for.
     """
-    likeliest, draws = largest(logits), sampling.temperature > 0
+    likeliest, draws = largest(logits), jnp.asarray(sampling.temperature) > 0
 
     def drawn() -> Array:
         tempered = sampling._replace(temperature=jnp.where(draws, sampling.temperature, 1))
         return draw(distribution(logits, tempered), jax.vmap(uniform)(keys, positions))
 
-    return jnp.where(draws[:, 0], lax.cond(jnp.any(draws), drawn, lambda: likeliest), likeliest)
+    return jnp.where(jnp.squeeze(draws, 1), lax.cond(jnp.any(draws), drawn, lambda: likeliest), likeliest)
 
 
 def uniform(key: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
@@ -149,7 +149,7 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
     return jnp.where(finite, jnp.where(first == vocab, last, first), vocab)
 
 
-def _where(asked: Bool[Array, ""] | Bool[Array, "batch 1"], keep: Callable[[Array], Array], p: Array) -> Array:
+def _where(asked: Any, keep: Callable[[Array], Array], p: Array) -> Array:
     """Apply a filter to the rows that ask for it, and leave the others as they are; nothing is computed for none."""
     if asked.ndim == 0:
         return lax.cond(asked, keep, lambda p: p, p)

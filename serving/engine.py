@@ -140,10 +140,13 @@ class BatchingEngine:
             if self._closing and self._scheduler.idle:
                 return False
             plan = self._scheduler.plan(monotonic(), burst=tokens_at_once(self._step_seconds, self._limits.burst))
+            works = bool(plan.chunk or plan.rows)
+            if not works:
+                self._scheduler.done({})
             jobs = {number: list(job.drawn) for number, job in self._scheduler.running.items()}
             requests = {number: each.request for number, each in self._open.items()}
         self._tell(plan.ended)
-        if not (plan.chunk or plan.rows):
+        if not works:
             return True
         masks = {
             row.number: self._mask(row.number, jobs[row.number]) for row in plan.rows if requests[row.number].allowed
@@ -173,11 +176,15 @@ class BatchingEngine:
             if mask.shape != (self.vocab,) or not mask.any():
                 raise ValueError(f"no token of the {self.vocab} may follow")
         except Exception as error:
-            each.message = f"the tokens that may follow: {error}"
-            with self._changed:
-                self._scheduler.cancel(number, "error")
+            self._fail(number, f"the tokens that may follow: {error}")
             return np.ones(self.vocab, bool)
         return mask
+
+    def _fail(self, number: int, message: str) -> None:
+        """End one request with an error. What the plan under way computes for it is dropped."""
+        with self._changed:
+            self._open[number].message = message
+            self._scheduler.cancel(number, "error")
 
     def _report_prompt(self, plan: Plan, outcome: Outcome) -> None:
         """Gather log-probabilities of a prompt, and deliver them once the prompt is read."""
@@ -191,7 +198,10 @@ class BatchingEngine:
             logprobs = tuple(value for part in each.prompt for value in part.logprobs)
             top = tuple(value for part in each.prompt for value in part.top)
             each.prompt = []
-            self._deliver(plan.chunk.number, PromptLogprobs(logprobs, top))
+            if np.isfinite(logprobs).all():
+                self._deliver(plan.chunk.number, PromptLogprobs(logprobs, top))
+            else:
+                self._fail(plan.chunk.number, NOT_NUMBERS)
 
     def _deliver_tokens(self, number: int, tokens: tuple[int, ...], reports: Reports | None, skipped: int) -> None:
         self._completion_tokens += len(tokens)

@@ -1,7 +1,7 @@
 """Plans carried out on a device: a plan as arrays, the two programs, and what they drew."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ class Outcome(NamedTuple):
     prompt: Reports | None  # of the tokens after those of the chunk
 
 
+@runtime_checkable
 class Executor(Protocol):
     """A device with a model: all that an engine needs of it."""
 

@@ -1,0 +1,120 @@
+"""Attention over a cache in pages, in plain JAX: against the reference, and row by row to the last bit."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.cache import LayerPages, extended, from_int8, to_int8
+from model.ops.paged_attention import attend_pages
+from reference.attention import attention, causal_mask
+from reference.config import Config
+from tests.strategies import seeds
+
+HEADS, KV_HEADS, WIDTH, PAGE, BLOCKS, BATCH = 6, 2, 8, 4, 5, 5
+CONFIG = Config(
+    dim=16, layers=1, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH, ffn=8, vocab=8, context=20, eps=1e-5, theta=1e4
+)
+ATTEND = jax.jit(partial(attend_pages, config=CONFIG), static_argnames="window")
+
+
+def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pages whose unused places hold NaN, and a table in no order."""
+    rng = np.random.default_rng(seed)
+    shape = (1 + rows * BLOCKS, KV_HEADS, PAGE, WIDTH)
+    k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
+    table = 1 + rng.permutation(rows * BLOCKS).reshape(rows, BLOCKS).astype(np.int32)
+    return k, v, table
+
+
+def contiguous(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """One sequence's keys or values, [capacity, kv_heads, head_dim]."""
+    return pages[table].swapaxes(1, 2).reshape(-1, KV_HEADS, WIDTH)
+
+
+def spoil(pages: np.ndarray, table: np.ndarray, used: int) -> None:
+    """Put NaN into page 0 and into each place of a row beyond those in use."""
+    pages[0] = np.nan
+    for place in range(used, BLOCKS * PAGE):
+        pages[table[place // PAGE], :, place % PAGE] = np.nan
+
+
+@given(
+    seed=seeds,
+    seq=st.sampled_from([1, 3]),
+    starts=st.lists(st.integers(-1, BLOCKS * PAGE - 3), min_size=BATCH, max_size=BATCH),
+    window=st.sampled_from([None, 3]),
+)
+def test_each_row_attends_to_its_own_pages(seed, seq, starts, window):
+    k, v, table = draw_pages(seed, rows=BATCH)
+    q = np.random.default_rng(seed + 1).normal(size=(BATCH, seq, HEADS, WIDTH)).astype(np.float32)
+    for row, start in enumerate(starts):
+        for pages in (k, v):
+            spoil(pages, table[row], start + seq if start >= 0 else 0)
+    at = np.array([[start + i if start >= 0 else -1 for i in range(seq)] for start in starts], np.int32)
+    h = np.asarray(ATTEND(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=window))
+    for row, start in enumerate(starts):
+        if start < 0:
+            np.testing.assert_array_equal(h[row], 0)
+            continue
+        used = start + seq
+        mask = causal_mask(seq, used, offset=start, window=window)
+        keys, values = (contiguous(pages, table[row])[:used] for pages in (k, v))
+        np.testing.assert_allclose(h[row], attention(q[row], keys, values, mask).reshape(seq, -1), atol=2e-6)
+
+
+@given(seed=seeds, starts=st.lists(st.integers(-1, BLOCKS * PAGE - 1), min_size=BATCH, max_size=BATCH))
+def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(seed, starts):
+    k, v, table = draw_pages(seed, rows=BATCH)
+    q = np.random.default_rng(seed + 1).normal(size=(BATCH, 1, HEADS, WIDTH)).astype(np.float32)
+    at = np.array(starts, np.int32)[:, None]
+    together = np.asarray(ATTEND(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=None))
+    rng = np.random.default_rng(seed + 2)
+    renumbered = np.append(0, 1 + rng.permutation(len(k) - 1))  # page i is now at renumbered[i]
+    moved = [np.empty_like(pages) for pages in (k, v)]
+    for new, old in zip(moved, (k, v), strict=True):
+        new[renumbered] = old
+    for row in range(BATCH):
+        place = int(rng.integers(BATCH))
+        alone = np.full_like(at, -1)
+        alone[place] = at[row]
+        other = np.zeros_like(table)
+        other[place] = renumbered[table[row]]
+        queries = rng.normal(size=q.shape).astype(np.float32)
+        queries[place] = q[row]
+        h = np.asarray(ATTEND(queries, LayerPages(*map(jnp.asarray, (*moved, other))), alone, window=None))
+        np.testing.assert_array_equal(h[place], together[row])
+
+
+@given(seed=seeds, starts=st.lists(st.integers(-1, BLOCKS * PAGE - 3), min_size=BATCH, max_size=BATCH))
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_new_keys_and_values_are_where_the_table_says(dtype, seed, starts):
+    k, v, table = draw_pages(seed, rows=BATCH)
+    new = np.random.default_rng(seed + 1).normal(size=(2, BATCH, 3, KV_HEADS, WIDTH)).astype(np.float32)
+    table[:, -1] = 0  # a page that the row does not have
+    pages = [jnp.asarray(a) if dtype == np.float32 else to_int8(jnp.asarray(a)) for a in (k, v)]
+    at = np.array([[start + i if start >= 0 else -1 for i in range(3)] for start in starts], np.int32)
+    after = extended(LayerPages(*pages, jnp.asarray(table)), *map(jnp.asarray, new), jnp.asarray(at))
+    for old, now, rows in zip(pages, after[:2], new, strict=True):
+        expected = np.array(old)
+        for row, start in enumerate(starts):
+            for i in range(3 if start >= 0 else 0):
+                value = jnp.asarray(rows[row, i]) if dtype == np.float32 else to_int8(jnp.asarray(rows[row, i]))
+                page = table[row, (start + i) // PAGE]
+                expected[page, :, (start + i) % PAGE] = value
+        np.testing.assert_array_equal(np.asarray(now)[1:], expected[1:])
+
+
+def test_a_cache_of_int8_is_read_by_its_scales():
+    k, v, table = draw_pages(0, rows=BATCH)
+    q = np.random.default_rng(1).normal(size=(BATCH, 1, HEADS, WIDTH)).astype(np.float32)
+    at = jnp.full((BATCH, 1), 11, jnp.int32)
+    stored = [to_int8(jnp.asarray(pages)) for pages in (k, v)]
+    levels = [codes * scales[..., None] for codes, scales in map(from_int8, stored)]
+    h = ATTEND(q, LayerPages(*stored, jnp.asarray(table)), at, window=None)
+    expected = ATTEND(q, LayerPages(*levels, jnp.asarray(table)), at, window=None)
+    np.testing.assert_allclose(h, expected, atol=1e-5)
