@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: all tokens may follow
 LARGEST_SCHEMA = 1 << 16  # bytes
+# White space is fixed, since models that may choose it can go on with it for ever.
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
@@ -44,7 +46,7 @@ class Grammars:
         except ModuleNotFoundError:
             message = "response_format needs llguidance, which this server lacks: pip install 'llamaspec[serve]'"
             raise Refusal(message, param="response_format", code="unsupported_parameter") from None
-        grammar = LLMatcher.grammar_from_json_schema(written)
+        grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
         matcher = LLMatcher(self._known(), grammar, log_level=0)
         if matcher.is_error():
             raise _unusable(matcher.get_error().split("\n")[0][:300])

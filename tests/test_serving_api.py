@@ -262,7 +262,7 @@ def test_a_wrong_field_is_named(site, change, param):
     ("change", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"messages": []}, "messages"),
         ({"answer_ids": [1024]}, "answer_ids"),
         ({"messages": None}, "messages"),
