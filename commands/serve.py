@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
-def _limit(name: str, kind: type, default: float, text: str) -> Any:
+def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     least = click.IntRange(1) if kind is int else click.FloatRange(0, min_open=True)
     return click.option(name, type=least, default=default, show_default=True, help=text)
 
@@ -156,6 +156,7 @@ def _site(
 ) -> Site:
     """Put a site before the engine."""
     import time
+    from dataclasses import replace
 
     from model.chat.template import find_template
     from model.checkpoints.checkpoint import CheckpointError
@@ -182,8 +183,10 @@ def _site(
     owner = name.split("/")[0] if "/" in name else "llamaspec"
     about = Model(name, int(time.time()), owner, engine.context)
     api = Api(engine, prompts, about, Metrics(engine), fingerprint=_fingerprint(name, options))
-    allow_files(limits.connections)
-    return Site(api, limits=limits, access=access)
+    allowed = allow_files(limits.connections)
+    if allowed < limits.connections:
+        say(f"the system allows {allowed} connections, not {limits.connections}: see ulimit -n")
+    return Site(api, limits=replace(limits, connections=allowed), access=access)
 
 
 def _name(model: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import resource
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -155,13 +156,18 @@ async def reading(request: web.BaseRequest, limits: ClientLimits, metrics: Metri
         raise ConnectionResetError("the client does not read") from None
 
 
-def allow_files(connections: int) -> None:
-    """Raise this process's limit of open files, as far as the system lets it, so that all connections fit."""
+def allow_files(connections: int) -> int:
+    """Raise this process's limit of open files, so that all connections fit; returns how many the system allows.
+
+    Beyond that limit nothing could be accepted, and nobody would get an answer.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
     wanted = connections + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft < wanted:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return max(1, min(connections, soft - OTHER_FILES))
 
 
 def in_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

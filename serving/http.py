@@ -146,15 +146,11 @@ class Site:
 
     def _check_host(self, request: web.BaseRequest) -> None:
         """Refuse pages elsewhere, whatever name they use for this server."""
-        host = request.headers.get("Host", "")
-        if self.access.hosts is not None and not self.access.keys:
-            with suppress(ValueError):
-                if urlsplit(f"//{host}").hostname in self.access.hosts:
-                    host = host.lower()
-                else:
-                    raise Refusal("this server is for its own machine alone", status=403, code="wrong_host")
+        host = request.headers.get("Host", "").lower()
+        if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
+            raise Refusal("this server is for its own machine alone", status=403, code="wrong_host")
         origin = request.headers.get("Origin")
-        if origin is not None and origin not in self.access.origins and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}", *self.access.origins):
             raise Refusal(f"pages of {origin[:100]} may not use this server", status=403, code="wrong_origin")
 
     def _cross_origin(self, request: web.BaseRequest) -> dict[str, str]:
@@ -301,3 +297,11 @@ class Site:
 
     async def _model(self, request: web.BaseRequest) -> web.Response:
         return in_json(self.api.model)
+
+
+def _name_of(host: str) -> str | None:
+    """Take the port off a host; None for what is no host."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

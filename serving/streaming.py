@@ -6,6 +6,7 @@ A reader that takes its time costs no memory for each token: what it has not tak
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -136,7 +137,8 @@ class Inbox:
 
     def put(self, index: int, event: Any) -> None:
         """Hand over an event of the request with this index. Any thread may call this."""
-        self._loop.call_soon_threadsafe(self._arrive, index, event)
+        with suppress(RuntimeError):  # The loop has ended, and with it whoever would read the event.
+            self._loop.call_soon_threadsafe(self._arrive, index, event)
 
     async def take(self) -> list[tuple[int, Any]]:
         """Wait until there are events, and take all."""

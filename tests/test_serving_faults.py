@@ -9,6 +9,7 @@ import time
 import pytest
 
 from serving.connections import ClientLimits
+from tests.processes import run_python
 from tests.serving_site import (
     TOKENIZER,
     FakeEngine,
@@ -179,6 +180,16 @@ def test_connections_beyond_the_limit_are_refused():
             connection.close()
         time.sleep(0.1)
         assert site.ask("/health").status == 200
+
+
+def test_connections_fit_the_files_that_a_process_may_open():
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
+from serving.connections import allow_files
+print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(1000))
+"""
+    assert run_python(script).out == "100 (228, 300) 172\n"
 
 
 @pytest.mark.parametrize("stream", [False, True])
