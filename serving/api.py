@@ -25,13 +25,10 @@ from serving.openai import (
     TokenizeRequest,
 )
 from serving.prompts import Prompt, Prompts
-from serving.request import MOST_LOGPROBS, Engine, Request
+from serving.request import Engine, Request
 from serving.streaming import TextReader
 
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
-MOST_CHOICES = 8  # `n`
-MOST_STOPS = 4
-LONGEST_STOP = 256  # characters
 MOST_PROMPTS = 32  # in one request
 THREADS = 2  # that encode prompts
 
@@ -70,7 +67,7 @@ class Api:
         self._check_model(body.model)
         if body.best_of not in (None, body.n or 1):
             raise Refusal("best_of is not supported, but for as many as n", param="best_of")
-        logprobs = _within("logprobs", body.logprobs, 0, MOST_LOGPROBS)
+        logprobs = body.logprobs
         prompts = await self._prompts_of(body)
         rules = await self._in_thread(partial(self._for_texts.allowed_by, body.response_format))
         most = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
@@ -82,7 +79,7 @@ class Api:
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
         """Begin answers to a conversation. Raises Refusal."""
         self._check_model(body.model)
-        top = _within("top_logprobs", body.top_logprobs, 0, MOST_LOGPROBS)
+        top = body.top_logprobs
         if top is not None and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
@@ -138,8 +135,6 @@ class Api:
         given = body.prompt
         if isinstance(given, str):
             return [await self._in_thread(partial(self._prompts.from_text, given))]
-        if not given:
-            raise Refusal("prompt: an empty list", param="prompt")
         if ids := [token for token in given if isinstance(token, int)]:
             if len(ids) < len(given):
                 raise Refusal("prompt: a list has texts alone, or ids alone", param="prompt")
@@ -170,16 +165,15 @@ class Api:
         echo: bool = False,
     ) -> Answering:
         """Make and start the engine's requests: for each prompt `n`, whose seeds follow each other."""
-        count = _within("n", body.n, 1, MOST_CHOICES) or 1
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream to be true", param="stream_options")
-        texts = _stop_texts(body.stop)
+        texts = [body.stop] if isinstance(body.stop, str) else body.stop or []
         tokenizer = self._prompts.tokenizer
         choices: list[Choice] = []
         for prompt in prompts:
             if not prompt.ids:
                 raise Refusal("prompt: an empty text needs a model that begins texts with BOS", param="prompt")
-            requests = self._requests(body, prompt, most, logprobs, rules, tenant, count, echo=echo)
+            requests = self._requests(body, prompt, most, logprobs, rules, tenant, echo=echo)
             for request in requests:
                 ends = {"stop_texts": texts, "stops": request.stop_ids}
                 reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **ends)
@@ -197,7 +191,6 @@ class Api:
         logprobs: int | None,
         rules: Rules,
         tenant: str,
-        count: int,
         *,
         echo: bool,
     ) -> list[Request]:
@@ -220,7 +213,7 @@ class Api:
                     tenant=f"{tenant}/{body.cache_salt or ''}",
                     **given,
                 )
-                for i in range(count)
+                for i in range(body.n or 1)
             ]
         except ValueError as error:
             raise _out_of_range(str(error)) from None
@@ -240,24 +233,6 @@ class Api:
 
 def _wants_usage(body: SampledRequest) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
-
-
-def _within(name: str, value: int | None, least: int, most: int) -> int | None:
-    if value is not None and not least <= value <= most:
-        raise Refusal(f"{name} must be between {least} and {most}, got {value}", param=name, code="out_of_range")
-    return value
-
-
-def _stop_texts(stop: str | list[str] | None) -> list[str]:
-    texts = [stop] if isinstance(stop, str) else stop or []
-    if len(texts) > MOST_STOPS:
-        raise Refusal(f"stop: {len(texts)} texts are more than {MOST_STOPS}", param="stop")
-    if not all(texts):
-        raise Refusal("stop: an empty text would end every answer at once", param="stop")
-    longest = max(map(len, texts), default=0)
-    if longest > LONGEST_STOP:
-        raise Refusal(f"stop: {longest} characters are more than {LONGEST_STOP}", param="stop")
-    return texts
 
 
 def _out_of_range(message: str) -> Refusal:

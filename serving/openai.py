@@ -9,10 +9,20 @@ servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
+
+Count = Annotated[int, Meta(ge=0)]
+Likeliest = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
+Bias = Annotated[float, Meta(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Ids = list[Count]
 
 KINDS = {  # of an error, by status; all others are the client's
     401: "authentication_error",
@@ -102,18 +112,18 @@ class SampledRequest(Fields, kw_only=True):
     """Fields that completions and chat share."""
 
     model: str | None = None  # None: the model that is served
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None  # None: one is drawn
-    n: int | None = None
-    stop: str | list[str] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MOST_BIASES)] | None = None  # by token id
+    seed: Count | None = None  # below 2^64; None: one is drawn
+    n: Annotated[int, Meta(ge=1, le=8)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=4)] | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
@@ -132,21 +142,23 @@ class SampledRequest(Fields, kw_only=True):
 class CompletionRequest(SampledRequest, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str | int | list[int]] = ""  # a text, several, ids, or several lists of ids
+    prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] = (
+        ""  # a text, several, ids, or several lists of ids
+    )
     echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None  # only as many as `n`
+    logprobs: Likeliest | None = None
+    best_of: Count | None = None  # only as many as `n`
     suffix: None = None
 
 
 class ChatRequest(SampledRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    answer_ids: list[int] | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    answer_ids: Ids | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Likeliest | None = None
     tools: None = None
     tool_choice: Literal["none", "auto"] | None = None  # of no effect without tools
     parallel_tool_calls: bool | None = None  # likewise
@@ -165,7 +177,7 @@ class TokenizeRequest(Fields, kw_only=True):
 class DetokenizeRequest(Fields, kw_only=True):
     """`POST /detokenize`."""
 
-    tokens: list[int]
+    tokens: Ids
     model: str | None = None
 
 

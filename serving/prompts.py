@@ -61,8 +61,6 @@ class Prompts:
         """
         if self.template is None:
             raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
-        if not messages:
-            raise Refusal("messages: a conversation has at least one message", param="messages")
         try:
             text = self.template.render([self._disguised(message) for message in messages])
         except ValueError as error:

@@ -242,6 +242,7 @@ def test_an_answer_goes_on_after_tokens_that_are_given():
         ({"logit_bias": {"fox": 1}}, "logit_bias"),
         ({"logit_bias": {"5000": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
@@ -255,8 +256,8 @@ def test_an_answer_goes_on_after_tokens_that_are_given():
 )
 def test_a_wrong_field_is_named(site, change, param):
     reply = site.ask("/v1/completions", {"prompt": "a"} | change)
-    assert (reply.status, reply.error["param"]) == (400, param)
-    assert param.split(".")[0] in reply.error["message"] and reply.error["type"] == "invalid_request_error"
+    assert reply.status == 400 and reply.error["type"] == "invalid_request_error"
+    assert reply.error["param"].startswith(param) and param.split(".")[0] in reply.error["message"]
 
 
 @pytest.mark.parametrize(
