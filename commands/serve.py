@@ -83,6 +83,8 @@ def serve(model: str | None, **options: Any):
             raise
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[serve]'") from None
     host, keys = options["host"], options["api_key"]
+    if not all(keys):
+        raise click.UsageError("an API key cannot be empty")
     if not _is_loopback(host) and not keys and not options["no_api_key"]:
         raise click.UsageError(f"{host} can be reached by others: give --api-key, or --no-api-key to serve anybody")
     limits = ClientLimits(

@@ -143,17 +143,20 @@ class TooMany(asyncio.Protocol):
         self._timer.cancel()
 
 
+class DoesNotRead(ConnectionError):
+    """A client that has not read for too long, and is disconnected."""
+
+
 @asynccontextmanager
-async def reading(request: web.BaseRequest, limits: ClientLimits, metrics: Metrics) -> AsyncIterator[None]:
-    """Give a client time to read. A client that takes longer is disconnected, since it gets no more."""
+async def reading(request: web.BaseRequest, limits: ClientLimits) -> AsyncIterator[None]:
+    """Give a client time to read. A client that takes longer is disconnected. Raises DoesNotRead."""
     try:
         async with asyncio.timeout(limits.write_seconds):
             yield
     except TimeoutError:
-        metrics.left.labels("does_not_read").inc()
         if transport := request.transport:
             transport.abort()
-        raise ConnectionResetError("the client does not read") from None
+        raise DoesNotRead from None
 
 
 def allow_files(connections: int) -> int:

@@ -20,6 +20,7 @@ from serving.connections import (
     Access,
     ClientLimits,
     Connections,
+    DoesNotRead,
     Handler,
     error,
     in_json,
@@ -58,7 +59,6 @@ class Site:
         self.access = access
         self.metrics = api.metrics
         self.draining = False
-        self._failed: BaseException | None = None
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": self._file("index.html", "text/html")},
             "/page.css": {"GET": self._file("page.css", "text/css")},
@@ -91,10 +91,9 @@ class Site:
         try:
             await self._until(stop)
             self.draining = True
-            self._failed = self.api.engine.failed
-            if self._failed is None:
+            if self.api.engine.failed is None:
                 await asyncio.to_thread(self.api.engine.drain, self.limits.drain_seconds)
-            return self._failed is None
+            return self.api.engine.failed is None
         finally:
             self.draining = True
             listening.close()
@@ -113,20 +112,27 @@ class Site:
         """Answer a request, whatever happens."""
         path = request.path if request.path in self._routes else "other"
         try:
-            response = await self._answer(request)
+            response = await self._outcome(request, path)
+            self.metrics.answered.labels(path, str(response.status)).inc()
+            if not response.prepared:
+                response.headers.update(SAFETY | self._cross_origin(request))
+                await self._send(request, response)
+            return response
+        except (asyncio.CancelledError, ConnectionError) as left:
+            self.metrics.left.labels("does_not_read" if isinstance(left, DoesNotRead) else "gone").inc()
+            raise
+
+    async def _outcome(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Answer, with an error where that is the answer. Raises ConnectionError where nobody is there to read it."""
+        try:
+            return await self._answer(request)
         except Refusal as refusal:
-            response = error(refusal)
-        except (asyncio.CancelledError, ConnectionError):
-            self.metrics.left.labels("gone").inc()
+            return error(refusal)
+        except ConnectionError:
             raise
         except Exception:
             log.exception("%s %s failed", request.method, path)
-            response = error(Refusal("the server has a fault: its log says more", status=500))
-        self.metrics.answered.labels(path, str(response.status)).inc()
-        if not response.prepared:
-            response.headers.update(SAFETY | self._cross_origin(request))
-            await self._send(request, response)
-        return response
+            return error(Refusal("the server has a fault: its log says more", status=500))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_host(request)
@@ -173,7 +179,7 @@ class Site:
         """Read a body of JSON. Raises Refusal."""
         if self.draining:
             self.metrics.refused.labels("draining").inc()
-            message = "the engine has failed" if self._failed else "the server is shutting down"
+            message = "the engine has failed" if self.api.engine.failed else "the server is shutting down"
             raise Refusal(message, status=503, code="shutting_down", headers=RETRY_AFTER)
         limit = self.limits.body_bytes
         try:
@@ -254,7 +260,7 @@ class Site:
             await response.write_eof()
 
     def _reading(self, request: web.BaseRequest) -> AbstractAsyncContextManager[None]:
-        return reading(request, self.limits, self.metrics)
+        return reading(request, self.limits)
 
     def _file(self, name: str, kind: str) -> Handler:
         body = (PAGE / name).read_bytes()

@@ -63,8 +63,9 @@ class Prompts:
             raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
         try:
             text = self.template.render([self._disguised(message) for message in messages])
-        except ValueError as error:
-            raise Refusal(str(error), param="messages") from None
+        except ValueError as error:  # whose file is nobody's business
+            reason = str(error).removeprefix(f"{self.template.name}: ")
+            raise Refusal(f"messages: the chat template {reason}", param="messages") from None
         self._check_characters(text, "messages", check=False)
         begun = self._checked(begun, "answer_ids")
         return Prompt([*self._special.encode(text), *begun], self._special.tail(text) == "", self.turn_stops, begun)

@@ -32,6 +32,12 @@ SLOW: dict[str, int] = {
     "tests/kernels/test_attention_decode.py::test_every_shape_around_a_tile": 2,
     "tests/kernels/test_attention_paged.py::test_every_page_size": 1,
     "tests/kernels/test_several_vectors.py::test_each_of_several_vectors_has_what_it_has_alone": 4,
+    # The server: a browser, and clients that stall.
+    "tests/test_serving_page.py::test_regenerate_edit_and_the_same_seed": 0,  # 5
+    "tests/test_serving_page.py::test_settings_reach_the_engine_and_history_is_kept": 0,  # 3
+    "tests/test_serving_page.py::test_a_narrow_screen_has_no_sideways_scrolling": 1,  # 3 each
+    "tests/test_serving_grammar.py::test_an_answer_keeps_to_its_schema": 3,  # 1 each
+    "tests/test_serving_faults.py::test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits": 0,  # 3
     # Memory and machines, measured in processes of their own.
     "tests/test_wheel.py::test_the_command_works_from_an_empty_environment": 0,  # 43
     "tests/test_plan.py::test_this_machine_is_measured_for_a_plan": 0,  # 28

@@ -136,6 +136,7 @@ def metrics(server: Server) -> str:
     ("arguments", "code", "message"),
     [
         (["--host", "0.0.0.0"], 2, "0.0.0.0 can be reached by others: give --api-key"),
+        (["--api-key", ""], 2, "an API key cannot be empty"),
         (["nowhere.gguf"], 1, "nowhere.gguf"),
         (["--max-batch", "0"], 2, "--max-batch"),
         (["--context", "4096"], 1, "context must be between 1 and the model's 1024"),
