@@ -40,6 +40,13 @@ class LayerPages(NamedTuple):
     table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 where it has none
 
 
+class Pages(NamedTuple):
+    """Sizes of a cache in pages."""
+
+    count: int
+    size: int  # positions
+
+
 Stored = LayerCache | LayerPages  # keys and values of a layer
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from model.cache import position_bytes
+from model.cache import Pages, position_bytes
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
 from model.llama import choose_dtype
@@ -66,7 +66,11 @@ def load_engine(
     tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
     sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
-    choice = ops_for(kernels, config, shapes, batch=width, capacity=capacity, cache_dtype=cache_dtype, device=device)
+    choice = ops_for(
+        *(kernels, config, shapes),
+        **{"batch": width, "capacity": limits.blocks * PAGE, "cache_dtype": cache_dtype, "device": device},
+        pages=Pages(limits.pages, PAGE),
+    )
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     programs = compile_serving(shapes, config, ops=choice.ops, sizes=sizes, platform=device.platform)

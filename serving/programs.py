@@ -106,9 +106,9 @@ def prefill(
     x, cache = hidden_states(params, tokens, Cache(layers, start), lengths=count, config=config, ops=ops)
 
     def report(x: Array) -> Logprobs:
-        return logprobs(ops.norm_logits(x, params, config=config), targets)
+        return logprobs(ops.norm_logits(x, params, config=config)[0], targets)
 
-    found = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x[0])
+    found = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x)
     return state._replace(pages=_without_table(cache)), found
 
 

@@ -179,8 +179,7 @@ class Scheduler:
             raise QueueFull(f"{self.limits.waiting} requests wait already")
         self._arrivals += 1
         rank = (self.plans + request.priority * self.limits.patience, self._arrivals)
-        expires = None if request.deadline is None else now + request.deadline
-        self.waiting[number] = Job(number, request, rank, expires)
+        self.waiting[number] = Job(number, request, rank, request.deadline and now + request.deadline)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> None:
         """End a request, at any moment. What a plan under way computes for it is dropped. Others are not touched."""
@@ -205,12 +204,12 @@ class Scheduler:
         self._admit()
         reading = self._first_to_read()
         self._end_what_draws_nothing()
-        decoding = [job for job in self._ranked(self.running) if not job.to_read]
+        decoding = [job for job in self._ranked() if not job.to_read]
         most = min(burst or self.limits.burst, self.limits.burst)
         if any(job.request.allowed for job in decoding):
             most = 1  # the host must see a token before it can say which may follow
         steps = {job.number: self._steps(job, most) for job in decoding}
-        for job in self._ranked(self.running):
+        for job in self._ranked():
             if job.number not in self.running:
                 continue  # it has given way to one before it
             if job.number in steps:
@@ -253,9 +252,8 @@ class Scheduler:
                 self.pool.release(job.pages)
         return news
 
-    @staticmethod
-    def _ranked(jobs: Mapping[int, Job]) -> list[Job]:
-        return sorted(jobs.values(), key=lambda job: job.rank)
+    def _ranked(self) -> list[Job]:
+        return sorted(self.running.values(), key=lambda job: job.rank)
 
     def _admit(self) -> None:
         while self.waiting:
@@ -308,7 +306,7 @@ class Scheduler:
                 return
 
     def _first_to_read(self) -> Job | None:
-        for job in self._ranked(self.running):
+        for job in self._ranked():
             if job.to_read:
                 self._adopt(job)  # which may leave nothing to read
             if job.to_read:

@@ -103,7 +103,7 @@ one that does not fit is passed over (vLLM #31731)
     - if last is None or last.rank < first.rank or last.request.priority <= first.request.priority:
     -                 return
     + if last is None or last.rank < first.rank or last.request.priority <= first.request.priority:
-    +                 for job in self._ranked(self.waiting):
+    +                 for job in sorted(self.waiting.values(), key=lambda job: job.rank):
     +                     if rows and self._need(job) <= self.pool.available - promised and not self._match(job):
     +                         del self.waiting[job.number]
     +                         self._begin(job, min(rows), [])
@@ -173,7 +173,7 @@ who finds the rest of a prompt lets another read unseen (ours)
     -                 return job
     +             if job.to_read:
     +                 return job
-    +             return next((job for job in self._ranked(self.running) if job.to_read), None)
+    +             return next((job for job in self._ranked() if job.to_read), None)
 a found beginning replaces a longer one of one's own (vLLM #1969 of LMCache)
     - if len(found) * self.limits.page > job.computed:
     + if found:

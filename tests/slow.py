@@ -6,6 +6,11 @@ out all of them. `tests/test_slow.py` checks the names. Seconds, in comments, ar
 """
 
 SLOW: dict[str, int] = {
+    # The engine: its laws have faster tests of their own.
+    "tests/test_scheduler_mutants.py::test_every_mutant_is_found_out": 8,  # 70 in 3 minutes
+    "tests/test_scheduler_mutants.py::test_the_right_one_passes": 0,  # 10: 12,000 steps
+    "tests/test_serving_laws.py::test_in_any_company_as_alone": 0,  # 50: four models are compiled
+    "tests/test_serving_laws.py::test_in_company_as_alone": 1,  # 4 each
     # The GPU suites and the tables of kernels. `make gates` and the suites themselves cover these as well.
     "tests/test_bench_gpu.py::test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing": 0,  # 87
     "tests/test_bench_gpu.py::test_no_query_sees_what_is_before_its_window": 0,  # 13

@@ -1,5 +1,7 @@
 """Sampling on the device against `reference.sampling`."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from model.sampling import (
     largest_in_two,
     random_key,
     sample,
+    sample_by_row,
     smallest,
     uniform,
 )
@@ -24,6 +27,7 @@ from tests.strategies import seeds
 VOCAB = 300
 DISTRIBUTION, DRAW, UNIFORM = map(jax.jit, (distribution, draw, uniform))
 SAMPLE = jax.jit(sample, static_argnames="greedy")
+SAMPLE_BY_ROW = jax.jit(sample_by_row)
 LARGEST = tuple(map(jax.jit, (largest_in_two, largest_in_one)))
 
 options = st.builds(
@@ -171,3 +175,36 @@ def test_draws_have_the_probabilities_of_the_distribution():
     p = np.exp(logits)
     counts = np.bincount(np.asarray(tokens), minlength=4)
     assert np.all(np.abs(counts - trials * p) < 5 * np.sqrt(trials * p * (1 - p)))
+
+
+def by_row(rows: list[SamplingOptions]) -> Any:
+    """Options of several rows as arrays [rows, 1]; a greedy row has temperature 0."""
+    scalars = [as_arrays(row) for row in rows]
+    arrays = type(scalars[0])(*(np.array(column)[:, None] for column in zip(*scalars, strict=True)))  # type: ignore
+    return arrays._replace(temperature=np.array([[0.0 if row.greedy else row.temperature] for row in rows], np.float32))
+
+
+@given(seed=seeds, rows=st.lists(options | st.just(SamplingOptions(temperature=0.0)), min_size=5, max_size=5))
+def test_a_row_has_its_own_options_and_no_neighbor_moves_a_bit_of_it(seed, rows):
+    logits = np.stack([draw_logits(seed + i, ties=i % 3) for i in range(5)])
+    keys = np.stack([random_key(seed % 1000 + i) for i in range(5)])
+    positions = np.arange(5, dtype=np.int32)
+    together = np.asarray(SAMPLE_BY_ROW(logits, keys, positions, by_row(rows)))
+    seen = np.zeros((1, VOCAB), bool)
+    for i, row in enumerate(rows):
+        place = slice(i, i + 1)
+        alone = SAMPLE(logits[place], seen, keys[place], positions[place], as_arrays(row), greedy=row.greedy)
+        assert int(alone[0]) == together[i]
+        others = [SamplingOptions(temperature=0.5, top_k=j, top_p=0.5) for j in range(5)]
+        others[i] = row
+        assert np.asarray(SAMPLE_BY_ROW(logits, keys, positions, by_row(others)))[i] == together[i]
+
+
+def test_a_filter_leaves_the_other_rows_as_they_are():
+    """To the last bit: renormalizing a distribution that is normalized already may change it."""
+    logits = np.stack([draw_logits(seed, 0) for seed in range(4)])
+    rows = [SamplingOptions(temperature=0.8, top_p=1.0)] * 4
+    filtered = [rows[0], SamplingOptions(temperature=0.8, top_p=0.5), rows[2], SamplingOptions(top_k=3, top_p=1.0)]
+    plain, mixed = (np.asarray(DISTRIBUTION(logits, by_row(each))) for each in (rows, filtered))
+    np.testing.assert_array_equal(mixed[[0, 2]], plain[[0, 2]])
+    assert (mixed[1] > 0).sum() < VOCAB and (mixed[3] > 0).sum() == 3

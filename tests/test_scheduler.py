@@ -5,7 +5,8 @@ from hypothesis import Phase, settings
 
 from serving.request import Request
 from serving.scheduler import Limits
-from tests.scheduler_machine import LAWS, SchedulerMachine, watched
+from tests.scheduler_laws import LAWS
+from tests.scheduler_machine import SchedulerMachine, watched
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, phases=[Phase.generate, Phase.shrink])

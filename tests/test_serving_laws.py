@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from model.running.session import Session
 from serving.request import Request
@@ -94,8 +94,10 @@ class LawMachine(RuleBasedStateMachine):
             self.judge()
 
 
-TestLaw = LawMachine.TestCase
-TestLaw.settings = settings(max_examples=12, stateful_step_count=30, phases=[Phase.generate], deadline=None)
+def test_in_any_company_as_alone():
+    run_state_machine_as_test(
+        LawMachine, settings=settings(max_examples=12, stateful_step_count=30, phases=[Phase.generate], deadline=None)
+    )
 
 
 def company(server: Server, request: Request) -> Answer:

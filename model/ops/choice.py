@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from model.cache import Pages
 from model.ops.cpu import CPU
 from model.ops.table import Ops
 from model.ops.xla import XLA
@@ -31,18 +32,21 @@ def ops_for(
     capacity: int,
     cache_dtype: np.dtype,
     device: Device | None = None,
+    pages: Pages | None = None,
 ) -> Choice:
     """The table of ops for a model: `auto` takes the one that is made for the device.
 
     `params` may be `abstract_params`; `capacity` is that of the cache's arrays, the padding of a prompt's last chunk
-    included; `device` is the default one unless given. Raises ValueError for a name that is none of auto, xla, cpu and
-    pallas, and where `pallas` is asked for but some op would be plain.
+    included; `device` is the default one unless given; `pages` are those of a cache in pages. Raises ValueError for a
+    name that is none of auto, xla, cpu and pallas, and where `pallas` is asked for but some op would be plain.
     """
     device = device or default_device()
     check_kernels(kernels, device)
     if kernels == "pallas" or (kernels == "auto" and device.has_kernels):
         return _by_kernels(
-            config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype, only=kernels != "auto"
+            *(config, params),
+            **{"batch": batch, "capacity": capacity, "cache_dtype": cache_dtype, "pages": pages},
+            only=kernels != "auto",
         )
     if kernels == "auto":
         kernels = "cpu" if device.platform == "cpu" else "xla"

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from model.cache import LayerCache, LayerPages, Stored, empty_cache
+from model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
 from model.ops.products import dot
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA, plain
@@ -126,10 +126,12 @@ def attend(
     """`attention.attend`, by a kernel for one token a sequence or by one for the tokens of a prompt."""
     _check_cache(cache, q)
     start = positions.at[:, 0]
-    if isinstance(cache, LayerPages):
-        if q.shape[1] > 1:
-            raise Unsupported("attention_prefill has no form for a cache in pages")
+    if isinstance(cache, LayerPages) and q.shape[1] == 1:
         return attention_paged(q[:, 0], cache.k, cache.v, cache.table, start + 1, window=window)[:, None]
+    if isinstance(cache, LayerPages):
+        # Reading all pages of a sequence once costs little beside the products of a prompt's many tokens.
+        k, v = (_in_a_row(pages, cache.table) for pages in (cache.k, cache.v))
+        return attention_prefill(q, k, v, start, window=window)
     if q.shape[1] > 1:
         return attention_prefill(q, cache.k, cache.v, start, window=window)
     return attention_decode(q[:, 0], cache.k, cache.v, start + 1, window=window)[:, None]
@@ -191,6 +193,13 @@ def operand(weight: Matrix) -> Array | ScaledCodes:
             f"of {int4.BLOCK}, got {weight.cols}"
         )
     raise Unsupported(f"kernels multiply by weights in {' and '.join(QUANTIZED)}, not in {weight.form}")
+
+
+def _in_a_row(
+    pages: Float[Array, "pages kv_heads page head_dim"], table: Int[Array, "batch blocks"]
+) -> Float[Array, "batch kv_heads capacity head_dim"]:
+    rows = pages[table].swapaxes(1, 2)  # [batch, kv_heads, blocks, page, head_dim]
+    return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
 
 def _check_cache(cache: Stored, x: Array) -> None:
@@ -332,31 +341,45 @@ class Call(NamedTuple):
 
 
 def calls(
-    config: Config, params: Params, *, batch: int, capacity: int, cache_dtype: np.dtype | None = None
+    config: Config,
+    params: Params,
+    *,
+    batch: int,
+    capacity: int,
+    cache_dtype: np.dtype | None = None,
+    pages: Pages | None = None,
 ) -> Iterator[Call]:
     """All calls of ops that have kernels: a step of decoding, and the attention of a prompt.
 
-    `params` may be `abstract_params`. The cache holds `capacity` positions, in the dtype of the weights by default.
+    `params` may be `abstract_params`. The cache holds `capacity` positions, in the dtype of the weights by default. If
+    it is in `pages`, a prompt is read for one sequence, and a step decodes `batch` of them.
     """
     dtype = params.embedding.dtype
-    cache = jax.eval_shape(
-        partial(empty_cache, config, batch=batch, capacity=capacity, dtype=np.dtype(cache_dtype or dtype))
-    ).layers[0]
+    stored = np.dtype(cache_dtype or dtype)
 
-    def positions(seq: int) -> Positions:
+    def cache_of(rows: int) -> Stored:
+        if pages is None:
+            return jax.eval_shape(partial(empty_cache, config, batch=rows, capacity=capacity, dtype=stored)).layers[0]
+        k, v = jax.eval_shape(partial(empty_pages, config, pages=pages.count, page=pages.size, dtype=stored))[0]
+        return LayerPages(k, v, _array(rows, -(-capacity // pages.size), dtype=np.dtype(np.int32)))
+
+    prompts = 1 if pages else batch
+    cache = cache_of(batch)
+
+    def positions(batch: int, seq: int) -> Positions:
         angles = _array(batch, seq, config.head_dim // 2, dtype=np.dtype(np.float32))
         return Positions(_array(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
 
-    def q(seq: int) -> Any:
+    def q(batch: int, seq: int) -> Any:
         return _array(batch, seq, config.heads, config.head_dim, dtype=dtype)
 
     x, h, g = (_array(batch, 1, size, dtype=dtype) for size in (config.dim, config.heads * config.head_dim, config.ffn))
-    one, many, with_config = positions(1), positions(CHUNK), {"config": config}
+    one, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
     for i, layer in enumerate(params.layers):
         attending = {"window": config.window(i), "config": config}
         yield Call("norm_qkv", (x, layer, cache, one), with_config)
-        yield Call("attend", (q(1), cache, one), attending)
-        yield Call(PROMPT, (q(CHUNK), cache, many), attending)
+        yield Call("attend", (q(batch, 1), cache, one), attending)
+        yield Call(PROMPT, (q(prompts, CHUNK), cache_of(prompts), many), attending)
         yield Call("project_add", (h, layer, x))
         if not config.experts:
             yield Call("norm_gate_up", (x, layer), with_config)
@@ -365,7 +388,13 @@ def calls(
 
 
 def pallas_ops(
-    config: Config, params: Params, *, batch: int = 1, capacity: int, cache_dtype: np.dtype | None = None
+    config: Config,
+    params: Params,
+    *,
+    batch: int = 1,
+    capacity: int,
+    cache_dtype: np.dtype | None = None,
+    pages: Pages | None = None,
 ) -> tuple[Ops, dict[str, str | None]]:
     """The table for a model, and for each op why it is plain while it decodes; None where a kernel runs it everywhere.
 
@@ -374,7 +403,7 @@ def pallas_ops(
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
     given: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
-    for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype):
+    for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype, pages=pages):
         known = answers[call.op]
         if (form := call.form) not in known:
             known[form] = call.refusal(config)
