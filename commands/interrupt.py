@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -149,8 +150,13 @@ def first_handled_by(act: Callable[[], object], numbers: Iterable[int]) -> Itera
         for number in handled:
             signal.signal(number, before[number])
 
-    def act_once() -> None:
+    def end(number: int) -> None:
         restore()
+        signal.raise_signal(number)
+
+    def act_once() -> None:
+        for number in handled:  # still in a way of our own, or the thread that watches would end the process
+            signal.signal(number, OwnWay(partial(end, number)))
         act()
 
     for number in handled:

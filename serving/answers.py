@@ -159,6 +159,12 @@ class Answering:
         self._latest = now
 
 
+def shutting_down() -> Refusal:
+    """Make the error of a request that comes too late, or takes too long, for a server that ends."""
+    headers = {"Retry-After": "5"}  # seconds
+    return Refusal("the server is shutting down", status=503, code="shutting_down", headers=headers)
+
+
 def _drawn(event: Tokens) -> list[Drawn]:
     if event.logprobs is None or event.top_logprobs is None:
         return [Drawn(token) for token in event.ids]
@@ -174,7 +180,7 @@ def _refusal(event: Finished) -> Refusal:
     """Make the error of a request that the engine has ended."""
     match event.reason:
         case "cancelled":  # Clients that leave are not there to read this.
-            return Refusal("the server is shutting down", status=503, code="shutting_down")
+            return shutting_down()
         case "expired":
             return Refusal("the request took longer than it may", status=503, code="expired")
     return Refusal(event.message or "the engine failed", status=500, code="engine_error")

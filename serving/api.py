@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from model.options import MAX_SEED, check_seed
-from serving.answers import Answering, Choice
+from serving.answers import Answering, Choice, shutting_down
 from serving.forms import ChatForm, CompletionForm, Form, Head, spell
 from serving.grammar import Grammars, Rules
 from serving.metrics import Metrics
@@ -44,13 +44,14 @@ class Answer:
 
 
 class Api:
-    """What one model answers."""
+    """Endpoints of one model."""
 
     def __init__(self, engine: Engine, prompts: Prompts, model: Model, metrics: Metrics, *, fingerprint: str):
         """Serve `engine`; `fingerprint` names the weights and programs that a text depends on."""
         self.engine = engine
         self.model = model
         self.metrics = metrics
+        self.draining = False  # whether the engine has been told to take nothing new
         self._prompts = prompts
         self._fingerprint = fingerprint
         vocab, tokenizer = engine.vocab, prompts.tokenizer
@@ -180,7 +181,10 @@ class Api:
                 before = TextReader(tokenizer, begins=True) if echo else None
                 choices.append(Choice(len(choices), request, prompt, reader, echo=before))
         answering = Answering(self.engine, choices, self.metrics)
-        answering.start()
+        try:
+            answering.start()
+        except Refusal as refusal:
+            raise shutting_down() if self.draining and refusal.status == 429 else refusal from None
         return answering
 
     def _requests(

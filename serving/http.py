@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from serving.answers import shutting_down
 from serving.api import Answer, Api
 from serving.connections import (
-    RETRY_AFTER,
     Access,
     ClientLimits,
     Connections,
@@ -58,7 +58,6 @@ class Site:
         self.limits = limits
         self.access = access
         self.metrics = api.metrics
-        self.draining = False
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": self._file("index.html", "text/html")},
             "/page.css": {"GET": self._file("page.css", "text/css")},
@@ -90,12 +89,12 @@ class Site:
         ready()
         try:
             await self._until(stop)
-            self.draining = True
+            self.api.draining = True
             if self.api.engine.failed is None:
                 await asyncio.to_thread(self.api.engine.drain, self.limits.drain_seconds)
             return self.api.engine.failed is None
         finally:
-            self.draining = True
+            self.api.draining = True
             listening.close()
             await runner.cleanup()
             self.api.close()
@@ -177,10 +176,9 @@ class Site:
 
     async def _body[Body](self, request: web.BaseRequest, kind: type[Body]) -> Body:
         """Read a body of JSON. Raises Refusal."""
-        if self.draining:
+        if self.api.draining:
             self.metrics.refused.labels("draining").inc()
-            message = "the engine has failed" if self.api.engine.failed else "the server is shutting down"
-            raise Refusal(message, status=503, code="shutting_down", headers=RETRY_AFTER)
+            raise shutting_down()
         limit = self.limits.body_bytes
         try:
             if (request.content_length or 0) > limit:
@@ -279,8 +277,8 @@ class Site:
         """Say whether requests are welcome."""
         if failed := self.api.engine.failed:
             raise Refusal(f"the engine has failed: {failed}", status=503, code="engine_failed")
-        if self.draining:
-            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers=RETRY_AFTER)
+        if self.api.draining:
+            raise shutting_down()
         return in_json({"status": "ready"})
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:

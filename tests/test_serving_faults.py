@@ -246,7 +246,7 @@ def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new():
             connection.sendall(request_bytes("/v1/completions", FOX))
             until(lambda: engine.open == 1)
             site.stop()
-            until(lambda: site.site.draining)
+            until(lambda: site.site.api.draining)
             later.sendall(request_bytes("/v1/completions", FOX))
             reply = read_reply(later)
             assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "shutting_down", "5")
