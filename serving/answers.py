@@ -11,7 +11,6 @@ from serving.request import Engine, Event, Finished, PromptLogprobs, PromptTooLo
 from serving.request import TopLogprobs as Likeliest
 from serving.streaming import Drawn, Inbox, Piece, TextReader
 
-RETRY_AFTER = {"Retry-After": "1"}  # seconds, for a client that finds the queue full
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 
 
@@ -142,7 +141,7 @@ class Answering:
             if self._engine.failed:
                 raise Refusal("the engine has failed", status=503, code="engine_failed") from None
             self._metrics.refused.labels("queue").inc()
-            raise Refusal(str(error), status=429, code="queue_full", headers=RETRY_AFTER) from None
+            raise queue_full(str(error)) from None
         except PromptTooLong:
             raise too_long(f"{len(choice.prompt.ids):,} tokens", self._engine.context, "prompt") from None
         except ValueError as error:
@@ -157,6 +156,11 @@ class Answering:
         else:
             self._metrics.token_seconds.observe((now - self._latest) / count)
         self._latest = now
+
+
+def queue_full(message: str) -> Refusal:
+    """Make the error of a request that finds too many others."""
+    return Refusal(message, status=429, code="queue_full", headers={"Retry-After": "1"})
 
 
 def shutting_down() -> Refusal:

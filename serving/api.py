@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from model.options import MAX_SEED, check_seed
-from serving.answers import Answering, Choice, shutting_down
+from serving.answers import Answering, Choice, queue_full, shutting_down
 from serving.forms import ChatForm, CompletionForm, Form, Head, spell
 from serving.grammar import Grammars, Rules
 from serving.metrics import Metrics
@@ -31,6 +31,7 @@ from serving.streaming import TextReader
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 MOST_PROMPTS = 32  # in one request
 THREADS = 2  # that encode prompts
+MOST_PREPARED = 256  # prompts that are encoded or wait for it
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Api:
         vocab, tokenizer = engine.vocab, prompts.tokenizer
         self._for_texts = Grammars(tokenizer, vocab=vocab, stops=prompts.stops)
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
+        self._preparing = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
@@ -151,8 +153,18 @@ class Api:
         return prompts
 
     async def _in_thread[T](self, work: partial[T]) -> T:
-        """Run what takes long beside the event loop, so that other requests do not wait for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Run what takes long beside the event loop, so that other requests do not wait for it.
+
+        Raises Refusal where too many wait already: a template may take a tenth of a second.
+        """
+        if self._preparing >= MOST_PREPARED:
+            self.metrics.refused.labels("queue").inc()
+            raise queue_full(f"{self._preparing} requests wait for their prompts to be read")
+        self._preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._preparing -= 1
 
     def _answering(
         self,

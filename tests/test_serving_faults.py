@@ -170,6 +170,23 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
         assert text_of(site)
 
 
+def test_prompts_that_wait_to_be_read_have_a_limit_too(monkeypatch):
+    monkeypatch.setattr("serving.api.MOST_PREPARED", 3)
+    with running(FakeEngine()) as site:
+        go, read = threading.Event(), site.site.api._prompts.from_text
+        monkeypatch.setattr(site.site.api._prompts, "from_text", lambda text, **options: go.wait(20) and read(text))
+        waiting = [connect(site) for _ in range(3)]
+        for connection in waiting:
+            connection.sendall(request_bytes("/v1/completions", FOX))
+        until(lambda: site.site.api._preparing == 3)
+        reply = site.ask("/v1/completions", FOX)
+        assert (reply.status, reply.error["code"]) == (429, "queue_full")
+        go.set()
+        assert [read_reply(connection).status for connection in waiting] == [200] * 3
+        for connection in waiting:
+            connection.close()
+
+
 def test_connections_beyond_the_limit_are_refused():
     with running(FakeEngine(), limits=ClientLimits(connections=3)) as site:
         idle = [connect(site) for _ in range(3)]
