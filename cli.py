@@ -34,6 +34,7 @@ VERBS = {
     "generate": Entry(USE, "generate", "Continue PROMPT with a model."),
     "story": Entry(USE, "generate", "Tell a story, from its beginning or on from PROMPT."),
     "chat": Entry(USE, "chat", "Talk with a model."),
+    "serve": Entry(USE, "serve", "Serve a model to many at once, by OpenAI's API, with a page to talk to it."),
     "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
     "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
     "trace": Entry(LOOK, "trace", "Follow one token of TEXT through a model, op by op."),

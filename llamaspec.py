@@ -60,6 +60,7 @@ ONLY_FOR = {  # further packages, by the word on the command line that needs the
     "bench": ("benchmarks",),
     "inspect": ("benchmarks",),
     "profile": ("benchmarks",),
+    "serve": ("serving",),
     "train": ("training",),
     "verify": ("verify",),
 }

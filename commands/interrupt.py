@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -147,3 +148,30 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def first_handled_by(act: Callable[[], object], numbers: Iterable[int]) -> Iterator[None]:
+    """Call `act` in the main thread at the first signal among `numbers`. A second one ends the process as usual."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def restore() -> None:
+        for number in handled:
+            signal.signal(number, before[number])
+
+    def end(number: int) -> None:
+        restore()
+        signal.raise_signal(number)
+
+    def act_once() -> None:
+        for number in handled:  # still in a way of our own, or the thread that watches would end the process
+            signal.signal(number, OwnWay(partial(end, number)))
+        act()
+
+    for number in handled:
+        signal.signal(number, OwnWay(act_once))
+    try:
+        yield
+    finally:
+        restore()

@@ -165,7 +165,7 @@ quantize_option = click.option(
     type=click.Choice(SCHEME_NAMES),
     help="Quantize the matrices by this scheme as they are loaded.  [default: run them as they are stored]",
 )
-running_options = combined(
+_context, _dtype, _cache = (
     click.option(
         "--context", type=int, help="Keep room for so many tokens.  [default: the model's context, 4096 at most]"
     ),
@@ -174,21 +174,21 @@ running_options = combined(
         type=click.Choice(["float32", "bfloat16"]),
         help="Compute with this dtype.  [default: float32 on a CPU, bfloat16 on a GPU unless stored in float32]",
     ),
-    quantize_option,
     click.option(
         "--cache",
         type=click.Choice(["int8"]),
         help="Store the KV cache in int8, with one scale per key and value.  [default: in the dtype of the weights]",
     ),
-    click.option(
-        "--backend",
-        type=click.Choice(["jax", "reference"]),
-        default="jax",
-        show_default=True,
-        help="Run compiled JAX, or the NumPy definition in float64.",
-    ),
-    kernels_option,
 )
+_backend = click.option(
+    "--backend",
+    type=click.Choice(["jax", "reference"]),
+    default="jax",
+    show_default=True,
+    help="Run compiled JAX, or the NumPy definition in float64.",
+)
+running_options = combined(_context, _dtype, quantize_option, _cache, _backend, kernels_option)
+serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 
 
 def max_new_tokens(default: int) -> Callable:

@@ -47,7 +47,7 @@ class Generation(Iterator[Token]):
         self.ids: list[int] = []  # every token drawn, a stopping one included
         self.completion = ""
         self.finish_reason: FinishReason | None = None  # None: not finished
-        self._text = _StopTexts(stop_texts)
+        self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
         self._stops = stops
         self._began = perf_counter()
@@ -101,7 +101,7 @@ class Generation(Iterator[Token]):
 
 
 @dataclass
-class _StopTexts:
+class StopTexts:
     """A filter that passes text on up to the first stop text, and holds back what may be the beginning of one."""
 
     stops: Sequence[str]

@@ -48,6 +48,12 @@ SLOW: dict[str, int] = {
     "tests/test_verify_mutants.py::test_right_implementations_pass": 0,  # 13
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-float32]": 0,
     "tests/test_verify_mutants.py::test_every_mutant_is_found_out[long ops]": 0,  # 60
+    # The server: a browser, and clients that stall.
+    "tests/test_serving_page.py::test_regenerate_edit_and_the_same_seed": 0,  # 5
+    "tests/test_serving_page.py::test_settings_reach_the_engine_and_history_is_kept": 0,  # 3
+    "tests/test_serving_page.py::test_a_narrow_screen_has_no_sideways_scrolling": 1,  # 3 each
+    "tests/test_serving_grammar.py::test_an_answer_keeps_to_its_schema": 3,  # 1 each
+    "tests/test_serving_faults.py::test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits": 0,  # 3
     # Memory and machines, measured in processes of their own.
     "tests/test_wheel.py::test_the_command_works_from_an_empty_environment": 0,  # 43
     "tests/test_plan.py::test_this_machine_is_measured_for_a_plan": 0,  # 28

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.generation import Generation, _StopTexts
+from model.generation import Generation, StopTexts
 from model.options import SamplingOptions
 from model.running.session import Session
 
@@ -319,7 +319,7 @@ def test_two_generations_do_not_mix_on_one_session():
 
 @pytest.mark.parametrize("pieces", [["baa"], ["b", "a", "a"], ["ba", "a"]])
 def test_the_stop_text_that_is_complete_first_counts(pieces):
-    texts = _StopTexts(["baa", "a"])
+    texts = StopTexts(["baa", "a"])
     assert "".join(map(texts.feed, pieces)) + texts.finish() == "b"
 
 

@@ -1,0 +1,231 @@
+"""`serve`: a model behind HTTP, for many at once."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.interrupt import SIGNALS, first_handled_by
+from commands.loading import prepare_jax
+from commands.options import MODEL, Verb, combined, default_model, serving_options, tokenizer_option
+from commands.output import fail, say
+from commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from model.checkpoints.checkpoint import Checkpoint
+    from serving.connections import Access, ClientLimits
+    from serving.http import Site
+    from serving.request import Engine
+
+NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
+
+
+def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
+    least = click.IntRange(1) if kind is int else click.FloatRange(0, min_open=True)
+    return click.option(name, type=least, default=default, show_default=True, help=text)
+
+
+@click.command(cls=Verb)
+@click.argument("model", type=MODEL, required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Listen at this port; 0 takes any."
+)
+@click.option(
+    "--api-key",
+    multiple=True,
+    envvar="LLAMASPEC_API_KEY",
+    metavar="KEY",
+    help="Ask for this key, or one of several. The variable LLAMASPEC_API_KEY hides it from other users.",
+)
+@click.option("--no-api-key", is_flag=True, help="Serve other machines without a key.")
+@click.option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this origin ask, as https://example.org.")
+@click.option(
+    "--template",
+    metavar="NAME|FILE",
+    help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
+)
+@combined(
+    tokenizer_option,
+    serving_options,
+    _limit("--max-batch", int, 16, "Decode so many requests at once. A text depends on it, in its last bits."),
+    click.option(
+        "--cache-tokens",
+        type=click.IntRange(1),
+        help="Keep keys and values of so many tokens.  [default: those of all requests, or half of the memory]",
+    ),
+    _limit("--max-queue", int, 256, "Let so many requests wait; the others get 429."),
+    _limit("--max-connections", int, 1000, "Hold so many connections; the others get 503."),
+    _limit("--max-body", int, 4 << 20, "Read so many bytes of a request."),
+    _limit("--body-seconds", float, 60, "Give a client so long to send a request."),
+    _limit("--write-seconds", float, 30, "Give a client that stops reading so long to go on."),
+    _limit("--drain-seconds", float, 30, "Let requests go on for so long after SIGTERM."),
+)
+def serve(model: str | None, **options: Any):
+    """Serve a model to many at once, by OpenAI's API, with a page to talk to it.
+
+    MODEL is the built-in one unless given. The page is at the address that is printed. SIGTERM, or
+    Ctrl-C, lets requests that run come to their end. A second one ends them at once.
+
+    \b
+    llamaspec serve
+    llamaspec serve path/to/Llama-3.2-1B-Instruct --quantize q8 --port 8080
+    """
+    model = model or default_model()
+    try:
+        from serving.connections import Access, ClientLimits, loopback_hosts
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[serve]'") from None
+    host, keys = options["host"], options["api_key"]
+    if not all(keys):
+        raise click.UsageError("an API key cannot be empty")
+    if not _is_loopback(host) and not keys and not options["no_api_key"]:
+        raise click.UsageError(f"{host} can be reached by others: give --api-key, or --no-api-key to serve anybody")
+    limits = ClientLimits(
+        body_bytes=options["max_body"],
+        body_seconds=options["body_seconds"],
+        write_seconds=options["write_seconds"],
+        connections=options["max_connections"],
+        drain_seconds=options["drain_seconds"],
+    )
+    access = Access(keys=keys, origins=frozenset(options["cors"]), hosts=loopback_hosts(host))
+    with _bound(host, options["port"]) as bound:
+        _serve(model, options, bound, limits, access)
+
+
+def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
+    """Load the model, then serve it until told to stop."""
+    from model.checkpoints.open import open_checkpoint
+    from model.options import choose_context
+    from model.tokenizers.of_model import tokenizer_of
+
+    checkpoint = open_checkpoint(model)
+    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    choose_context(options["context"], checkpoint.config.context)
+    with progress_bar() as progress:
+        prepare_jax()
+        from serving.loading import load_engine
+
+        engine = load_engine(
+            checkpoint,
+            **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels")},
+            width=options["max_batch"],
+            cached_tokens=options["cache_tokens"],
+            waiting=options["max_queue"],
+            progress=progress,
+        )
+    try:
+        site = _site(model, options, checkpoint, tokenizer, engine, limits, access)
+        if not _run(site, bound, model):
+            fail(f"the engine failed: {engine.failed!r}", 1)
+    finally:
+        engine.close()
+
+
+def _run(site: Site, bound: socket.socket, model: str) -> bool:
+    """Serve until the first signal; returns whether the engine lived until then."""
+    import asyncio
+
+    async def run() -> bool:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def ask_to_stop() -> None:
+            say("ending: requests that run come to their end; once more ends them at once")
+            loop.call_soon_threadsafe(stop.set)
+
+        host, port = bound.getsockname()[:2]
+        name = f"[{host}]" if ":" in host else host
+        with first_handled_by(ask_to_stop, SIGNALS):
+            return await site.run(bound, stop, ready=lambda: say(f"{model} is at http://{name}:{port}"))
+
+    return asyncio.run(run())
+
+
+def _site(
+    model: str,
+    options: dict[str, Any],
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    engine: Engine,
+    limits: ClientLimits,
+    access: Access,
+) -> Site:
+    """Put a site before the engine."""
+    import time
+    from dataclasses import replace
+
+    from model.chat.template import find_template
+    from model.checkpoints.checkpoint import CheckpointError
+    from model.checkpoints.open import place_of
+    from serving.api import Api
+    from serving.connections import allow_files
+    from serving.http import Site
+    from serving.metrics import Metrics
+    from serving.openai import Model
+    from serving.prompts import Prompts
+
+    places = [place for place in (options["tokenizer"], place_of(model)) if place]
+    try:
+        template = find_template(tokenizer, *places, template=options["template"])
+        if template.note:
+            say(template.note)
+    except CheckpointError as error:
+        if options["template"]:
+            raise
+        say(f"{error}; until then there are completions, but no chat")
+        template = None
+    prompts = Prompts(tokenizer, template=template, stops=checkpoint.stops, context=engine.context, vocab=engine.vocab)
+    name = _name(model)
+    owner = name.split("/")[0] if "/" in name else "llamaspec"
+    about = Model(name, int(time.time()), owner, engine.context)
+    api = Api(engine, prompts, about, Metrics(engine), fingerprint=_fingerprint(name, options))
+    allowed = allow_files(limits.connections)
+    if allowed < limits.connections:
+        say(f"the system allows {allowed} connections, not {limits.connections}: see ulimit -n")
+    return Site(api, limits=replace(limits, connections=allowed), access=access)
+
+
+def _name(model: str) -> str:
+    """Name a model as clients do: owner/name of the Hub, or the file or folder without its place and ending."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    return path.resolve().name if path.is_dir() else path.stem
+
+
+def _fingerprint(name: str, options: dict[str, Any]) -> str:
+    """Name all that a text depends on besides its request: model, programs and options of the engine."""
+    import hashlib
+    from importlib.metadata import version
+
+    import jax
+
+    chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch")]
+    device = jax.devices()[0].device_kind
+    parts = repr([name, version("llamaspec"), version("jax"), version("jaxlib"), device, chosen])
+    return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Take the port before the model is loaded, which takes longer. Nobody can connect until we listen."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
+    return bound

@@ -1,0 +1,190 @@
+"""The texts of one HTTP request: what the engine is asked for, and its events as pieces of text."""
+
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+
+from serving.metrics import Metrics
+from serving.openai import FinishReason, Refusal, Usage
+from serving.prompts import Prompt, too_long
+from serving.request import Engine, Event, Finished, PromptLogprobs, PromptTooLong, QueueFull, Request, Tokens
+from serving.request import TopLogprobs as Likeliest
+from serving.streaming import Drawn, Inbox, Piece, TextReader
+
+REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
+
+
+class Choice:
+    """One text. Its piece begins with the prompt where that is echoed."""
+
+    def __init__(self, index: int, request: Request, prompt: Prompt, reader: TextReader, *, echo: TextReader | None):
+        """Prepare for the events of `request`; `echo` reads the prompt where it is part of the text."""
+        self.index = index
+        self.request = request
+        self.prompt = prompt
+        self.number: int | None = None  # the engine's
+        self.begun = False  # whether a chunk of a stream has it
+        self.finish_reason: FinishReason | None = None
+        self.refusal: Refusal | None = None  # why the text ends too early
+        self._reader = reader
+        self._echo = echo
+        self._before = 0  # characters of the prompt, where it is echoed
+        if echo and request.prompt_logprobs is None:
+            self._echo_prompt(None)
+
+    @property
+    def count(self) -> int:
+        """The number of tokens that were drawn for the text, a stopping one included."""
+        return self._reader.count
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.refusal is not None
+
+    def take(self, event: Event) -> None:
+        """Take an event. Those after the end of the text are ignored."""
+        if self.ended:
+            return
+        match event:
+            case PromptLogprobs():
+                self._echo_prompt(event)
+            case Tokens():
+                self._reader.feed(_drawn(event))
+                if self._reader.stopped:
+                    self.finish_reason = "stop"
+            case Finished(reason=reason) if reason in REASONS:
+                self._reader.finish()
+                self.finish_reason = REASONS[reason]
+            case Finished():
+                self.refusal = _refusal(event)
+
+    def piece(self) -> Piece:
+        """Give the text that has come since the last call."""
+        piece = self._reader.piece()
+        tokens = [placed._replace(start=placed.start + self._before) for placed in piece.tokens]
+        if self._echo is None:
+            return Piece(piece.text, tokens)
+        prompt = self._echo.piece()
+        return Piece(prompt.text + piece.text, [*prompt.tokens, *tokens])
+
+    def _echo_prompt(self, known: PromptLogprobs | None) -> None:
+        if self._echo is None:
+            return
+        ids = self.prompt.ids
+        if known is None:
+            self._echo.feed([Drawn(token) for token in ids])
+        else:
+            after = zip(ids[1:], known.logprobs, known.top_logprobs, strict=True)
+            self._echo.feed([Drawn(ids[0]), *(Drawn(token, lp, _pairs(top)) for token, lp, top in after)])
+        self._echo.finish()
+        self._before = self._echo.length
+
+
+class Answering:
+    """Requests that run in the engine for one HTTP request."""
+
+    def __init__(self, engine: Engine, choices: Sequence[Choice], metrics: Metrics):
+        """Belong to the running event loop."""
+        self.choices = choices
+        self._engine = engine
+        self._metrics = metrics
+        self._inbox = Inbox()
+        self._began = self._latest = perf_counter()
+
+    @property
+    def open(self) -> bool:
+        """Whether a text is unfinished."""
+        return not all(choice.ended for choice in self.choices)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far. A prompt counts once, whatever number of choices it has."""
+        read = sum({id(choice.prompt): len(choice.prompt.ids) for choice in self.choices}.values())
+        drawn = sum(choice.count for choice in self.choices)
+        return Usage(prompt_tokens=read, completion_tokens=drawn, total_tokens=read + drawn)
+
+    def start(self) -> None:
+        """Hand all requests to the engine. Raises Refusal, and then none of them runs."""
+        try:
+            for choice in self.choices:
+                self._submit(choice)
+        except Refusal:
+            self.cancel()
+            raise
+
+    async def news(self) -> list[Choice]:
+        """Wait for events, and give the texts that have grown or ended."""
+        changed: dict[int, Choice] = {}
+        for index, event in await self._inbox.take():
+            choice = self.choices[index]
+            if choice.ended:
+                continue
+            before = choice.count
+            choice.take(event)
+            self._time(choice.count - before, first=before == 0)
+            changed[index] = choice
+            if choice.ended and isinstance(event, Tokens) and choice.number is not None:
+                self._engine.cancel(choice.number)  # A stop text has ended it, which the engine cannot know.
+        return list(changed.values())
+
+    def cancel(self) -> None:
+        """End what is unfinished. Does nothing the second time."""
+        for choice in self.choices:
+            if choice.number is not None and not choice.ended:
+                self._engine.cancel(choice.number)
+
+    def _submit(self, choice: Choice) -> None:
+        try:
+            choice.number = self._engine.submit(choice.request, partial(self._inbox.put, choice.index))
+        except QueueFull as error:
+            if self._engine.failed:
+                raise Refusal("the engine has failed", status=503, code="engine_failed") from None
+            self._metrics.refused.labels("queue").inc()
+            raise queue_full(str(error)) from None
+        except PromptTooLong:
+            raise too_long(f"{len(choice.prompt.ids):,} tokens", self._engine.context, "prompt") from None
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+
+    def _time(self, count: int, *, first: bool) -> None:
+        if count == 0:
+            return
+        now = perf_counter()
+        if first:
+            self._metrics.first_token_seconds.observe(now - self._began)
+        else:
+            self._metrics.token_seconds.observe((now - self._latest) / count)
+        self._latest = now
+
+
+def queue_full(message: str) -> Refusal:
+    """Make the error of a request that finds too many others."""
+    return Refusal(message, status=429, code="queue_full", headers={"Retry-After": "1"})
+
+
+def shutting_down() -> Refusal:
+    """Make the error of a request that comes too late, or takes too long, for a server that ends."""
+    headers = {"Retry-After": "5"}  # seconds
+    return Refusal("the server is shutting down", status=503, code="shutting_down", headers=headers)
+
+
+def _drawn(event: Tokens) -> list[Drawn]:
+    if event.logprobs is None or event.top_logprobs is None:
+        return [Drawn(token) for token in event.ids]
+    known = zip(event.ids, event.logprobs, event.top_logprobs, strict=True)
+    return [Drawn(token, logprob, _pairs(top)) for token, logprob, top in known]
+
+
+def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(top.ids, top.logprobs, strict=True))
+
+
+def _refusal(event: Finished) -> Refusal:
+    """Make the error of a request that the engine has ended."""
+    match event.reason:
+        case "cancelled":  # Clients that leave are not there to read this.
+            return shutting_down()
+        case "expired":
+            return Refusal("the request took longer than it may", status=503, code="expired")
+    return Refusal(event.message or "the engine failed", status=500, code="engine_error")

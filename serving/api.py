@@ -1,0 +1,261 @@
+"""Endpoints that answer with JSON: OpenAI's, and the tokenizer's."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from model.options import MAX_SEED, check_seed
+from serving.answers import Answering, Choice, queue_full, shutting_down
+from serving.forms import ChatForm, CompletionForm, Form, Head, spell
+from serving.grammar import Grammars, Rules
+from serving.metrics import Metrics
+from serving.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Model,
+    Refusal,
+    SampledRequest,
+    TokenizeRequest,
+)
+from serving.prompts import Prompt, Prompts
+from serving.request import Engine, Request
+from serving.streaming import TextReader
+
+DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
+MOST_PROMPTS = 32  # in one request
+THREADS = 2  # that encode prompts
+MOST_PREPARED = 256  # prompts that are encoded or wait for it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request on its way: its texts, how they are written, and whether it wants them piece by piece."""
+
+    answering: Answering
+    form: Form
+    stream: bool
+    usage: bool  # whether a stream ends with the number of tokens
+
+
+class Api:
+    """Endpoints of one model."""
+
+    def __init__(self, engine: Engine, prompts: Prompts, model: Model, metrics: Metrics, *, fingerprint: str):
+        """Serve `engine`; `fingerprint` names the weights and programs that a text depends on."""
+        self.engine = engine
+        self.model = model
+        self.metrics = metrics
+        self.draining = False  # whether the engine has been told to take nothing new
+        self._prompts = prompts
+        self._fingerprint = fingerprint
+        vocab, tokenizer = engine.vocab, prompts.tokenizer
+        self._for_texts = Grammars(tokenizer, vocab=vocab, stops=prompts.stops)
+        self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
+        self._preparing = 0
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
+
+    def close(self) -> None:
+        """Let go of the threads that encode prompts."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def complete(self, body: CompletionRequest, *, tenant: str) -> Answer:
+        """Begin completions. Raises Refusal."""
+        self._check_model(body.model)
+        if body.best_of not in (None, body.n or 1):
+            raise Refusal("best_of is not supported, but for as many as n", param="best_of")
+        logprobs = body.logprobs
+        prompts = await self._prompts_of(body)
+        rules = await self._in_thread(partial(self._for_texts.allowed_by, body.response_format))
+        most = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
+        answering = self._answering(body, prompts, most, logprobs, rules, tenant=tenant, echo=bool(body.echo))
+        usage = _wants_usage(body)
+        form = CompletionForm(self._head("cmpl"), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
+        return Answer(answering, form, bool(body.stream), usage)
+
+    async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
+        """Begin answers to a conversation. Raises Refusal."""
+        self._check_model(body.model)
+        top = body.top_logprobs
+        if top is not None and not body.logprobs:
+            raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
+        if None not in (body.max_tokens, body.max_completion_tokens):
+            raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
+        read = partial(self._prompts.from_messages, body.messages, begun=body.answer_ids or ())
+        prompt = await self._in_thread(read)
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        logprobs = (top or 0) if body.logprobs else None
+        rules = await self._in_thread(partial(self._for_turns.allowed_by, body.response_format))
+        most = self.engine.context if most is None else most
+        answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant)
+        usage = _wants_usage(body)
+        form = ChatForm(self._head("chatcmpl"), self._prompts.tokenizer, logprobs=bool(body.logprobs), usage=usage)
+        return Answer(answering, form, bool(body.stream), usage)
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """Encode a text or a conversation. Raises Refusal."""
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refusal("give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            found = await self._in_thread(partial(self._prompts.from_messages, body.messages))
+        else:
+            encode = partial(self._prompts.from_text, body.prompt or "", bos=body.add_special_tokens)
+            found = await self._in_thread(encode)
+        pieces = [spell(self._prompts.tokenizer, token) for token in found.ids]
+        length = self.engine.context
+        return {"count": len(found.ids), "max_model_len": length, "tokens": found.ids, "token_strs": pieces}
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """Decode ids. Raises Refusal."""
+        self._check_model(body.model)
+        ids = self._prompts.from_ids(body.tokens, param="tokens").ids
+        return {"prompt": await self._in_thread(partial(self._prompts.text_of, ids))}
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Describe the tokenizer, as clients ask that tokenize at a distance."""
+        tokenizer, template = self._prompts.tokenizer, self._prompts.template
+        return {
+            "vocab_size": tokenizer.vocab,
+            "bos_token": None if tokenizer.bos is None else tokenizer.piece(tokenizer.bos),
+            "eos_token": next((tokenizer.piece(token) for token in sorted(self._prompts.stops)), None),
+            "chat_template": template.source if template else None,
+        }
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.model.id):
+            message = f"no model named {name}: this server has {self.model.id}"
+            raise Refusal(message, status=404, param="model", code="model_not_found")
+
+    async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:
+        """Encode the prompt of a completion, or its prompts."""
+        given = body.prompt
+        if isinstance(given, str):
+            return [await self._in_thread(partial(self._prompts.from_text, given))]
+        if ids := [token for token in given if isinstance(token, int)]:
+            if len(ids) < len(given):
+                raise Refusal("prompt: a list has texts alone, or ids alone", param="prompt")
+            return [self._prompts.from_ids(ids)]
+        if len(given) > MOST_PROMPTS:
+            raise Refusal(f"prompt: {len(given)} texts are more than {MOST_PROMPTS}", param="prompt")
+        prompts = []
+        for each in given:
+            if isinstance(each, str):
+                prompts.append(await self._in_thread(partial(self._prompts.from_text, each)))
+            elif isinstance(each, list):
+                prompts.append(self._prompts.from_ids(each))
+        return prompts
+
+    async def _in_thread[T](self, work: partial[T]) -> T:
+        """Run what takes long beside the event loop, so that other requests do not wait for it.
+
+        Raises Refusal where too many wait already: a template may take a tenth of a second.
+        """
+        if self._preparing >= MOST_PREPARED:
+            self.metrics.refused.labels("queue").inc()
+            raise queue_full(f"{self._preparing} requests wait for their prompts to be read")
+        self._preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._preparing -= 1
+
+    def _answering(
+        self,
+        body: SampledRequest,
+        prompts: Sequence[Prompt],
+        most: int,
+        logprobs: int | None,
+        rules: Rules,
+        *,
+        tenant: str,
+        echo: bool = False,
+    ) -> Answering:
+        """Make and start the engine's requests: for each prompt `n`, whose seeds follow each other."""
+        if body.stream_options is not None and not body.stream:
+            raise Refusal("stream_options needs stream to be true", param="stream_options")
+        texts = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        tokenizer = self._prompts.tokenizer
+        choices: list[Choice] = []
+        for prompt in prompts:
+            if not prompt.ids:
+                raise Refusal("prompt: an empty text needs a model that begins texts with BOS", param="prompt")
+            requests = self._requests(body, prompt, most, logprobs, rules, tenant, echo=echo)
+            for request in requests:
+                ends = {"stop_texts": texts, "stops": request.stop_ids}
+                reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **ends)
+                before = TextReader(tokenizer, begins=True) if echo else None
+                choices.append(Choice(len(choices), request, prompt, reader, echo=before))
+        answering = Answering(self.engine, choices, self.metrics)
+        try:
+            answering.start()
+        except Refusal as refusal:
+            raise shutting_down() if self.draining and refusal.status == 429 else refusal from None
+        return answering
+
+    def _requests(
+        self,
+        body: SampledRequest,
+        prompt: Prompt,
+        most: int,
+        logprobs: int | None,
+        rules: Rules,
+        tenant: str,
+        *,
+        echo: bool,
+    ) -> list[Request]:
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+        names = (*names, "frequency_penalty", "priority")
+        given = {name: value for name in names if (value := getattr(body, name)) is not None}
+        try:
+            seed = check_seed(body.seed)
+            return [
+                Request(
+                    prompt=tuple(prompt.ids),
+                    max_tokens=min(most, self.engine.context),
+                    seed=(seed + i) & MAX_SEED,
+                    stop_ids=frozenset() if body.ignore_eos else prompt.stops,
+                    ignore_eos=bool(body.ignore_eos),
+                    logit_bias=self._biases(body.logit_bias or {}),
+                    logprobs=logprobs,
+                    prompt_logprobs=logprobs if echo else None,
+                    allowed=rules(),
+                    tenant=f"{tenant}/{body.cache_salt or ''}",
+                    **given,
+                )
+                for i in range(body.n or 1)
+            ]
+        except ValueError as error:
+            raise _out_of_range(str(error)) from None
+
+    def _biases(self, given: dict[str, float]) -> dict[int, float]:
+        biases = {}
+        for token, bias in given.items():
+            if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < self.engine.vocab):
+                raise Refusal(f"logit_bias: {token[:20]!r} is no token id", param="logit_bias")
+            biases[int(token)] = bias
+        return biases
+
+    def _head(self, prefix: str) -> Head:
+        name = f"{prefix}-{uuid.uuid4().hex}"
+        return Head(name, int(time.time()), self.model.id, self._fingerprint)
+
+
+def _wants_usage(body: SampledRequest) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def _out_of_range(message: str) -> Refusal:
+    """Name the field that a ValueError of the options is about: its first word."""
+    name = message.split(" ", 1)[0].replace("-", "_")
+    param = {"max_new_tokens": "max_tokens"}.get(name, name)
+    known = {*chain.from_iterable(kind.__struct_fields__ for kind in (CompletionRequest, ChatRequest))}
+    if param not in known:
+        return Refusal(message, code="out_of_range")
+    return Refusal(f"{param}{message[len(name) :]}", param=param, code="out_of_range")

@@ -1,0 +1,82 @@
+"""The OpenAPI document, made from the wire types."""
+
+from typing import Any
+
+import msgspec
+
+from serving.openai import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+POSTS: dict[str, tuple[str, type, type | None]] = {
+    "/v1/completions": ("Continue a prompt.", CompletionRequest, Completion),
+    "/v1/chat/completions": ("Answer a conversation.", ChatRequest, ChatCompletion),
+    "/tokenize": ("Encode a text or a conversation.", TokenizeRequest, None),
+    "/detokenize": ("Decode ids.", DetokenizeRequest, None),
+}
+GETS = {
+    "/v1/models": "List the model.",
+    "/tokenizer_info": "Describe the tokenizer.",
+    "/health": "Say that the process lives.",
+    "/ready": "Say whether requests are welcome.",
+}
+
+
+def openapi(model: str) -> dict[str, Any]:
+    """Describe the server of a model, in OpenAPI 3.1."""
+    kinds = [kind for _, body, answer in POSTS.values() for kind in (body, answer) if kind]
+    _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    paths: dict[str, Any] = {}
+    for path, (summary, body, answer) in POSTS.items():
+        request = {"required": True, "content": in_content(reference(body.__name__))}
+        written = reference(answer.__name__) if answer else {"type": "object"}
+        paths[path] = {"post": {"summary": summary, "requestBody": request, "responses": responses(written)}}
+    for path, summary in GETS.items():
+        paths[path] = {"get": {"summary": summary, "responses": responses({"type": "object"})}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"llamaspec serve: {model}", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": components | {"Error": ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def reference(name: str) -> dict[str, str]:
+    """Point at a schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def responses(schema: dict[str, Any]) -> dict[str, Any]:
+    """List the answers of an endpoint: the good one, and errors of one shape."""
+    wrong = {"description": "An error.", "content": in_content(reference("Error"))}
+    return {"200": {"description": "Done.", "content": in_content(schema)}, "4XX": wrong, "5XX": wrong}
+
+
+def in_content(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say that a body is JSON."""
+    return {"application/json": {"schema": schema}}

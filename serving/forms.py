@@ -1,0 +1,184 @@
+"""Answers in OpenAI's two forms, whole and in chunks: completions and chat."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from msgspec import UNSET, Struct, UnsetType
+
+from model.tokenizers.tokenizer import Tokenizer
+from serving.answers import Choice
+from serving.openai import (
+    AssistantMessage,
+    Candidate,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    TokenLogprob,
+    Usage,
+)
+from serving.streaming import Drawn, Piece, Placed
+
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as OpenAI's does
+
+
+@dataclass(frozen=True)
+class Head:
+    """Fields that an answer and each of its chunks begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+@runtime_checkable
+class Form(Protocol):
+    """A way to write answers."""
+
+    def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> Struct:
+        """Write an answer at once."""
+        ...
+
+    def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
+        """Write a piece of one text, and its end where it has ended."""
+        ...
+
+    def last(self, usage: Usage) -> Struct:
+        """Write the chunk that says how many tokens there were."""
+        ...
+
+
+class CompletionForm:
+    """Completions: a text continues a prompt."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, *, logprobs: int | None, usage: bool):
+        """Write `logprobs` likeliest tokens for each position, and in chunks a place for the usage if `usage`."""
+        self._head = vars(head)
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._usage: UnsetType | None = None if usage else UNSET
+
+    def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> Completion:
+        """Write an answer at once."""
+        written = [
+            CompletionChoice(choice.index, piece.text, choice.finish_reason, self._of(piece))
+            for choice, piece in choices
+        ]
+        return Completion(**self._head, choices=written, usage=usage)
+
+    def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
+        """Write a piece of one text, and its end where it has ended."""
+        written: list[Struct] = []
+        if piece.text or piece.tokens:
+            written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._of(piece))))
+        if choice.finish_reason:
+            written.append(self._chunk(CompletionChoice(choice.index, "", choice.finish_reason)))
+        return written
+
+    def last(self, usage: Usage) -> Completion:
+        """Write the chunk that says how many tokens there were."""
+        return Completion(**self._head, choices=[], usage=usage)
+
+    def _chunk(self, choice: CompletionChoice) -> Completion:
+        return Completion(**self._head, choices=[choice], usage=self._usage)
+
+    def _of(self, piece: Piece) -> CompletionLogprobs | None:
+        if self._logprobs is None:
+            return None
+        tokens = piece.tokens
+        return CompletionLogprobs(
+            tokens=[spell(self._tokenizer, placed.token.id, first=placed.first) for placed in tokens],
+            token_logprobs=[_finite(placed.token.logprob) for placed in tokens],
+            top_logprobs=[self._likeliest(placed) for placed in tokens] if self._logprobs else None,
+            text_offset=[placed.start for placed in tokens],
+        )
+
+    def _likeliest(self, placed: Placed) -> dict[str, float] | None:
+        """Write the likeliest tokens by their spelling. Of two that are spelled alike, the likelier one counts."""
+        if placed.token.logprob is None:
+            return None
+        written: dict[str, float] = {}
+        for id, logprob in placed.token.likeliest:
+            written.setdefault(spell(self._tokenizer, id, first=placed.first), max(logprob, LEAST_LOGPROB))
+        return written
+
+
+class ChatForm:
+    """Chat: an answer to a conversation."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, *, logprobs: bool, usage: bool):
+        """Write log-probabilities if asked for, and in chunks a place for the usage if `usage`."""
+        self._head = vars(head)
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._usage: UnsetType | None = None if usage else UNSET
+
+    def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> ChatCompletion:
+        """Write an answer at once."""
+        written = [
+            ChatChoice(choice.index, AssistantMessage(piece.text), choice.finish_reason, self._of(piece))
+            for choice, piece in choices
+        ]
+        return ChatCompletion(**self._head, choices=written, usage=usage)
+
+    def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
+        """Write a piece of one answer, its role first, and its end where it has ended."""
+        written: list[Struct] = []
+        if not choice.begun:
+            written.append(self._chunk(ChatChunkChoice(choice.index, Delta(content="", role="assistant"))))
+        if piece.text or (self._logprobs and piece.tokens):
+            delta = Delta(content=piece.text)
+            written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=self._of(piece))))
+        if choice.finish_reason:
+            written.append(self._chunk(ChatChunkChoice(choice.index, Delta(), choice.finish_reason)))
+        return written
+
+    def last(self, usage: Usage) -> ChatChunk:
+        """Write the chunk that says how many tokens there were."""
+        return ChatChunk(**self._head, choices=[], usage=usage)
+
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        return ChatChunk(**self._head, choices=[choice], usage=self._usage)
+
+    def _of(self, piece: Piece) -> ChatLogprobs | None:
+        return ChatLogprobs([self._token(placed) for placed in piece.tokens]) if self._logprobs else None
+
+    def _token(self, placed: Placed) -> TokenLogprob:
+        token = placed.token
+        likeliest = [self._candidate(Drawn(id, logprob), placed.first) for id, logprob in token.likeliest]
+        mine = self._candidate(token, placed.first)
+        return TokenLogprob(mine.token, mine.logprob, mine.bytes, mine.id, likeliest)
+
+    def _candidate(self, token: Drawn, first: bool) -> Candidate:
+        name = spell(self._tokenizer, token.id, first=first)
+        raw = _bytes_of(self._tokenizer, token.id, first=first)
+        return Candidate(name, _finite(token.logprob) or 0.0, list(raw), token.id)
+
+
+def spell(tokenizer: Tokenizer, token: int, *, first: bool = False) -> str:
+    """Name a token: its text, a special token's own name, or as OpenAI does the bytes of a part of a character.
+
+    `first` says that the token begins a text, and so has no space in front.
+    """
+    raw = _bytes_of(tokenizer, token, first=first)
+    if not raw:
+        return tokenizer.piece(token) if token < tokenizer.vocab else ""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _bytes_of(tokenizer: Tokenizer, token: int, *, first: bool) -> bytes:
+    return tokenizer.first_bytes_of(token) if first else tokenizer.bytes_of(token)
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None or math.isnan(logprob) else max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,104 @@
+"""Answers that are JSON: the tokens that may follow, by llguidance, an optional package."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from model.tokenizers.tokenizer import Tokenizer
+from serving.openai import JsonFormat, Refusal, SchemaFormat, TextFormat
+from serving.request import Allowed
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: all tokens may follow
+LARGEST_SCHEMA = 1 << 16  # bytes
+# White space is fixed, since models that may choose it can go on with it for ever.
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """Makes grammars for one tokenizer. `vocab` is the number of logits, and `stops` are the ids that end an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab: int, stops: frozenset[int]):
+        """Prepare nothing: the first grammar does, since llguidance takes a second to learn a large vocabulary."""
+        self._tokenizer = tokenizer
+        self._vocab = vocab
+        self._stops = stops
+        self._learned: Any = None
+
+    def allowed_by(self, form: TextFormat | JsonFormat | SchemaFormat | None) -> Rules:
+        """Compile a `response_format`; each call of the result gives the rule of one answer, None where all may follow.
+
+        Raises Refusal for a schema that cannot be used, and where llguidance is missing.
+        """
+        if form is None or isinstance(form, TextFormat):
+            return lambda: None
+        schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
+        written = json.dumps(schema)
+        if len(written) > LARGEST_SCHEMA:
+            raise _unusable(f"{len(written):,} bytes are more than {LARGEST_SCHEMA:,}")
+        try:
+            from llguidance import LLMatcher
+        except ModuleNotFoundError:
+            message = "response_format needs llguidance, which this server lacks: pip install 'llamaspec[serve]'"
+            raise Refusal(message, param="response_format", code="unsupported_parameter") from None
+        grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
+        matcher = LLMatcher(self._known(), grammar, log_level=0)
+        if matcher.is_error():
+            raise _unusable(matcher.get_error().split("\n")[0][:300])
+        return lambda: Rule(matcher.deep_copy(), self._vocab)
+
+    def _known(self) -> Any:
+        """Teach llguidance the vocabulary, once."""
+        if self._learned is None:
+            from llguidance import LLTokenizer, TokenizerWrapper
+
+            words = TokenizerWrapper(Vocabulary(self._tokenizer, self._vocab, min(self._stops)))
+            self._learned = LLTokenizer(words, n_vocab=self._vocab, eos_token=sorted(self._stops))
+        return self._learned
+
+
+class Vocabulary:
+    """A tokenizer as llguidance asks for it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, eos: int):
+        """Spell all `vocab` ids; control tokens, and ids that the tokenizer lacks, have no text."""
+        self._tokenizer = tokenizer
+        self.bos_token_id = tokenizer.bos
+        self.eos_token_id = eos
+        self.tokens = [tokenizer.bytes_of(token) for token in range(vocab)]
+        self.special_token_ids = [token for token, spelled in enumerate(self.tokens) if not spelled]
+
+    def __call__(self, text: str) -> list[int]:
+        """Encode a text that goes on."""
+        return self._tokenizer.encode(text, start=False)
+
+
+class Rule:
+    """The tokens that may follow those of one answer."""
+
+    def __init__(self, matcher: "LLMatcher", vocab: int):
+        """Begin an answer."""
+        self._matcher = matcher
+        self._vocab = vocab
+        self._read = 0
+
+    def __call__(self, drawn: Sequence[int]) -> Bool[np.ndarray, " vocab"]:
+        """Give the tokens that may follow `drawn`, which begins with what it was at the call before.
+
+        Raises ValueError where a token was drawn that may not be there.
+        """
+        self._matcher.consume_tokens(list(drawn[self._read :]))
+        self._read = len(drawn)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error().split("\n")[0])
+        return np.unpackbits(bits, bitorder="little")[: self._vocab].astype(bool)
+
+
+def _unusable(reason: str) -> Refusal:
+    return Refusal(f"response_format: {reason}", param="response_format", code="invalid_schema")

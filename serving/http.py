@@ -1,0 +1,311 @@
+"""HTTP for one model: who may ask for what, how much, and how long; and the way out.
+
+Every error is JSON of one shape. A request whose client leaves is cancelled, streamed or not. Nothing that a client
+does, or leaves undone, takes memory or time without a limit.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from serving.answers import shutting_down
+from serving.api import Answer, Api
+from serving.connections import (
+    Access,
+    ClientLimits,
+    Connections,
+    DoesNotRead,
+    Handler,
+    error,
+    in_json,
+    reading,
+)
+from serving.document import openapi
+from serving.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Refusal,
+    TokenizeRequest,
+    read_json,
+)
+from serving.streaming import server_sent
+
+PAGE = Path(__file__).with_name("page")
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
+FLUSH = 5.0  # seconds for last answers, once the engine has ended all requests
+
+log = logging.getLogger("llamaspec.serving")
+
+
+class Site:
+    """Everything at one address. `handle` answers a request; `run` serves until it is told to stop."""
+
+    def __init__(self, api: Api, *, limits: ClientLimits, access: Access):
+        """Serve `api` within `limits`."""
+        self.api = api
+        self.limits = limits
+        self.access = access
+        self.metrics = api.metrics
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/": {"GET": self._file("index.html", "text/html")},
+            "/page.css": {"GET": self._file("page.css", "text/css")},
+            "/page.js": {"GET": self._file("page.js", "text/javascript")},
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics},
+            "/openapi.json": {"GET": self._openapi},
+            "/tokenizer_info": {"GET": self._tokenizer_info},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/v1/models": {"GET": self._models},
+            f"/v1/models/{api.model.id}": {"GET": self._model},
+            "/v1/completions": {"POST": self._complete},
+            "/v1/chat/completions": {"POST": self._chat},
+        }
+
+    async def run(
+        self, bound: socket.socket, stop: asyncio.Event, *, ready: Callable[[], object] = lambda: None
+    ) -> bool:
+        """Serve on a bound socket until `stop` is set or the engine fails; returns whether it was the former.
+
+        `ready` is called once the socket listens. Requests that run when `stop` is set go on for `drain_seconds`.
+        """
+        server = Connections(self.handle, self.limits, self.metrics)
+        runner = web.ServerRunner(server, shutdown_timeout=FLUSH)
+        await runner.setup()
+        listening = await asyncio.get_running_loop().create_server(server, sock=bound, backlog=1024)
+        ready()
+        try:
+            await self._until(stop)
+            self.api.draining = True
+            if self.api.engine.failed is None:
+                await asyncio.to_thread(self.api.engine.drain, self.limits.drain_seconds)
+            return self.api.engine.failed is None
+        finally:
+            self.api.draining = True
+            listening.close()
+            await runner.cleanup()
+            self.api.close()
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Wait until told to stop, or until the engine has failed."""
+        while self.api.engine.failed is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await stop.wait()
+                return
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, whatever happens."""
+        path = request.path if request.path in self._routes else "other"
+        try:
+            response = await self._outcome(request, path)
+            self.metrics.answered.labels(path, str(response.status)).inc()
+            if not response.prepared:
+                response.headers.update(SAFETY | self._cross_origin(request))
+                await self._send(request, response)
+            return response
+        except (asyncio.CancelledError, ConnectionError) as left:
+            self.metrics.left.labels("does_not_read" if isinstance(left, DoesNotRead) else "gone").inc()
+            raise
+
+    async def _outcome(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Answer, with an error where that is the answer. Raises ConnectionError where nobody is there to read it."""
+        try:
+            return await self._answer(request)
+        except Refusal as refusal:
+            return error(refusal)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, path)
+            return error(Refusal("the server has a fault: its log says more", status=500))
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._check_host(request)
+        routes = self._routes.get(request.path)
+        if routes is None:
+            raise Refusal(f"nothing is at {request.path[:100]}", status=404, code="not_found")
+        allowed = ", ".join([*routes, "OPTIONS"])
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers={"Allow": allowed, "Access-Control-Allow-Methods": allowed})
+        handler = routes.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            message, headers = f"{request.path} takes {allowed}", {"Allow": allowed}
+            raise Refusal(message, status=405, code="method_not_allowed", headers=headers)
+        if request.path not in OPEN:
+            self._tenant(request)
+        return await handler(request)
+
+    def _check_host(self, request: web.BaseRequest) -> None:
+        """Refuse pages elsewhere, whatever name they use for this server."""
+        host = request.headers.get("Host", "").lower()
+        if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
+            raise Refusal("this server is for its own machine alone", status=403, code="wrong_host")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}", *self.access.origins):
+            raise Refusal(f"pages of {origin[:100]} may not use this server", status=403, code="wrong_origin")
+
+    def _cross_origin(self, request: web.BaseRequest) -> dict[str, str]:
+        origin = request.headers.get("Origin")
+        if origin is None or origin not in self.access.origins:
+            return {}
+        allowed = {"Access-Control-Allow-Headers": "Authorization, Content-Type", "Vary": "Origin"}
+        return {"Access-Control-Allow-Origin": origin, **allowed}
+
+    def _tenant(self, request: web.BaseRequest) -> str:
+        """Find who asks. Raises Refusal where the key is missing or wrong."""
+        tenant = self.access.tenant(request.headers.get("Authorization", ""))
+        if tenant is None:
+            self.metrics.refused.labels("key").inc()
+            needed = {"WWW-Authenticate": "Bearer"}
+            raise Refusal("the API key is missing or wrong", status=401, code="invalid_api_key", headers=needed)
+        return tenant
+
+    async def _body[Body](self, request: web.BaseRequest, kind: type[Body]) -> Body:
+        """Read a body of JSON. Raises Refusal."""
+        if self.api.draining:
+            self.metrics.refused.labels("draining").inc()
+            raise shutting_down()
+        limit = self.limits.body_bytes
+        try:
+            if (request.content_length or 0) > limit:
+                raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
+            async with asyncio.timeout(self.limits.body_seconds):
+                raw = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            self.metrics.refused.labels("body").inc()
+            raise Refusal(f"a body has {limit} bytes at most", status=413, code="body_too_large") from None
+        except TimeoutError:
+            self.metrics.refused.labels("body_time").inc()
+            message = f"the body did not come within {self.limits.body_seconds:g} seconds"
+            raise Refusal(message, status=408, code="body_too_slow") from None
+        except web.RequestPayloadError as wrong:
+            raise Refusal(f"the body cannot be read: {wrong}"[:200]) from None
+        return read_json(raw, kind)
+
+    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await self._body(request, CompletionRequest)
+        return await self._texts(request, await self.api.complete(body, tenant=self._tenant(request)))
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await self._body(request, ChatRequest)
+        return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
+
+    async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+        """Answer with texts, whole or as they grow. Whatever happens here, the engine forgets them afterwards."""
+        try:
+            return await (self._stream(request, answer) if answer.stream else self._whole(answer))
+        finally:
+            answer.answering.cancel()
+
+    async def _whole(self, answer: Answer) -> web.Response:
+        while answer.answering.open:
+            for choice in await answer.answering.news():
+                if choice.refusal:
+                    raise choice.refusal
+        texts = [(choice, choice.piece()) for choice in answer.answering.choices]
+        return in_json(answer.form.whole(texts, answer.answering.usage))
+
+    async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+        """Send pieces as they come. An error before the first piece still has a status of its own."""
+        response = web.StreamResponse(headers=SAFETY | self._cross_origin(request))
+        response.content_type = "text/event-stream"
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["X-Accel-Buffering"] = "no"  # nginx would hold pieces back
+        while answer.answering.open:
+            written = b""
+            for choice in await answer.answering.news():
+                if choice.refusal and not response.prepared:
+                    raise choice.refusal
+                chunks = answer.form.chunks(choice, choice.piece())
+                choice.begun = choice.begun or bool(chunks)
+                written += b"".join(map(server_sent, chunks))
+                if choice.refusal:
+                    written += server_sent(choice.refusal.body, event="error")
+                    await self._write(request, response, written)
+                    response.force_close()
+                    return response
+            if written:
+                await self._write(request, response, written)
+        last = server_sent(answer.form.last(answer.answering.usage)) if answer.usage else b""
+        await self._write(request, response, last + server_sent("[DONE]"))
+        return response
+
+    async def _write(self, request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
+        """Send bytes of a stream, within the time that a client has to read on."""
+        async with self._reading(request):
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(data)
+
+    async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Send a whole answer, within the time that a client has to read on."""
+        async with self._reading(request):
+            await response.prepare(request)
+            await response.write_eof()
+
+    def _reading(self, request: web.BaseRequest) -> AbstractAsyncContextManager[None]:
+        return reading(request, self.limits)
+
+    def _file(self, name: str, kind: str) -> Handler:
+        body = (PAGE / name).read_bytes()
+        headers = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
+
+        async def answer(request: web.BaseRequest) -> web.Response:
+            return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+
+        return answer
+
+    async def _health(self, request: web.BaseRequest) -> web.Response:
+        """Say that the process lives."""
+        return in_json({"status": "ok"})
+
+    async def _ready(self, request: web.BaseRequest) -> web.Response:
+        """Say whether requests are welcome."""
+        if failed := self.api.engine.failed:
+            raise Refusal(f"the engine has failed: {failed}", status=503, code="engine_failed")
+        if self.api.draining:
+            raise shutting_down()
+        return in_json({"status": "ready"})
+
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _openapi(self, request: web.BaseRequest) -> web.Response:
+        return in_json(openapi(self.api.model.id))
+
+    async def _tokenizer_info(self, request: web.BaseRequest) -> web.Response:
+        return in_json(self.api.tokenizer_info())
+
+    async def _tokenize(self, request: web.BaseRequest) -> web.Response:
+        return in_json(await self.api.tokenize(await self._body(request, TokenizeRequest)))
+
+    async def _detokenize(self, request: web.BaseRequest) -> web.Response:
+        return in_json(await self.api.detokenize(await self._body(request, DetokenizeRequest)))
+
+    async def _models(self, request: web.BaseRequest) -> web.Response:
+        return in_json({"object": "list", "data": [self.api.model]})
+
+    async def _model(self, request: web.BaseRequest) -> web.Response:
+        return in_json(self.api.model)
+
+
+def _name_of(host: str) -> str | None:
+    """Take the port off a host; None for what is no host."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

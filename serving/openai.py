@@ -1,0 +1,339 @@
+"""Requests and answers as OpenAI's clients write and read them, and the one shape of an error.
+
+A field that OpenAI does not have, or that would change the text and is not supported, is refused by name. Fields that
+cannot change the text (`user`, `metadata` ...) are accepted and ignored.
+
+Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
+servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
+
+Count = Annotated[int, Meta(ge=0)]
+Likeliest = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
+Bias = Annotated[float, Meta(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Ids = list[Count]
+
+KINDS = {  # of an error, by status; all others are the client's
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+
+
+class Refusal(Exception):
+    """A request that gets an error instead of an answer."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        kind = KINDS.get(status, "invalid_request_error")
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class Fields(Struct, forbid_unknown_fields=True):
+    """An object in a request, whose unknown fields are refused."""
+
+
+class StreamOptions(Fields, kw_only=True):
+    """`stream_options`: whether a last chunk says how many tokens there were."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # ignored
+
+
+class TextPart(Fields, kw_only=True):
+    """A part of a message's content; we have no other kinds."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Fields, kw_only=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    # Clients send an answer back as they got it. Nothing of the following can be in one of ours.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+    annotations: list[Any] | None = None  # ignored
+
+
+class TextFormat(Fields, tag_field="type", tag="text"):
+    """`response_format`, where it asks for any text."""
+
+
+class JsonFormat(Fields, tag_field="type", tag="json_object"):
+    """`response_format`, where it asks for any JSON object."""
+
+
+class Schema(Fields, kw_only=True):
+    """A JSON schema with its name."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None  # ignored: an answer always keeps to its schema
+
+
+class SchemaFormat(Fields, tag_field="type", tag="json_schema"):
+    """`response_format`, where it asks for JSON of a schema."""
+
+    json_schema: Schema
+
+
+class SampledRequest(Fields, kw_only=True):
+    """Fields that completions and chat share."""
+
+    model: str | None = None  # None: the model that is served
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MOST_BIASES)] | None = None  # by token id
+    seed: Count | None = None  # below 2^64; None: one is drawn
+    n: Annotated[int, Meta(ge=1, le=8)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=4)] | None = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Ignored: nothing of these can change the text.
+    user: str | None = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+
+class CompletionRequest(SampledRequest, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] = (
+        ""  # a text, several, ids, or several lists of ids
+    )
+    echo: bool | None = None
+    logprobs: Likeliest | None = None
+    best_of: Count | None = None  # only as many as `n`
+    suffix: None = None
+
+
+class ChatRequest(SampledRequest, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    answer_ids: Ids | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
+    logprobs: bool | None = None
+    top_logprobs: Likeliest | None = None
+    tools: None = None
+    tool_choice: Literal["none", "auto"] | None = None  # of no effect without tools
+    parallel_tool_calls: bool | None = None  # likewise
+    modalities: list[Literal["text"]] | None = None
+
+
+class TokenizeRequest(Fields, kw_only=True):
+    """`POST /tokenize`: a text, or a conversation as its template renders it."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True  # BOS before `prompt`, where the model's convention has it
+    model: str | None = None
+
+
+class DetokenizeRequest(Fields, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: Ids
+    model: str | None = None
+
+
+def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
+    """Parse a request's body. Raises Refusal, which names the field that is unknown or wrong."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise Refusal(f"the body is not UTF-8: {error.reason}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(f"the body is not JSON: {error}") from None
+
+
+def _wrong_field(message: str) -> Refusal:
+    """Say which field is wrong, in words of JSON, not of msgspec."""
+    what, _, place = message.partition(" - at `")
+    place = place.removesuffix("`").removeprefix("$").removeprefix(".")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        param = f"{place}.{unknown[1]}" if place else unknown[1]
+        return Refusal(f"unknown field: {param}", param=param, code="unknown_parameter")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        param = f"{place}.{missing[1]}" if place else missing[1]
+        return Refusal(f"{param} is missing", param=param, code="missing_required_parameter")
+    if what.startswith("Expected `null`"):
+        return Refusal(f"{place} is not supported", param=place, code="unsupported_parameter")
+    what = what[:1].lower() + what[1:].replace("`", "")
+    return Refusal(f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
+
+
+class Usage(Struct):
+    """Tokens that were read and drawn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Candidate(Struct):
+    """A token, and the logarithm of its probability before temperature and filters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    id: int  # an extension: two tokens can look the same
+
+
+class TokenLogprob(Candidate):
+    """A drawn token, beside the likeliest ones."""
+
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of an answer's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of a text's tokens, one list for each property."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class CompletionChoice(Struct):
+    """One text, or the piece of it that a chunk has."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: CompletionLogprobs | None = None
+
+
+class AssistantMessage(Struct):
+    """A whole answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class Delta(Struct, omit_defaults=True):
+    """The piece of an answer that a chunk has; the first has the role."""
+
+    content: str | None = None
+    role: Literal["assistant"] | None = None
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunkChoice(Struct):
+    """A piece of one answer."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class Completion(Struct):
+    """The answer to a completion; also a chunk of a stream, as OpenAI has it."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET  # in a stream: None where it will come, and absent where nobody wants it
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ChatCompletion(Struct):
+    """The answer to a conversation."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatChunk(Struct):
+    """A chunk of a streamed answer."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class Model(Struct):
+    """A model that is served."""
+
+    id: str
+    created: int
+    owned_by: str
+    context: int  # an extension: tokens of a prompt and its answer together
+    object: Literal["model"] = "model"

@@ -1,0 +1,159 @@
+"""Drawn tokens as text: whole characters, no part of a stop text, and each token with the text that it brought.
+
+A reader that takes its time costs no memory for each token: what it has not taken yet is joined into one piece.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from model.generation import StopTexts
+from model.tokenizers.tokenizer import Decoder, Tokenizer
+
+
+class Drawn(NamedTuple):
+    """A drawn token. The log-probabilities are there if they were asked for."""
+
+    id: int
+    logprob: float | None = None
+    likeliest: tuple[tuple[int, float], ...] = ()  # ids and log-probabilities, the likeliest first
+
+
+class Placed(NamedTuple):
+    """A token, and where its text begins in the whole text, in characters."""
+
+    token: Drawn
+    start: int
+    first: bool  # whether it begins a text, and so has no space in front
+
+
+class Piece(NamedTuple):
+    """A piece of an answer: its text, and the tokens that brought it."""
+
+    text: str
+    tokens: list[Placed]
+
+
+class TextReader:
+    """Turns the tokens of one answer into text that is certain.
+
+    Text stays back while a character lacks bytes, and while it may be the beginning of a stop text. A token stays back
+    as long as its text. Tokens of a stop text never come out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        begins: bool,
+        begun: Sequence[int] = (),
+        stop_texts: Sequence[str] = (),
+        stops: frozenset[int] = frozenset(),
+    ):
+        """Begin an answer, which `begins` a text or continues one.
+
+        The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text.
+        """
+        self.count = 0  # tokens that were drawn for the text, a stopping one included
+        self.stopped = False  # whether a stop text has ended the answer
+        self._decoder = Decoder(tokenizer, start=begins)
+        self._filter = StopTexts(stop_texts)
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._first = begins  # whether the next token with a text begins it
+        self._decoded = 0  # characters that are known, whether certain or not
+        self._certain = 0  # characters that have come out
+        self._held: deque[tuple[Placed, int]] = deque()  # tokens that have not come out, and the end of their text
+        self._text: list[str] = []
+        self._tokens: list[Placed] = []
+        for token in begun:
+            self._decode(token)
+
+    @property
+    def length(self) -> int:
+        """The number of characters that have come out, taken or not."""
+        return self._certain
+
+    def feed(self, tokens: Sequence[Drawn]) -> None:
+        """Take tokens as they were drawn. Tokens after a stop text are ignored."""
+        for token in tokens:
+            if self.stopped:
+                return
+            self.count += 1
+            if token.id in self._stops:
+                continue
+            placed = Placed(token, self._decoded, self._first)
+            text = self._decode(token.id)
+            self._decoded += len(text)
+            self._held.append((placed, self._decoded))
+            self._out(self._filter.feed(text))
+
+    def finish(self) -> None:
+        """End the text: nothing follows, so what stayed back comes out."""
+        if self.stopped:
+            return
+        rest = self._decoder.finish()
+        self._decoded += len(rest)
+        self._out(self._filter.feed(rest))
+        self._out(self._filter.finish())
+
+    def piece(self) -> Piece:
+        """Give the text and the tokens that have come out since the last call."""
+        piece = Piece("".join(self._text), self._tokens)
+        self._text, self._tokens = [], []
+        return piece
+
+    def _decode(self, token: int) -> str:
+        self._first = self._first and not self._tokenizer.bytes_of(token)
+        return self._decoder.feed(token)
+
+    def _out(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+        self._certain += len(text)
+        self.stopped = self._filter.found
+        while self._held and self._held[0][1] <= self._certain and not self._is_of_stop_text(self._held[0][0]):
+            self._tokens.append(self._held.popleft()[0])
+        if self.stopped:  # A stop text may begin within the text of a token, whose beginning has come out.
+            self._tokens += [placed for placed, _ in self._held if placed.start < self._certain]
+            self._held.clear()
+
+    def _is_of_stop_text(self, placed: Placed) -> bool:
+        return self.stopped and placed.start >= self._certain
+
+
+class Inbox:
+    """Events of an engine's thread, on their way to a coroutine."""
+
+    def __init__(self):
+        """Belong to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._events: list[tuple[int, Any]] = []
+        self._news = asyncio.Event()
+
+    def put(self, index: int, event: Any) -> None:
+        """Hand over an event of the request with this index. Any thread may call this."""
+        with suppress(RuntimeError):  # The loop has ended, and with it whoever would read the event.
+            self._loop.call_soon_threadsafe(self._arrive, index, event)
+
+    async def take(self) -> list[tuple[int, Any]]:
+        """Wait until there are events, and take all."""
+        await self._news.wait()
+        self._news.clear()
+        events, self._events = self._events, []
+        return events
+
+    def _arrive(self, index: int, event: Any) -> None:
+        self._events.append((index, event))
+        self._news.set()
+
+
+def server_sent(data: Any, *, event: str | None = None) -> bytes:
+    """Format one event of a stream, whose data is JSON, or a text that stays as it is."""
+    body = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
+    name = f"event: {event}\n".encode() if event else b""
+    return name + b"data: " + body + b"\n\n"

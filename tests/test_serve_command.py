@@ -1,0 +1,157 @@
+"""`llamaspec serve` with the built-in model: ready, right under load, and drained by SIGTERM."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import REPOSITORY, run_llamaspec
+
+ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."}]
+
+
+class Server:
+    """A process that serves, and what it said."""
+
+    def __init__(self, log: Path, *arguments: str):
+        environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
+        command = [sys.executable, "-c", "import cli; cli.main()", "serve", "--port", "0", *arguments]
+        self.log = log
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                command, stderr=out, cwd=log.parent, env=environment | {"PYTHONPATH": str(REPOSITORY)}
+            )
+        end = time.monotonic() + 120
+        while not (found := re.search(r"http://\S+", log.read_text())):
+            assert self.process.poll() is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
+        self.url = found[0]
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=120) as reply:
+            return json.load(reply)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("serve") / "log", "--drain-seconds", "60")
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def chat(server: Server, seed: int, **options: Any) -> dict[str, Any]:
+    return server.ask("/v1/chat/completions", {"messages": ASK, "seed": seed, "max_tokens": 40, **options})
+
+
+def text(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def test_it_is_ready_when_health_says_so(server):
+    assert server.ask("/health") == {"status": "ok"}
+    (model,) = server.ask("/v1/models")["data"]
+    assert (model["id"], model["owned_by"], model["context"]) == ("stories", "llamaspec", 1024)
+    assert server.log.read_text() == f"stories is at {server.url}\n"
+
+
+def test_a_request_has_the_same_text_alone_and_in_company(server):
+    alone = [chat(server, seed) for seed in range(3)]
+    assert len({*map(text, alone)}) == 3 and "fox" in text(alone[0])
+    answers: dict[int, dict[str, Any]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: answers.update({i: chat(server, i % 3, temperature=1.0)}))
+        for i in range(24)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [text(answers[i]) for i in range(24)] == [text(alone[i % 3]) for i in range(24)]
+    assert all(answers[i]["usage"] == alone[i % 3]["usage"] for i in range(24))
+
+
+def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
+    def known(prompt: str, **options: Any) -> Any:
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 0, **options}
+        return server.ask("/v1/completions", body)["choices"][0]["logprobs"]
+
+    first = known("Once upon a time, there was a fox.")
+    assert len(first["token_logprobs"]) == len(first["tokens"]) > 8
+    assert first["token_logprobs"][0] is None and all(logprob <= 0 for logprob in first["token_logprobs"][1:])
+    drawn = server.ask(
+        "/v1/completions", {"prompt": "Once upon a time", "logprobs": 1, "max_tokens": 4, "temperature": 0}
+    )
+    again = known("Once upon a time" + drawn["choices"][0]["text"])
+    likely = drawn["choices"][0]["logprobs"]["token_logprobs"]
+    assert again["token_logprobs"][-4:] == pytest.approx(likely, abs=1e-3)
+
+
+def test_sigterm_under_load_lets_everybody_finish(server):
+    """Runs last, since it ends the server."""
+    whole = text(chat(server, 5, max_tokens=300))
+    answers: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(text(chat(server, 5, max_tokens=300)))) for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    while figure(server, "running") + figure(server, "waiting") < 20:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            server.ask("/ready")
+        except urllib.error.HTTPError as error:
+            assert error.code == 503
+            break
+        except urllib.error.URLError:
+            break
+    for thread in threads:
+        thread.join()
+    assert answers == [whole] * 20
+    assert server.process.wait(60) == 0
+    assert "Traceback" not in server.log.read_text()
+
+
+def figure(server: Server, name: str) -> float:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as reply:
+        return float(re.search(rf"^llamaspec_{name} (\S+)", reply.read().decode(), re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--host", "0.0.0.0"], 2, "0.0.0.0 can be reached by others: give --api-key"),
+        (["--api-key", ""], 2, "an API key cannot be empty"),
+        (["nowhere.gguf"], 1, "nowhere.gguf"),
+        (["--max-batch", "0"], 2, "--max-batch"),
+        (["--context", "4096"], 1, "context must be between 1 and the model's 1024"),
+        (["--host", "192.0.2.1", "--api-key", "k"], 1, "cannot listen at 192.0.2.1, port 8000"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(arguments, code, message):
+    done = run_llamaspec("serve", *arguments)
+    assert done.code == code and done.out == ""
+    assert done.err.startswith("error: ") and message in done.err and done.err.count("\n") == 1
+
+
+def test_a_missing_package_is_one_line():
+    script = "import sys; sys.modules['aiohttp'] = None\nimport cli; cli.main()"
+    from tests.processes import run_python
+
+    done = run_python(script, "serve")
+    assert (done.code, done.err) == (1, "error: aiohttp is missing: pip install 'llamaspec[serve]'\n")

@@ -1,0 +1,319 @@
+"""OpenAI's client, and what its answers must hold."""
+
+import json
+import math
+
+import pytest
+
+from tests.serving_site import EOS, TOKENIZER, FakeEngine, running, spelling
+
+openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
+
+ASK = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def site():
+    with running(FakeEngine()) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def client(site):
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["stories"]
+    assert client.models.retrieve("stories").owned_by == "llamaspec"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_a_stream_is_the_text_of_the_same_seed(client):
+    whole = client.chat.completions.create(model="stories", messages=ASK, seed=7)
+    chunks = [*client.chat.completions.create(model="stories", messages=ASK, seed=7, stream=True)]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop" == whole.choices[0].finish_reason
+    assert {chunk.id for chunk in chunks} == {chunks[0].id} and all(chunk.usage is None for chunk in chunks)
+    other = client.chat.completions.create(model="stories", messages=ASK, seed=8)
+    assert other.choices[0].message.content != whole.choices[0].message.content
+
+
+def test_usage_comes_last_in_a_stream_where_it_is_asked_for(client, site):
+    options = {"include_usage": True}
+    chunks = [*client.completions.create(model="stories", prompt="Once", stream=True, stream_options=options)]
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices == []
+    usage = chunks[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 16, 19)
+    raw = site.ask("/v1/completions", {"prompt": "Once", "stream": True}).body
+    assert b'"usage"' not in raw and raw.endswith(b"data: [DONE]\n\n")
+
+
+def test_usage_counts_each_prompt_once_and_every_token(client):
+    answer = client.completions.create(model="stories", prompt=["Once", "Once"], n=3, max_tokens=5)
+    assert [choice.index for choice in answer.choices] == [*range(6)]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 30)
+
+
+def test_a_choice_is_the_text_of_its_own_seed(client):
+    many = client.completions.create(model="stories", prompt="Once", n=3, seed=5)
+    alone = [client.completions.create(model="stories", prompt="Once", seed=5 + i).choices[0].text for i in range(3)]
+    assert [choice.text for choice in many.choices] == alone
+    streamed = ["", "", ""]
+    for chunk in client.completions.create(model="stories", prompt="Once", n=3, seed=5, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == alone
+
+
+def test_ids_are_a_prompt_as_texts_are(client):
+    ids = [1, *TOKENIZER.encode("Once upon")]
+    by_ids = client.completions.create(model="stories", prompt=ids, seed=1)
+    by_text = client.completions.create(model="stories", prompt="Once upon", seed=1)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+
+
+def test_the_reason_is_length_when_it_was(client):
+    answer = client.completions.create(model="stories", prompt="Once", max_tokens=3)
+    assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 3
+    full = client.completions.create(model="stories", prompt=[5] * 120, max_tokens=30)
+    assert full.choices[0].finish_reason == "length" and full.usage.completion_tokens == 8
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_shown():
+    engine = FakeEngine(spelling("one fox and two birds and a kite"))
+    with running(engine) as site, openai.OpenAI(base_url=f"{site.url}/v1", api_key="none") as client:
+        arguments = {"model": "stories", "prompt": "", "stop": ["two b", "and a"], "max_tokens": 60}
+        answer = client.completions.create(**arguments)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one fox and ", "stop")
+        drawn = answer.usage.completion_tokens
+        assert drawn == len(TOKENIZER.encode("one fox and two b"))
+        pieces = [chunk.choices[0].text for chunk in client.completions.create(**arguments, stream=True)]
+        assert "".join(pieces) == "one fox and "
+
+
+def test_text_that_stays_back_comes_out_at_the_end():
+    with running(FakeEngine(spelling("one fox tw"))) as site:
+        body = {"prompt": "", "stop": "two birds", "max_tokens": 60}
+        assert site.ask("/v1/completions", body).json["choices"][0]["text"] == "one fox tw"
+        streamed = site.ask("/v1/completions", body | {"stream": True}).body.decode()
+        assert '"text":" tw"' in streamed or '"text":"tw"' in streamed
+
+
+def test_characters_are_whole_in_every_piece():
+    with running(FakeEngine(spelling("a 狐 🦊 fox"))) as site:
+        body = {"prompt": "", "max_tokens": 60, "stream": True}
+        with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none") as client:
+            pieces = [chunk.choices[0].text for chunk in client.completions.create(model="stories", **body)]
+        assert "".join(pieces) == "a 狐 🦊 fox"
+        assert not any("�" in piece for piece in pieces)
+
+
+def test_logprobs_of_a_chat(client):
+    arguments = {"model": "stories", "messages": ASK, "seed": 3, "logprobs": True, "top_logprobs": 4, "max_tokens": 6}
+    answer = client.chat.completions.create(**arguments).choices[0]
+    assert "".join(token.token for token in answer.logprobs.content) == answer.message.content
+    assert b"".join(bytes(token.bytes) for token in answer.logprobs.content).decode() == answer.message.content
+    assert [token.logprob for token in answer.logprobs.content] == [-(i + 1) / 16 for i in range(6)]
+    assert all(len(token.top_logprobs) == 4 for token in answer.logprobs.content)
+    chunks = [*client.chat.completions.create(**arguments, stream=True)]
+    streamed = [token for chunk in chunks if (found := chunk.choices[0].logprobs) for token in found.content]
+    assert streamed == answer.logprobs.content
+
+
+def test_no_logprobs_of_an_end_of_text():
+    with running(FakeEngine(spelling("fox"))) as site:
+        body = {"messages": ASK, "logprobs": True}
+        choice = site.ask("/v1/chat/completions", body).json["choices"][0]
+        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "fox"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_of_the_prompt(site, stream):
+    """lm-eval reads the log-probabilities of a text in this way."""
+    text = "the fox sang"
+    body = {"prompt": text, "echo": True, "logprobs": 2, "max_tokens": 2, "seed": 4, "stream": stream}
+    reply = site.ask("/v1/completions", body)
+    if stream:
+        chunks = [json.loads(line[6:]) for line in reply.body.decode().split("\n\n")[:-2]]
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    else:
+        choices = reply.json["choices"]
+    known = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [token for part in known for token in part["tokens"]]
+    logprobs = [logprob for part in known for logprob in part["token_logprobs"]]
+    tops = [top for part in known for top in part["top_logprobs"]]
+    offsets = [offset for part in known for offset in part["text_offset"]]
+    whole = "".join(choice["text"] for choice in choices)
+    ids = [1, *TOKENIZER.encode(text)]
+    assert whole.startswith(text) and len(tokens) == len(ids) + 2 == len(logprobs) == len(tops)
+    assert logprobs[0] is None and tops[0] is None
+    assert logprobs[1 : len(ids)] == [-i / 8 for i in range(len(ids) - 1)]
+    assert logprobs[len(ids) :] == [-1 / 16, -2 / 16]
+    assert all(len(top) == 2 for top in tops[1:])
+    assert "".join(tokens[1:]) == whole
+    assert all(whole[start:].startswith(token) for start, token in zip(offsets[1:], tokens[1:], strict=True))
+
+
+def test_echo_alone(site):
+    body = {"prompt": "the fox", "echo": True, "max_tokens": 0}
+    choice = site.ask("/v1/completions", body).json["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("the fox", "length", None)
+
+
+def test_options_reach_the_engine(site):
+    body = {
+        **{"prompt": "fox", "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1},
+        **{"presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {"5": -100}, "seed": 9, "priority": 2},
+        **{"ignore_eos": True, "cache_salt": "mine", "user": "somebody", "metadata": {"a": "b"}},
+    }
+    assert site.ask("/v1/completions", body).status == 200
+    request = site.engine.requests[-1]
+    assert (request.temperature, request.top_p, request.top_k, request.min_p) == (0.5, 0.9, 3, 0.1)
+    assert (request.repetition_penalty, request.presence_penalty, request.frequency_penalty) == (1.1, 0.2, 0.3)
+    assert (request.logit_bias, request.seed, request.priority) == ({5: -100}, 9, 2)
+    assert (request.ignore_eos, request.stop_ids, request.tenant) == (True, frozenset(), "/mine")
+    assert site.ask("/v1/completions", {"prompt": "fox"}).status == 200
+    request = site.engine.requests[-1]
+    assert (request.temperature, request.top_p, request.top_k, request.stop_ids) == (1.0, 1.0, 0, {EOS})
+
+
+def test_a_person_never_writes_special_tokens(site):
+    text = "</s><|assistant|><s>"
+    assert not {*TOKENIZER.special.values()} & {*TOKENIZER.encode(text)}
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    site.ask("/v1/chat/completions", body)
+    prompt = site.engine.requests[-1].prompt
+    special = {id: name for name, id in TOKENIZER.special.items()}
+    assert [special[token] for token in prompt if token in special] == ["<s>", "<|user|>", "<|assistant|>"]
+    site.ask("/v1/completions", {"prompt": text, "max_tokens": 1})
+    assert [special[token] for token in site.engine.requests[-1].prompt if token in special] == ["<s>"]
+
+
+def test_content_in_parts_is_one_text(site):
+    parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "a story."}]
+    for content in (parts, "Tell me a story."):
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        assert site.ask("/v1/chat/completions", body).status == 200
+    assert site.engine.requests[-1].prompt == site.engine.requests[-2].prompt
+
+
+def test_an_answer_goes_on_after_tokens_that_are_given():
+    ids = TOKENIZER.encode("a 狐 fox")
+    for cut in range(len(ids)):
+        engine = FakeEngine(lambda request, cut=cut: [*ids[cut:], EOS])
+        with running(engine) as site:
+            body = {"messages": ASK, "answer_ids": ids[:cut], "logprobs": True}
+            choice = site.ask("/v1/chat/completions", body).json["choices"][0]
+            assert engine.requests[0].prompt[-cut or 1000 :] == tuple(ids[:cut])
+            spelled = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
+            begun = len(b"".join(map(TOKENIZER.bytes_of, ids[:cut])).lstrip())
+            assert spelled == "a 狐 fox".encode()[begun:]
+            whole = "a 狐 fox".encode()[:begun].decode(errors="ignore") + choice["message"]["content"]
+            assert whole == "a 狐 fox"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 4}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logit_bias": {"fox": 1}}, "logit_bias"),
+        ({"logit_bias": {"5000": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [1024]}, "prompt"),
+        ({"prompt": ["a"] * 33}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "fox " * 200}, "prompt"),
+        ({"prompt": "fox " * 20_000}, "prompt"),
+    ],
+)
+def test_a_wrong_field_is_named(site, change, param):
+    reply = site.ask("/v1/completions", {"prompt": "a"} | change)
+    assert reply.status == 400 and reply.error["type"] == "invalid_request_error"
+    assert reply.error["param"].startswith(param) and param.split(".")[0] in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"messages": []}, "messages"),
+        ({"answer_ids": [1024]}, "answer_ids"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages"),  # this template knows no system message
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(site, change, param):
+    reply = site.ask("/v1/chat/completions", {"messages": ASK} | change)
+    assert reply.status == 400
+    assert (reply.error["param"] or "").startswith(param)
+
+
+def test_another_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.completions.create(model="gpt-4", prompt="a")
+    assert raised.value.code == "model_not_found"
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(client):
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="stories", messages=[{"role": "user", "content": "fox " * 300}])
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_tokenize_and_back(site):
+    reply = site.ask("/tokenize", {"prompt": "Once upon a 狐"}).json
+    assert reply["count"] == len(reply["tokens"]) and reply["tokens"][0] == 1 and reply["max_model_len"] == 128
+    assert site.ask("/detokenize", {"tokens": reply["tokens"]}).json == {"prompt": "Once upon a 狐"}
+    bare = site.ask("/tokenize", {"prompt": "Once upon a 狐", "add_special_tokens": False}).json
+    assert bare["tokens"] == reply["tokens"][1:]
+    chat = site.ask("/tokenize", {"messages": ASK}).json
+    assert chat["token_strs"][:2] == ["<s>", "<|user|>"]
+    assert site.ask("/tokenize", {}).error["param"] == "prompt"
+    assert site.ask("/tokenizer_info").json["eos_token"] == "</s>"
+
+
+def test_metrics_count(site):
+    site.ask("/v1/completions", {"prompt": "a", "temprature": 1})
+    text = site.ask("/metrics").body.decode()
+    assert 'llamaspec_http_answers_total{path="/v1/completions",status="400"}' in text
+    assert "llamaspec_pages_free 7.0" in text and "llamaspec_first_token_seconds_bucket" in text
+    assert not math.isnan(float(text.split("llamaspec_token_seconds_sum ")[1].split()[0]))
+
+
+def test_the_openapi_document_names_every_field(site):
+    document = site.ask("/openapi.json").json
+    schemas = document["components"]["schemas"]
+    assert "logit_bias" in schemas["ChatRequest"]["properties"]
+    assert schemas["ChatRequest"]["additionalProperties"] is False
+    assert document["paths"]["/v1/completions"]["post"]["responses"]["4XX"]

@@ -1,0 +1,176 @@
+"""The page in a browser: a stream, a stop, the distribution of a token, and a narrow screen."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.serving_site import FakeEngine, running, spelling, until
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)")
+
+ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and slept."
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=BROWSER, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine(spelling(ANSWER), seconds=0.01)
+
+
+@pytest.fixture
+def site(engine):
+    with running(engine) as site:
+        yield site
+
+
+@pytest.fixture
+def page(browser, site):
+    """A page of the site, which must say nothing on its console."""
+    context = browser.new_context(viewport={"width": 900, "height": 700})
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(site.url)
+    page.get_by_role("heading", name="stories").wait_for()
+    yield page
+    context.close()
+    assert said == []
+
+
+def ask(page, text="Tell me a story about a fox."):
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def picture(page, name: str) -> None:
+    """Keep a screenshot for whoever looks, in the folder that SCREENSHOTS names."""
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def finished(page):
+    page.get_by_role("button", name="Regenerate").wait_for()
+    return page.locator(".turn.assistant .said").last
+
+
+def test_an_answer_streams_and_markup_in_it_stays_text(page):
+    picture(page, "empty")
+    ask(page)
+    page.locator(".busy .token").nth(3).wait_for()
+    picture(page, "streaming")
+    assert finished(page).inner_text() == ANSWER
+    assert page.locator(".said b").count() == 0
+    assert "tokens/s" in page.locator(".turn.assistant .foot").inner_text()
+    picture(page, "answered")
+
+
+def test_stop_ends_the_request_in_the_engine(page, engine):
+    engine.seconds = 0.05
+    ask(page)
+    page.locator(".busy .token").nth(3).wait_for()
+    page.get_by_role("button", name="Stop").click()
+    assert 0 < len(finished(page).inner_text()) < len(ANSWER)
+    until(lambda: engine.open == 0)
+    assert engine.ends == {"cancelled": 1}
+    assert "stopped" in page.locator(".turn.assistant .foot").inner_text()
+
+
+def test_a_token_shows_the_distribution_it_was_drawn_from(page, engine):
+    ask(page)
+    finished(page)
+    page.locator(".token").nth(2).hover()
+    odds = page.locator("#odds")
+    odds.wait_for()
+    assert odds.get_by_role("button").count() == 10
+    assert odds.locator(".drawn").count() == 1 and "88.2 %" in odds.locator(".drawn").inner_text()
+    picture(page, "distribution")
+    page.keyboard.press("Escape")
+    assert odds.is_hidden()
+    # The keyboard reaches it, too, and goes on from another token.
+    page.locator(".turn.assistant .said").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    until(lambda: len(engine.requests) == 2)
+    first, second = engine.requests
+    assert second.prompt[: len(first.prompt)] == first.prompt and len(second.prompt) == len(first.prompt) + 2
+    assert second.seed == first.seed
+    finished(page)
+
+
+def test_regenerate_edit_and_the_same_seed(page, engine):
+    ask(page)
+    finished(page)
+    page.get_by_role("button", name="Same seed again").click()
+    page.get_by_text("the same text again").wait_for()
+    assert engine.requests[0].seed == engine.requests[1].seed
+    page.get_by_role("button", name="Regenerate").click()
+    until(lambda: len(engine.requests) == 3)
+    finished(page)
+    assert engine.requests[2].seed != engine.requests[0].seed
+    page.get_by_role("button", name="Edit").click()
+    assert page.get_by_label("Message").input_value() == "Tell me a story about a fox."
+    assert page.locator(".turn").count() == 0
+
+
+def test_settings_reach_the_engine_and_history_is_kept(page, engine):
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("0.3")
+    page.get_by_label("Seed").fill("12")
+    page.get_by_label("Most tokens").fill("5")
+    picture(page, "settings")
+    ask(page)
+    finished(page)
+    request = engine.requests[0]
+    assert (request.temperature, request.seed, request.max_tokens) == (0.3, 12, 5)
+    assert "cut by length" in page.locator(".turn.assistant .foot").inner_text()
+    page.reload()
+    assert len(finished(page).inner_text()) > 0
+    page.get_by_role("button", name="New").click()
+    page.reload()
+    page.get_by_role("heading", name="stories").wait_for()
+    assert page.locator(".turn").count() == 0
+
+
+def test_an_error_is_shown_in_place_of_an_answer(browser, site):
+    page = browser.new_page()  # whose console names the failed request
+    page.goto(site.url)
+    page.get_by_role("heading", name="stories").wait_for()
+    ask(page, "fox " * 300)
+    page.get_by_text("more than the context").wait_for()
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_has_no_sideways_scrolling(browser, site, scheme):
+    context = browser.new_context(viewport={"width": 400, "height": 700}, color_scheme=scheme, has_touch=True)
+    page = context.new_page()
+    page.goto(site.url)
+    page.get_by_role("heading", name="stories").wait_for()
+    ask(page)
+    finished(page)
+    page.get_by_role("button", name="Settings").tap()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    picture(page, f"narrow-settings-{scheme}")
+    page.get_by_role("button", name="Settings").tap()
+    page.locator(".token").nth(4).tap()
+    box = page.locator("#odds").bounding_box()
+    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 400
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    picture(page, f"narrow-{scheme}")
+    context.close()
