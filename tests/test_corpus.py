@@ -20,7 +20,7 @@ from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer, decode
 from training.stories import lexicon, plots, vocabulary
 from training.stories.choices import Choices, Replay
-from training.stories.corpus import OPEN, Message, Story, conversation, request, story, tell_story
+from training.stories.corpus import OPEN, Message, Story, conversation, request, story, told
 from training.stories.lexicon import Character
 
 ROOT = Path(__file__).parents[1]
@@ -135,7 +135,7 @@ def test_a_question_has_one_answer(stories):
 def test_what_is_asked_for_is_told(seed):
     choices = Choices(random.Random(seed))
     plan, asked = request(choices)
-    text = tell_story(choices, plan).text
+    text = told(choices, plan).text
     about = None if plan.subject is None else getattr(plan.subject, "noun", getattr(plan.subject, "verb", None))
     for word in filter(None, (plan.kind, plan.name, plan.colour, about)):
         assert word in asked or (word == plan.kind and f"about {plan.name}" in asked)
@@ -184,7 +184,7 @@ def test_a_seed_tells_one_story(seed):
 def test_nats_are_those_of_the_choices(seed):
     once = story(random.Random(seed))
     replay = Replay(once.trail)
-    again = tell_story(replay, OPEN)
+    again = told(replay, OPEN)
     assert again == once
     probability = math.prod(w[chosen] / sum(w) for w, chosen in zip(replay.weights, once.trail, strict=True))
     assert math.isclose(once.nats, -math.log(probability), rel_tol=1e-12)
@@ -196,10 +196,10 @@ def test_another_choice_makes_another_text(seed, data):
     """A text has one sequence of choices, so its probability is the product of theirs."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
-    tell_story(replay, OPEN)
+    told(replay, OPEN)
     i = data.draw(st.integers(0, len(once.trail) - 1), label="choice")
     other = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda other: other != once.trail[i]))
-    assert tell_story(Replay((*once.trail[:i], other)), OPEN).text != once.text
+    assert told(Replay((*once.trail[:i], other)), OPEN).text != once.text
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
@@ -232,7 +232,7 @@ def test_probabilities_sum_to_one_and_no_text_is_made_twice():
 @given(seeds, st.integers(1, 5))
 def test_so_it_is_for_every_rest_of_a_story(seed, left):
     start = story(random.Random(seed)).trail[:-left]
-    texts, probabilities = zip(*derivations(lambda choices: tell_story(choices, OPEN).text, start), strict=True)
+    texts, probabilities = zip(*derivations(lambda choices: told(choices, OPEN).text, start), strict=True)
     assert len(set(texts)) == len(texts) > 1
     assert math.isclose(sum(probabilities), 1)
 

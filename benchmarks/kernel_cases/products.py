@@ -40,12 +40,9 @@ class Coded(NamedTuple):
 
 
 # Kernels take these schemes of `--quantize`, and a few more forms that checkpoints bring.
-SCHEME_FORMS = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
-EVERY_FORM = SCHEME_FORMS | {
-    f"q{bits}_{group}": Coded(bits, group)
-    for bits in (8, 4)
-    for group in GROUPS
-    if group != SCHEME_FORMS[f"q{bits}"].group
+SCHEMES = {"q8": Coded(8, 64), "q8_row": Coded(8, None), "q4": Coded(4, 64)}
+CODED = SCHEMES | {
+    f"q{bits}_{group}": Coded(bits, group) for bits in (8, 4) for group in GROUPS if group != SCHEMES[f"q{bits}"].group
 }
 
 
@@ -76,7 +73,7 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
     """Yield every product with quantized matrices; x is bfloat16."""
     if dtype != BFLOAT16:
         return
-    for scheme in SCHEME_FORMS:
+    for scheme in SCHEMES:
         for batch in work.batches(1, 4):
             yield from _first_three(config, dtype, work, batch=batch, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
@@ -86,7 +83,7 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
 @partial(Variant, meetings=EVERYWHERE)
 def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product with one vector, for matrices in every form that kernels take."""
-    for scheme in EVERY_FORM:
+    for scheme in CODED:
         yield from _first_three(config, dtype, work, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
         yield _head(config, dtype, scheme=scheme)
@@ -95,7 +92,7 @@ def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 @partial(Variant, meetings=(Meeting("tinyllama-1.1b", BFLOAT16), Meeting("llama-3.1-8b", FLOAT32)))
 def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     """Yield every product that may have a bias, with one vector and matrices in every form."""
-    for scheme in (None, *EVERY_FORM):
+    for scheme in (None, *CODED):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
 
 
@@ -109,7 +106,7 @@ def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 )
 def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
     """Yield every product with several vectors, biased where it may be: codes, or floats for up to two vectors."""
-    for scheme in (None, *EVERY_FORM) if batch <= 2 else EVERY_FORM:
+    for scheme in (None, *CODED) if batch <= 2 else CODED:
         yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)
         yield _head(config, dtype, batch=batch, scheme=scheme)
 
@@ -241,7 +238,7 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
 def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
     if scheme is None:
         return array(rows, cols, dtype=dtype)
-    bits, group = EVERY_FORM[scheme]
+    bits, group = CODED[scheme]
     codes = (
         array(rows, cols // 8, dtype=np.dtype(np.int32)) if bits == 4 else array(rows, cols, dtype=np.dtype(np.int8))
     )
@@ -252,7 +249,7 @@ def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:
     """Count the bits of a weight, without its scale's."""
-    return EVERY_FORM[scheme].bits if scheme else dtype.itemsize * 8
+    return CODED[scheme].bits if scheme else dtype.itemsize * 8
 
 
 def _named(op: str, scheme: str | None) -> str:

@@ -22,15 +22,7 @@ from pallas_kernels.parts.tile import Tile
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
 from verify.running_error import Approx, added
 
-BITS_AND_GROUPS = [
-    (8, None),
-    (8, 32),
-    (8, 64),
-    (8, 128),
-    (4, 32),
-    (4, 64),
-    (4, 128),
-]  # bits, columns that share a scale
+SCHEMES = [(8, None), (8, 32), (8, 64), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, columns that share a scale
 LARGEST = {8: 127, 4: 7}
 
 
@@ -72,7 +64,7 @@ def exactly(w: Weight, x, **options) -> Approx:
 @settings(max_examples=8)
 @given(
     noise=noises,
-    scheme=st.sampled_from(BITS_AND_GROUPS),
+    scheme=st.sampled_from(SCHEMES),
     cols=st.sampled_from([1024, 1536, 2048, 2560, 5 * 1024, 5 * 1024 + 512]),
     batch=st.integers(1, 3),
     tile=st.sampled_from([Tile(8, 1), Tile(8, 2), Tile(16, 2), Tile(8, 3, 1), Tile(8, 2, 4), Tile(40, 2), Tile(64, 2)]),
@@ -102,7 +94,7 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
 
 
 @settings(max_examples=3)
-@given(noise=noises, scheme=st.sampled_from(BITS_AND_GROUPS), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
+@given(noise=noises, scheme=st.sampled_from(SCHEMES), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
 @example(noise=Noise(0), scheme=(4, 64), dtype=np.dtype("float32"), eps=1e-5)
 @example(noise=Noise(0), scheme=(8, 128), dtype=np.dtype("bfloat16"), eps=1e-5)
 @example(noise=Noise(0, exponent=-100), scheme=(8, 128), dtype=np.dtype("float32"), eps=1e-6)  # what is flushed counts
@@ -119,7 +111,7 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     assert_within(y, expected.value, expected.error)
 
 
-@pytest.mark.parametrize(("bits", "group"), BITS_AND_GROUPS)
+@pytest.mark.parametrize(("bits", "group"), SCHEMES)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group):
     w = draw(Noise(0), 8, 2560, bits=bits, group=group)
     columns = np.array([5, 31, 1024, 2559])
@@ -138,7 +130,7 @@ def test_a_group_without_scale_counts_nothing_whatever_its_codes():
 
 
 def test_two_runs_of_rows_in_a_block():
-    """Rows of gate and rows of up share a thread block and its x, as in the fused kernels."""
+    """As in the fused kernels, rows of gate and rows of up share a thread block and its x."""
     w = draw(Noise(0), 16, 2048, bits=4, group=64)
     x = Noise(1)(1, 2048)
 

@@ -80,10 +80,10 @@ def story(rng: random.Random) -> Story:
     >>> story(random.Random(1)).text.split(". ")[0]
     'There was once a clever girl called Nora, who lived in a pretty village'
     """
-    return tell_story(Choices(rng), OPEN)
+    return told(Choices(rng), OPEN)
 
 
-def tell_story(choices: Choices, plan: Plan) -> Story:
+def told(choices: Choices, plan: Plan) -> Story:
     """Tell the story that `plan` asks for; its surprisal is that of the choices that the plan left open."""
     before = choices.nats
     kind = plan.kind or choices.pick(KINDS, KIND_WEIGHTS)
@@ -181,7 +181,7 @@ def about_a_story(choices: Choices, what: str, *, most: int) -> Iterable[Message
     plan, wanted = request(choices)
     asked = capital(choices.pick(REQUESTS).format(what + wanted))
     yield Message("user", casually(choices, asked), 0.0)
-    tale = tell_story(choices, plan)
+    tale = told(choices, plan)
     yield Message("assistant", tale.text, tale.nats)
     for question in some(choices, tale.questions, least=4, most=most):
         yield Message("user", casually(choices, choices.pick(question.asked)), 0.0)
