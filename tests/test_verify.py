@@ -241,10 +241,10 @@ def test_a_replay_is_the_same_call(tmp_path):
     report = run(eps_outside)
     draw = {**report.worst.draw, "several": (1, 2), "none": None}
     inputs = replay.digest(RMSNORM, "float32", report.worst.draw)
-    saved = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
-    path = replay.save(saved, tmp_path)
+    told = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
+    path = replay.save(told, tmp_path)
     assert path.name == f"verify-rmsnorm-{inputs[:8]}.json"
-    assert replay.load(path) == saved
+    assert replay.load(path) == told
     assert {"python", "llamaspec", "numpy"} <= set(json.loads(path.read_text())["versions"])
 
 

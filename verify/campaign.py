@@ -22,7 +22,7 @@ from verify.examination import examine
 from verify.precision import precision
 from verify.replay import Replay
 from verify.report import counterexample
-from verify.runner import ExampleCount, Report, verify
+from verify.runner import Progress, Report, verify
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
 LINES = 10  # shown at most of those that a candidate printed
@@ -120,10 +120,10 @@ def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[Job]:
     ]
 
 
-Described = tuple[Report, list[str]]  # a report, and its lines of text
+Told = tuple[Report, list[str]]  # and the lines that tell of it
 
 
-def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], ExampleCount]) -> Iterator[Described]:
+def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], Progress]) -> Iterator[Told]:
     """Hold the candidate of each job to its contract, one after the other.
 
     Raises ImportError for a candidate that cannot be imported, before it is called, and ValueError for a campaign
@@ -135,13 +135,13 @@ def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], Ex
 
 
 def run_side_by_side(
-    jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Callable[[str], ExampleCount]
-) -> Iterator[Described]:
-    """`run`, with so many jobs at once; `progress` is called with the number that is done."""
+    jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Callable[[str], Progress]
+) -> Iterator[Told]:
+    """`run`, with so many jobs at once; progress is told how many are done."""
     _check(jobs, campaign)
     others = set(active_children())
     # Fresh processes: one that imported jax cannot be forked.
-    pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_end_on_signal)
+    pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_end_when_told)
     try:
         # Ctrl-C is for this process. SIGINT is blocked in the others from their first instant: they inherit that.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -164,7 +164,7 @@ def run_side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _end_on_signal() -> None:
+def _end_when_told() -> None:
     """Let a process of the pool end its candidate before itself."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
@@ -178,14 +178,14 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
         narrowed(contract_for(job.op), job.within(campaign).only)
 
 
-def _run_all(job: Job, campaign: Campaign) -> list[Described]:
+def _run_all(job: Job, campaign: Campaign) -> list[Told]:
     try:
         return list(_run(job, campaign, lambda stage: lambda examples: None))
     except SystemExit:  # or the pool would hand this process the next job
         os._exit(1)
 
 
-def _run(job: Job, campaign: Campaign, progress: Callable[[str], ExampleCount]) -> Iterator[Described]:
+def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
     contract, campaign = contract_for(job.op), job.within(campaign)
     with campaign.worker(job.candidate) as worker:
         worker.start()
@@ -202,10 +202,10 @@ def _run(job: Job, campaign: Campaign, progress: Callable[[str], ExampleCount]) 
                 progress=progress(f"{job.op} {dtype}"),
             )
             report = replace(report, said=worker.said)
-            yield report, _describe(report, contract, replay=_save(contract, report, campaign))
+            yield report, _told(report, contract, replay=_save(contract, report, campaign))
 
 
-def _describe(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
+def _told(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
     """Lines of a report, and the last ones that the candidate printed."""
     lines = counterexample(report, contract, replay=replay)
     if report.said:
@@ -214,7 +214,7 @@ def _describe(report: Report, contract: Contract, *, replay: str | None) -> list
     return lines
 
 
-def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Described:
+def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Told:
     """Call the candidate of a replay file as the file says; or another one, or with the arrays of another library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
@@ -240,7 +240,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
         )
     if found.finding is None and not found.compared:
         raise NoVerdict(f"{path}: no number was compared, which is no verdict")
-    return report, _describe(report, contract, replay=None)
+    return report, _told(report, contract, replay=None)
 
 
 def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
@@ -249,7 +249,7 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
     if finding is None or campaign.folder is None:
         return None
     inputs = replays.digest(contract, report.dtype, report.worst.draw)
-    replay = Replay(
+    told = Replay(
         op=report.op,
         candidate=report.candidate,
         arrays=campaign.arrays,
@@ -259,7 +259,7 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
         finding=f"{finding.kind}: {finding.message}",
     )
     try:
-        return f"llamaspec verify --replay {shlex.quote(str(replays.save(replay, campaign.folder)))}"
+        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}"
     except OSError as error:
         return f"no replay file was written: {error.filename or campaign.folder}: {error.strerror}"
 

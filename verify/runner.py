@@ -21,7 +21,7 @@ from verify.precision import Precision
 LARGE = 5  # one shape in so many is a large one
 SHRINKING = 20.0  # seconds that the search for a smaller counterexample may take
 
-ExampleCount = Callable[[int], object]  # called after each example with the number of examples so far
+Progress = Callable[[int], object]  # told after each example how many there were
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def verify(
     shapes: int | None = None,
     only: Mapping[str, Sequence[Any]] | None = None,
     shrink: bool = True,
-    progress: ExampleCount = lambda examples: None,
+    progress: Progress = lambda examples: None,
 ) -> Report:
     """Hold `candidate` to `contract` on `examples` draws, or as many as can be had in `seconds`.
 

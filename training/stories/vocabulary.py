@@ -78,8 +78,8 @@ def messages(seed: int) -> list[Message]:
     """Make the document of a seed: a story by itself, with the role "story", or a conversation."""
     rng = random.Random(seed)
     if seed % 4 < 2:  # half of the even seeds, which train, and half of the odd ones
-        made = story(rng)
-        return [Message("story", made.text, made.nats)]
+        told = story(rng)
+        return [Message("story", told.text, told.nats)]
     return conversation(rng)
 
 
