@@ -350,6 +350,8 @@ def load_backend(
         jax.block_until_ready(on_device)
         if beside:
             clock.begin("compile")
+            if not beside.done():
+                progress("compiling", 0.0)
             programs = beside.result()
     assert programs
     on_device = with_roundings(on_device, found, config=config)

@@ -116,24 +116,24 @@ def test_a_stored_program_is_neither_traced_nor_compiled_and_gives_the_same_bits
 
 def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Path, monkeypatch):
     def count() -> int:
-        return len(list(tmp_path.glob("prefill-*")))
+        return len(list(tmp_path.glob("decode-*")))
 
-    loaded(tmp_path)
-    loaded(tmp_path, cache="int8")
+    loaded(tmp_path, prompt=False)
+    loaded(tmp_path, prompt=False, cache="int8")
     assert count() == 2
-    loaded(tmp_path, kernels="xla")
+    loaded(tmp_path, prompt=False, kernels="xla")
     assert count() == 3
     with jax.default_matmul_precision("bfloat16"):
-        loaded(tmp_path)
+        loaded(tmp_path, prompt=False)
     assert count() == 4
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " ")
-    loaded(tmp_path)
+    loaded(tmp_path, prompt=False)
     assert count() == 5
     monkeypatch.setattr(program_store, "_source", lambda: "another version")
-    loaded(tmp_path)
+    loaded(tmp_path, prompt=False)
     assert count() == 6
     with jax.log_compiles():
-        loaded(tmp_path)
+        loaded(tmp_path, prompt=False)
     assert count() == 6
 
 

@@ -10,6 +10,7 @@ from tests.processes import REPOSITORY
 MEDIAN_LINES = 120
 LONG = 350  # lines: a longer file needs a reason
 REASONS = {
+    "model/llama.py": "one model, from its options to its texts",
     "model/ops/gpu.py": "the table of ops by kernels",
     "tests/families.py": "one model of each family, as files",
     "tests/test_bench.py": "one command",
