@@ -66,15 +66,31 @@ def test_transformers_reads_the_same_directory(stories):
     assert [token.id for token in tokens] == GOLDEN["story"][1:]
 
 
-def test_it_answers_questions_about_what_it_told(stories):
-    """Three turns: a story that was asked for, and two answers that are in it. The template is the model's own."""
+def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
+    """A story that was asked for, an answer that is in it, two questions of no story, and another story."""
     chat = Chat(stories, find_template(stories.tokenizer, place_of("stories")))
 
     def reply(text: str) -> str:
         return "".join(token.text for token in chat.reply(text, sampling=GREEDY))
 
     story = reply("Tell me a story about a fox and a red kite.")
-    assert "fox" in story and "red kite" in story
+    assert "fox" in story and "Something red lay behind a big stone. It was a kite!" in story
     assert reply("What color was the kite?") == "It was red."
-    assert reply("Where was the kite?") == "It was in the long grass."
-    assert "What was that in the long grass? It was a red kite!" in story
+    assert reply("Who won the war?") == "I do not know that. Ask me about Bruno, or for another story."
+    another = reply("Tell me another story.")
+    assert len(another) > 400 and not {"Bruno", "kite"} & set(another.replace(".", "").split())
+    assert reply("How old was the robot?") == "I do not know that. Ask me about Finn, or for another story."
+
+
+def test_nine_more_stories_are_nine_stories(stories):
+    """As the chat draws them: each is whole, and none comes twice."""
+    chat = Chat(stories)
+
+    def reply(text: str, seed: int) -> str:
+        chat.make_room(text, answer=512)
+        return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=512))
+
+    reply("Tell me a story.", 100)
+    told = [reply("Tell me another story.", 100 + n) for n in range(1, 10)]
+    assert len(set(told)) == 9
+    assert all(len(text) > 400 and text.endswith((".", '"')) for text in told)

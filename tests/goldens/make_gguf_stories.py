@@ -22,12 +22,12 @@ from pathlib import Path
 from tests.goldens.make_gguf import WRITTEN, Model
 
 STORY = """\
-Once upon a time, there was a quiet girl named Anna. She lived in a cozy hut near the forest. One fine day, she went \
-to the forest to look for feathers. Something red lay in the long grass. It was a balloon! Anna picked it up and \
-looked at it from all sides. Then Anna heard a voice. It was Pip the fox, and he was sad. "Have you seen my balloon?" \
-asked Pip. "I cannot find it." Anna said nothing and hid the balloon behind her back. Then Pip began to cry, and Anna \
-felt bad. "I am"""
-PLACES = ('"Have you', '"I am')
+Once upon a time, there was a curious pig named Poppy. She lived in a tiny cottage by the sea. Her mother gave Poppy \
+a green flute. Early one morning, Poppy took the flute to the beach. She wanted to play her flute. The birds sang \
+with the flute. But then Poppy tripped over a root and dropped the flute. The flute fell into the sea. Poppy was \
+very upset. She put one foot into the water, but it was too cold. Next, she waited and waited, but the flute did not \
+come back. Luckily, a wise turtle was not far away. "Why are you so worried?" it asked. Poppy told"""
+PLACES = ('worried?" it', "Poppy told")
 COUNT = 22  # tokens from each
 CLEAR = 0.25  # by how much at least the logit of each is larger than the next
 

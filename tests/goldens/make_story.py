@@ -1,0 +1,121 @@
+"""Write what the built-in model says, wherever it is shown: goldens/story.txt, the README's story, and the card.
+
+From the root of the repository,
+
+    python -m tests.goldens.make_story
+
+The card gets twenty stories, a chat of nine more, and thirty questions that people ask, with their answers. The
+questions were written before the grammar that answers or declines them, and nothing of the grammar was taken from them.
+"""
+
+import hashlib
+import re
+import textwrap
+from pathlib import Path
+
+from model import Llama, load
+from model.chat.chat import Chat
+from model.checkpoints.open import BUILT_IN
+from model.options import SamplingOptions
+
+ROOT = Path(__file__).parents[2]
+CARD = BUILT_IN["stories"] / "README.md"
+LONGEST = 512  # tokens
+BEFORE = """\
+what's the capital of France?
+Can you write me a poem about the moon?
+how many legs does a spider have
+Tell me a story about a dragon and a castle.
+What is 12 times 7?
+do you speak Spanish?
+Tell me about yourself.
+I'm bored, entertain me
+story about a cat please
+Which stories do you know?
+Explain how a transformer works.
+make up something funny"""
+AFTER = {
+    "Tell me a story about a girl and a kite.": """\
+Did she get it back?
+Why was she crying?
+How old is she?
+What happened first?
+who's the main character
+Was it windy?
+What should I learn from this?
+Could you summarize it in one line?""",
+    "Tell me a story about a bear who learns to swim.": """\
+was it hard for him?
+Who taught him?
+What did the bear do in the end?
+Which animal had a problem?
+Is this a true story?""",
+    "Tell me a story about a mouse and a cake.": """\
+What was missing?
+Who ate the cake?
+Did the mouse have any brothers?
+Where's the recipe?
+that was boring, can I have a longer one?""",
+}
+
+
+def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
+    """Tell what `llamaspec story --seed N` tells."""
+    sampling = SamplingOptions(temperature=temperature)
+    return "".join(token.text for token in llama.generate("", seed=seed, sampling=sampling, max_new_tokens=LONGEST))
+
+
+def reply(chat: Chat, text: str, seed: int) -> str:
+    """Answer as `llamaspec chat` does, which forgets the oldest turns where the context is nearly full."""
+    chat.make_room(text, answer=LONGEST)
+    return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=LONGEST)).strip()
+
+
+def twenty_stories(llama: Llama) -> str:
+    return "\n".join(f"{seed}. {story(llama, seed).strip()}" for seed in range(1, 21))
+
+
+def nine_stories(llama: Llama) -> str:
+    chat = Chat(llama)
+    reply(chat, "Tell me a story.", 100)
+    return "\n".join(f"{n}. {reply(chat, 'Tell me another story.', 100 + n)}" for n in range(1, 10))
+
+
+def thirty_questions(llama: Llama) -> str:
+    lines, number = [], 0
+    for question in BEFORE.splitlines():
+        number += 1
+        lines.append(f"{number}. {question} *{reply(Chat(llama), question, number)}*")
+    for asked, questions in AFTER.items():
+        chat = Chat(llama)
+        lines += ["", f"After this: {asked} *{reply(chat, asked, 1)}*", ""]
+        for question in questions.splitlines():
+            number += 1
+            chat = Chat(llama)
+            reply(chat, asked, 1)
+            lines.append(f"{number}. {question} *{reply(chat, question, number)}*")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    llama = load("stories")
+    (Path(__file__).parent / "story.txt").write_text(story(llama, 7, temperature=0.0) + "\n")
+    readme = ROOT / "README.md"
+    told = textwrap.fill(story(llama, 10).strip(), 119, break_on_hyphens=False)
+    text = re.sub(
+        r"(\$ make story SEED=10\n).*?(\n\$)", lambda m: m[1] + told + m[2], readme.read_text(), flags=re.DOTALL
+    )
+    readme.write_text(text)
+    card = CARD.read_text()
+    digest = hashlib.sha256((BUILT_IN["stories"] / "model.safetensors").read_bytes()).hexdigest()
+    card = re.sub(r"(?<=sha256 of model.safetensors \| `)[0-9a-f]{64}", digest, card)
+    parts = {"twenty stories": twenty_stories, "nine stories": nine_stories, "thirty questions": thirty_questions}
+    for name, make in parts.items():
+        marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, rest = card.split(marks[0])
+        card = f"{before}{marks[0]}\n{make(llama)}\n{marks[1]}{rest.split(marks[1])[1]}"
+    CARD.write_text(card)
+
+
+if __name__ == "__main__":
+    main()
