@@ -89,7 +89,7 @@ ProductOf = RowProduct | QuantizedProduct
 
 def shares(w: AnyMatrix, batch: int) -> list[slice]:
     """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
-    launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
+    launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes | ScaledE4M3) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
 
