@@ -7,7 +7,7 @@ run shows on a CPU that the script works.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ FILES = (  # by importance
     *((name, kind) for name in (SMALL, LARGE) for kind in (None, "Q4_K_M", "q8")),
     *((SMALL, kind) for kind in ("Q4_0", "Q6_K", "nf4", "IQ4_NL", "Q5_K_M", "Q8_0", "MXFP4", "q4")),
     *((LARGE, kind) for kind in ("q4", "Q6_K", "nf4", "Q5_K_M", "Q8_0")),
-    *((SMALL, kind) for kind in ("Q4_1", "Q2_K", "Q3_K", "Q5_1")),
+    *((SMALL, kind) for kind in ("Q4_1", "Q2_K", "Q3_K", "Q5_1", "fp8")),
 )
 DRAWN = (None, "Q4_K_M", "q8")  # files whose tokens are also sampled
 OLDER = ("q8", "q8_row", "q4", "q8_32", "q8_128", "q4_32", "q4_128")  # forms that other suites check and time
@@ -80,9 +80,9 @@ def _has_more_bits(name: str, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def time_files(scale: Scale, clock: Clock, share: int, shares: int) -> Iterator[Row]:
+def time_files(scale: Scale, clock: Clock, *, share: slice, backwards: bool) -> Iterator[Row]:
     """Time a token of each model from each file, greedy and drawn."""
-    for name, kind in FILES[share::shares]:
+    for name, kind in _in_order(FILES, share, backwards):
         config = TINY if scale.name == "dry" else SHAPES[name]
         model = Model(name, config, "bfloat16", kind)
         if clock.over:
@@ -124,12 +124,13 @@ def _is_newer(case: Case) -> bool:
     )
 
 
-def check(scale: Scale, clock: Clock, share: int, shares: int) -> Iterator[Row]:
+def check(scale: Scale, clock: Clock, *, share: slice, backwards: bool) -> Iterator[Row]:
     """Hold a share of the cases to their bounds, and repeat each."""
     cases = [case for case in once(checked_cases()) if _is_newer(case)]
+    cases.sort(key=lambda case: " fp8" in case.op)  # floats at the end, where `--backwards` starts
     if scale.name == "dry":
         cases = [case for case in form_cases(WIDE, BFLOAT16, TINY_WORK) if case.op.startswith("norm_qkv q4_32_min")]
-    for case in cases[share::shares]:
+    for case in _in_order(cases, share, backwards):
         if clock.over:
             yield skipped(case.name)
             continue
@@ -141,28 +142,35 @@ def check(scale: Scale, clock: Clock, share: int, shares: int) -> Iterator[Row]:
             yield {"case": case.name, "outcome": "failed", "words": in_a_line(error)}
 
 
-def time_forms(scale: Scale, clock: Clock, share: int, shares: int) -> Iterator[Row]:
+def time_forms(scale: Scale, clock: Clock, *, share: slice, backwards: bool) -> Iterator[Row]:
     """Time the products of two models in some forms."""
     if scale.name != "dry":
         cases = [
             case
             for name in (SMALL, LARGE)
             for case in form_cases(SHAPES[name], BFLOAT16, Work())
-            if any(f" {form} " in f"{case.op} " for form in (*SPECIMENS, "q8_32", "q4_32"))
+            if any(f" {form} " in f"{case.op} " for form in (*SPECIMENS, "q8_32", "q4_32", "fp8"))
         ]
-        scale = replace(scale, timed=tuple(cases[share::shares]))
-    yield from time_kernels(scale, clock)
+        scale = replace(scale, timed=tuple(cases[share]))
+    yield from time_kernels(scale, clock, backwards=backwards)
 
 
-PARTS = {"right": check, "kernels": time_forms, "models": time_files}
+def _in_order[T](cases: Sequence[T], share: slice, backwards: bool) -> Iterator[T]:
+    """Go through a share; `backwards` starts with what another run had no time for."""
+    mine = cases[share]
+    yield from reversed(mine) if backwards else mine
+
+
+PARTS: dict[str, Callable[..., Iterator[Row]]] = {"right": check, "kernels": time_forms, "models": time_files}
 
 
 @click.command()
 @click.argument("part", type=click.Choice(sorted(PARTS)))
 @click.option("--seconds", default=240.0, show_default=True, help="Seconds after which the rest is left out.")
 @click.option("--share", default="0/1", show_default=True, help="Share of the cases, such as 1/4 for the second.")
+@click.option("--backwards", is_flag=True, help="Start with the last case.")
 @click.option("--dry-run", is_flag=True, help="Run on a CPU, with tiny cases.")
-def main(part: str, seconds: float, share: str, dry_run: bool):
+def main(part: str, seconds: float, share: str, backwards: bool, dry_run: bool):
     """Run a part."""
     clock = Clock(seconds)
     scale: Any = replace(full(), contexts=(CONTEXT,), prompts=(512,)) if not dry_run else dry()
@@ -170,7 +178,7 @@ def main(part: str, seconds: float, share: str, dry_run: bool):
         ceilings = measure_ceilings(("bfloat16",), scale.memory)
         print(json.dumps({"about": about(), "copy": ceilings.copy}), flush=True)
         mine, shares = map(int, share.split("/"))
-        for row in PARTS[part](scale, clock, mine, shares):
+        for row in PARTS[part](scale, clock, share=slice(mine, None, shares), backwards=backwards):
             print(json.dumps(row), flush=True)
 
 

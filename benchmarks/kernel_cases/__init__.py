@@ -36,8 +36,10 @@ ONE_IN = 11  # one variant in so many is in the sample, which then has each kind
 # Kernels refuse some cases, in these words. The plain form runs instead.
 REFUSED = (
     (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
-    (r" (q8|q4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
-    (r" (q8|q4) .*x(288|1376) ", "takes a scale for each"),
+    (r" (q8|q4|nf4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" (q8|q4|nf4) .*x(288|1376) ", "takes a scale for each"),
+    (r" mxfp4 .*x(288|512|768|1376) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" fp8 .*x(288|1376) ", "columns of W in multiples of 256 in bfloat16"),
     (r"^(norm_|gemv ).*x(288|1376) float32", "columns of W in multiples of 128 in float32"),
     (r"^(norm_|gemv ).*x(288|1376) bfloat16", "columns of W in multiples of 256 in bfloat16"),
     (r"^attention_.*x48 ", "heads of 64 or 128"),

@@ -53,7 +53,7 @@ NORMED_WIDE = Limits(152, 2.8)
 PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
 STAGING = 12  # registers of a thread that stages a vector, beside the numbers it has read
 LOADED = 6  # registers for the numbers of another chunk
-E4M3 = 1.0  # instructions that widen a weight of eight bits, beyond those that widen bfloat16
+E4M3 = 1.5  # instructions that widen a weight of eight bits, beyond those that widen bfloat16
 
 
 def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:

@@ -93,6 +93,7 @@ def _block(weight: Array | QuantizedMatrix | jax.ShapeDtypeStruct) -> int | None
 
     Codes that take long to decode get fewer than `MOST_SLICES` slices.
     """
+    assert not isinstance(weight, Stacked)
     if isinstance(weight, QuantizedMatrix):
         cols, step = weight.cols, max(weight.group, PAIR) if weight.group < weight.cols else ROW
         most = max(step, weight.slices * LANES)

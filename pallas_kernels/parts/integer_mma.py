@@ -191,7 +191,7 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
         codes = int4.unpacked(codes.reshape(rows, -1), int4.order_of(step.group, levels=step.levels is not None))
         if step.levels is not None:
             planes = [
-                sum(jnp.where(codes == code, level, 0) for code, level in enumerate(plane))
+                jnp.asarray(sum(jnp.where(codes == code, level, 0) for code, level in enumerate(plane)))
                 for plane in step.levels.planes
             ]
         else:

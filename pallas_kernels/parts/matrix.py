@@ -16,7 +16,7 @@ from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
 from pallas_kernels.parts.row_product import RowProduct
 from pallas_kernels.parts.row_tiles import MOST_STAGES, all_fit, blocks_for, even_share
-from pallas_kernels.parts.tile import Tile, tile_for
+from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
 from pallas_kernels.unsupported import Unsupported
 
 MAX_BATCH = 8
@@ -89,7 +89,7 @@ ProductOf = RowProduct | QuantizedProduct
 
 def shares(w: AnyMatrix, batch: int) -> list[slice]:
     """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
-    launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes) and 0 < batch <= MAX_BATCH else 1
+    launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes | ScaledE4M3) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
 
@@ -120,8 +120,8 @@ def product_of(
     if not 1 <= len(x) <= MAX_BATCH:
         raise Unsupported(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
     all_rows, cols = w.shape
-    tile = tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
-    rows = rows or tile.rows // runs
+    asked, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
+    of_run, rows = rows, rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
         raise Unsupported(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
     _check_columns(op, w, x.dtype, tile)
@@ -143,6 +143,9 @@ def product_of(
     if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
         product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
+        if asked is None and tile.rows > MOST_ROWS:  # measured for codes without minima, which need less memory
+            narrow = Tile(rows=MOST_ROWS)
+            return product_of(op, w, x, normed=normed, tile=narrow, runs=runs, rows=of_run, beside=beside)
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
     return product
 
@@ -162,10 +165,7 @@ def key_of(op: str, w: AnyMatrix) -> str:
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
         return op
-    kind = ("int4" if w.four_bits else "int8") + ("_min" if w.minima is not None else "")
-    if w.levels is not None:
-        kind = f"levels_{len(w.levels.planes)}"
-    return f"{op} {kind}{f'/{w.group}' if w.group else ''}"
+    return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
 
 
 def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
