@@ -43,8 +43,8 @@ class LayerPages(NamedTuple):
 class Pages(NamedTuple):
     """Sizes of a cache in pages."""
 
-    count: int
-    size: int  # positions
+    number: int  # in all
+    size: int  # positions of a page
 
 
 Stored = LayerCache | LayerPages  # keys and values of a layer
