@@ -96,7 +96,8 @@ def extended(
     """Write new keys and values at positions `at`, which are consecutive along seq."""
     if isinstance(cache, LayerPages):
         return LayerPages(_write(cache.k, k, cache.table, at), _write(cache.v, v, cache.table, at), cache.table)
-    return LayerCache(append(cache.k, k, at[:, 0]), append(cache.v, v, at[:, 0]))
+    start = at[:, 0]
+    return LayerCache(append(cache.k, k, start), append(cache.v, v, start))
 
 
 def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
