@@ -43,8 +43,8 @@ class LayerPages(NamedTuple):
 class Pages(NamedTuple):
     """Sizes of a cache in pages."""
 
-    count: int
-    size: int  # positions
+    number: int  # in all
+    size: int  # positions of a page
 
 
 Stored = LayerCache | LayerPages  # keys and values of a layer
@@ -70,7 +70,8 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
 def empty_pages(config: Config, *, pages: int, page: int, dtype: np.dtype) -> list[tuple[Array, Array]]:
     """Make the keys and values of `pages` pages for `page` positions each, by layer, without a table."""
     shape = (pages, config.kv_heads, page, _width(config, dtype))
-    return [tuple(jax.device_put(np.zeros(shape, dtype)) for _ in "kv") for _ in range(config.layers)]  # type: ignore
+    # They may take most of a GPU's memory, so they are made there.
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers)]
 
 
 def cache_bytes(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> int:
@@ -96,7 +97,8 @@ def extended(
     """Write new keys and values at positions `at`, which are consecutive along seq."""
     if isinstance(cache, LayerPages):
         return LayerPages(_write(cache.k, k, cache.table, at), _write(cache.v, v, cache.table, at), cache.table)
-    return LayerCache(append(cache.k, k, at[:, 0]), append(cache.v, v, at[:, 0]))
+    start = at[:, 0]
+    return LayerCache(append(cache.k, k, start), append(cache.v, v, start))
 
 
 def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
