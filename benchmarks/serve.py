@@ -83,9 +83,8 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
     return seconds
 
 
-def measure(shape: str, dtype: str, scheme: str | None, widths: Sequence[int], rounds: int) -> dict[str, float]:
+def measure(config: Config, dtype: str, scheme: str | None, widths: Sequence[int], rounds: int) -> dict[str, float]:
     """Measure one model: multiples of one sequence's tokens a second, by width, all rows live and one alone."""
-    config = SHAPES[shape]
     checkpoint = random_checkpoint(config)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     numbers = choose_dtype(dtype, run, platform=default_device().platform)
@@ -119,7 +118,7 @@ def main() -> None:
     results = {}
     for form in options.forms:
         dtype, _, scheme = form.partition(":")
-        results[form] = measure(options.shape, dtype, scheme or None, options.widths, options.rounds)
+        results[form] = measure(SHAPES[options.shape], dtype, scheme or None, options.widths, options.rounds)
         print(form, *(f"{name}: {value:.2f}" for name, value in results[form].items()), sep="  ", flush=True)
     if options.json:
         write_report({"shape": options.shape, "figures": results}, Path(options.json))

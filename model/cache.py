@@ -43,8 +43,8 @@ class LayerPages(NamedTuple):
 class Pages(NamedTuple):
     """Sizes of a cache in pages."""
 
-    count: int
-    size: int  # positions
+    number: int  # in all
+    size: int  # positions of a page
 
 
 Stored = LayerCache | LayerPages  # keys and values of a layer
@@ -96,7 +96,8 @@ def extended(
     """Write new keys and values at positions `at`, which are consecutive along seq."""
     if isinstance(cache, LayerPages):
         return LayerPages(_write(cache.k, k, cache.table, at), _write(cache.v, v, cache.table, at), cache.table)
-    return LayerCache(append(cache.k, k, at[:, 0]), append(cache.v, v, at[:, 0]))
+    start = at[:, 0]
+    return LayerCache(append(cache.k, k, start), append(cache.v, v, start))
 
 
 def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:

@@ -79,6 +79,14 @@ def texts_survive_giving_way(make: Made) -> None:
         run.finish()
         assert run.scheduler.preemptions >= 2 and run.scheduler.prompt_tokens == sum(lengths)
 
+    # A text takes the pages that the reader of a long prompt still needs.
+    for burst in (1, 2):
+        run = make(Limits(pages=10, page=2, rows=2, chunk=1, burst=burst, context=16))
+        run.submit(long_answer((1,), 15, 16))
+        run.submit(long_answer((0,) * 12, 2, 16))
+        run.finish()
+        assert run.scheduler.preemptions >= 1
+
 
 def a_pool_refuses_what_cannot_be(make: Made) -> None:
     """A page whose tokens are there already, one that is not full, and one more than there are."""

@@ -104,7 +104,10 @@ class Watched:
         most = min(burst or self.limits.burst, self.limits.burst)
         masked = any(self.requests[row.number].allowed for row in plan.rows)
         for row in plan.rows:
-            assert 1 <= row.steps <= (1 if masked else most), "a step too many"
+            request, drawn = self.requests[row.number], len(self.texts[row.number])
+            left = len(request.prompt) + request.max_tokens - 1 - row.start  # tokens to feed until the answer is full
+            assert row.steps == min(1 if masked else most, left, self.limits.context - row.start), "too many or too few"
+            assert len(row.fed) == min(len(request.prompt) + drawn - row.start, row.steps)
             assert row.steps <= len(row.pages) * self.limits.page - row.start, "a step without a page"
             assert len(row.pages) <= self.limits.blocks
         if plan.chunk:

@@ -130,9 +130,9 @@ pages are promised twice (vLLM #54644)
 found pages are counted as new and as available (vLLM PR 33499)
     - self._need(first) - len(found) + idle + promised <=
     + self._need(first) - len(found) + promised <=
-what gave way is computed from where it was (nano-vllm #207)
-    - job.pages, job.computed, job.row = [], 0, None
-    + job.pages, job.row = [], None
+one found page more is counted than there is (nano-vllm #207)
+    - job.pages, job.computed, job.row = [*found], len(found) * self.limits.page, row
+    + job.pages, job.computed, job.row = [*found], (len(found) + bool(found)) * self.limits.page, row
 what gave way keeps its pages (vLLM PR 92 of neuralmagic)
     - job.pages, job.computed, job.row = [], 0, None
     + job.computed, job.row = 0, None

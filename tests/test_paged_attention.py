@@ -98,7 +98,8 @@ def test_new_keys_and_values_are_where_the_table_says(dtype, seed, starts):
     table[:, -1] = 0  # a page that the row does not have
     pages = [jnp.asarray(a) if dtype == np.float32 else to_int8(jnp.asarray(a)) for a in (k, v)]
     at = np.array([[start + i if start >= 0 else -1 for i in range(3)] for start in starts], np.int32)
-    after = extended(LayerPages(*pages, jnp.asarray(table)), *map(jnp.asarray, new), jnp.asarray(at))
+    before = LayerPages(pages[0], pages[1], jnp.asarray(table))
+    after = extended(before, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.asarray(at))
     for old, now, rows in zip(pages, after[:2], new, strict=True):
         expected = np.array(old)
         for row, start in enumerate(starts):
@@ -113,8 +114,12 @@ def test_a_cache_of_int8_is_read_by_its_scales():
     k, v, table = draw_pages(0, rows=BATCH)
     q = np.random.default_rng(1).normal(size=(BATCH, 1, HEADS, WIDTH)).astype(np.float32)
     at = jnp.full((BATCH, 1), 11, jnp.int32)
-    stored = [to_int8(jnp.asarray(pages)) for pages in (k, v)]
-    levels = [codes * scales[..., None] for codes, scales in map(from_int8, stored)]
-    h = ATTEND(q, LayerPages(*stored, jnp.asarray(table)), at, window=None)
-    expected = ATTEND(q, LayerPages(*levels, jnp.asarray(table)), at, window=None)
+    stored = LayerPages(to_int8(jnp.asarray(k)), to_int8(jnp.asarray(v)), jnp.asarray(table))
+
+    def levels(rows):
+        codes, scales = from_int8(rows)
+        return codes * scales[..., None]
+
+    h = ATTEND(q, stored, at, window=None)
+    expected = ATTEND(q, LayerPages(levels(stored.k), levels(stored.v), stored.table), at, window=None)
     np.testing.assert_allclose(h, expected, atol=1e-5)

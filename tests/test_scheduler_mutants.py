@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -49,7 +50,7 @@ def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
 
 @pytest.mark.parametrize(("right", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", ""))
 def test_every_mutant_is_found_out(right: Implementation, mutant: Mutant):
-    wrong = right.mutated(mutant)
+    wrong: Any = right.mutated(mutant)
     scheduler, pool = (wrong, PagePool) if right is SCHEDULER else (Scheduler, wrong)
     with pytest.raises(Exception), limit(SECONDS):  # noqa: B017
         check(scheduler, pool)

@@ -128,7 +128,8 @@ def test_answers_are_those_of_each_request_alone(engine):
     for request, client in zip(requests, clients, strict=True):
         end = client.wait()
         assert (client.ids, end.reason) == alone(request, CONTEXT)
-        logprobs = [value for event in client.events[:-1] for value in event.logprobs]
+        tokens = [event for event in client.events if isinstance(event, Tokens)]
+        logprobs = [value for event in tokens for value in event.logprobs or ()]
         assert logprobs == [-float(token) for token in client.ids]
     stats = engine.stats()
     assert stats.completion_tokens == sum(len(client.ids) for client in clients)

@@ -4,7 +4,9 @@ A machine sends requests of every kind to a small model, cancels some, and lets 
 Every answer must be the one that the request has alone, on an executor that never served anybody.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +25,7 @@ BEGINNINGS = ((1, 2, 5, 6, 7, 8, 9, 10, 11), (1, 2, 5, 6, 9, 9, 9, 9))  # prompt
 VOCAB = 50
 
 
-def even_only(drawn: list[int]) -> np.ndarray:
+def even_only(drawn: Sequence[int]) -> np.ndarray:
     """Allow tokens of even numbers, and after three of them the end of the text too."""
     ids = np.arange(VOCAB)
     return (ids % 2 == 0) & (ids != POISON) | ((ids == EOS) & (len(drawn) > 2))
@@ -172,7 +174,8 @@ def test_a_text_is_that_of_one_sequence():
     from serving.request import Finished, Tokens
 
     checkpoint = open_checkpoint("stories")
-    session = Session(load_backend(checkpoint, context=128), vocab=checkpoint.config.vocab)
+    backend: Any = load_backend(checkpoint, context=128)
+    session = Session(backend, vocab=checkpoint.config.vocab)
     engine = load_engine(checkpoint, context=128, width=3)
     events: dict[int, list] = {}
     prompts = ((1, 400, 500), (1, 300), (1, 854, 469, 385, 291))

@@ -360,7 +360,7 @@ def calls(
     def cache_of(rows: int) -> Stored:
         if pages is None:
             return jax.eval_shape(partial(empty_cache, config, batch=rows, capacity=capacity, dtype=stored)).layers[0]
-        k, v = jax.eval_shape(partial(empty_pages, config, pages=pages.count, page=pages.size, dtype=stored))[0]
+        k, v = jax.eval_shape(partial(empty_pages, config, pages=pages.number, page=pages.size, dtype=stored))[0]
         return LayerPages(k, v, _array(rows, -(-capacity // pages.size), dtype=np.dtype(np.int32)))
 
     prompts = 1 if pages else batch

@@ -32,7 +32,7 @@ def test_attention_is_that_of_the_plain_form(rows):
     """A step has an idle row. What lies beyond a row's positions may be NaN."""
     at = np.array([[70], [-1], [3]], np.int32) if rows == "a step" else 60 + np.arange(64, dtype=np.int32)[None]
     table = np.array([[4, 1], [0, 0], [2, 5]], np.int32)[: len(at)]
-    k, v = (np.array(drawn(seed, PAGES.count, TINY.kv_heads, PAGE, TINY.head_dim)) for seed in (0, 1))
+    k, v = (np.array(drawn(seed, PAGES.number, TINY.kv_heads, PAGE, TINY.head_dim)) for seed in (0, 1))
     for pages in (k, v):
         pages[[0, 3, 6]] = np.nan
     cache = LayerPages(*map(jnp.asarray, (k, v, table)))
@@ -45,5 +45,5 @@ def test_attention_is_that_of_the_plain_form(rows):
             jax.eval_shape(op, *call.arguments)
         h = ops.attend(q, cache, Positions(jnp.asarray(at), angles, angles), window=None, config=TINY)
     expected = attend_pages(q, cache, jnp.asarray(at), window=None, config=TINY)
-    np.testing.assert_allclose(*(np.asarray(a, np.float32) for a in (h, expected)), atol=0.02)
+    np.testing.assert_allclose(np.asarray(h, np.float32), np.asarray(expected, np.float32), atol=0.02)
     assert reasons["attend"] is None and reasons["norm_qkv"] == "norm_qkv has no kernel for a cache in pages"
