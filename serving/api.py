@@ -72,7 +72,7 @@ class Api:
             raise Refusal("best_of is not supported, but for as many as n", param="best_of")
         logprobs = body.logprobs
         prompts = await self._prompts_of(body)
-        rules = await self._in_thread(partial(self._for_texts.allowed_by, body.response_format))
+        rules = await self._rules(self._for_texts, body)
         most = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
         answering = self._answering(body, prompts, most, logprobs, rules, tenant=tenant, echo=bool(body.echo))
         usage = _wants_usage(body)
@@ -91,7 +91,7 @@ class Api:
         prompt = await self._in_thread(read)
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
-        rules = await self._in_thread(partial(self._for_turns.allowed_by, body.response_format))
+        rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
         answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant)
         usage = _wants_usage(body)
@@ -151,6 +151,12 @@ class Api:
             elif isinstance(each, list):
                 prompts.append(self._prompts.from_ids(each))
         return prompts
+
+    async def _rules(self, grammars: Grammars, body: SampledRequest) -> Rules:
+        """Compile what the answers must keep to, which may take a second."""
+        if body.response_format is None:
+            return lambda: None
+        return await self._in_thread(partial(grammars.allowed_by, body.response_format))
 
     async def _in_thread[T](self, work: partial[T]) -> T:
         """Run what takes long beside the event loop, so that other requests do not wait for it.

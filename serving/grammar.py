@@ -30,13 +30,15 @@ class Grammars:
         self._stops = stops
         self._learned: Any = None
 
-    def allowed_by(self, form: TextFormat | JsonFormat | SchemaFormat | None) -> Rules:
+    def allowed_by(self, form: TextFormat | JsonFormat | SchemaFormat) -> Rules:
         """Compile a `response_format`; each call of the result gives the rule of one answer, None where all may follow.
 
         Raises Refusal for a schema that cannot be used, and where llguidance is missing.
         """
-        if form is None or isinstance(form, TextFormat):
+        if isinstance(form, TextFormat):
             return lambda: None
+        if not self._stops:
+            raise _unusable("this model has no token that ends an answer")
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
         written = json.dumps(schema)
         if len(written) > LARGEST_SCHEMA:

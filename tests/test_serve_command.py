@@ -129,7 +129,8 @@ def test_sigterm_under_load_lets_everybody_finish(server):
 
 def figure(server: Server, name: str) -> float:
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as reply:
-        return float(re.search(rf"^llamaspec_{name} (\S+)", reply.read().decode(), re.MULTILINE)[1])
+        (value,) = re.findall(rf"^llamaspec_{name} (\S+)", reply.read().decode(), re.MULTILINE)
+    return float(value)
 
 
 @pytest.mark.parametrize(
