@@ -83,19 +83,20 @@ def compile_programs(
     platform: str,
     greedy: bool,
     compiled: Callable[[], object] | None = None,
+    jit: Callable[..., Any] = partial(jax.jit, donate_argnums=CACHE),
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
-    decode is compiled at once. `compiled` is called after each compilation.
+    decode is compiled at once. `compiled` is called after each compilation. `jit` makes a function whose `lower` takes
+    these shapes.
     """
     compiled = compiled or (lambda: None)
     cache = jax.eval_shape(partial(layout.empty_cache, config))
     options = compiler_options(platform)
 
     def lower(program: Callable, *arguments, **fixed) -> Lowered:
-        jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
-        return jitted.lower(params, *arguments)
+        return jit(partial(program, config=config, ops=ops, **fixed)).lower(params, *arguments)
 
     def lower_decode(greedy: bool) -> Lowered:
         return lower(decode, *decode_shapes(config, cache), greedy=greedy, burst=layout.burst)
