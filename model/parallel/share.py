@@ -38,7 +38,7 @@ def share(config: Config, devices: int) -> Config:
     ValueError: 4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices
     """
     if refusal := _refusal(config, devices):
-        raise ValueError(f"{refusal}: this model runs on {_either(possible(config))} devices")
+        raise ValueError(f"{refusal}: this model runs on {_in_words(possible(config))}")
     if devices == 1:
         return config
     return replace(
@@ -66,9 +66,9 @@ def _refusal(config: Config, devices: int) -> str | None:
     return None
 
 
-def _either(numbers: Sequence[int]) -> str:
+def _in_words(numbers: Sequence[int]) -> str:
     *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} or {last} devices" if most else "one device only"
 
 
 def cut_axis(weight: Weight) -> int | None:

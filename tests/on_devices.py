@@ -1,0 +1,220 @@
+"""What several virtual devices compute: run as a process that has eight of them, one JSON line a case on stdout.
+
+    python -m tests.on_devices walk          every case of `WALKS`
+    python -m tests.on_devices mutants       every case of `MUTANTS`
+
+A case that raises gives its error.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).parents[1]
+DEVICES = 8
+
+
+class Walk(NamedTuple):
+    """A walk of `verify.walk` over a model that so many devices share."""
+
+    model: str  # of `configs()`
+    devices: int
+    dtype: str = "float32"
+    table: str = "xla"
+    quantize: str | None = None
+
+
+WALKS = [
+    *(Walk("broad", devices) for devices in (1, 2, 4, 8)),
+    Walk("broad", 8, "bfloat16"),
+    Walk("experts", 4),
+    Walk("experts", 2, "bfloat16"),
+    Walk("wide", 2, table="cpu"),
+    *(Walk("wide", 2, quantize=scheme) for scheme in ("q8", "q8_row", "q4", "nf4")),
+    Walk("wide", 2, "bfloat16", table="cpu", quantize="q4"),
+]
+MORE = [
+    Walk(name, devices, dtype, table)
+    for name in ("biases, scaled RoPE", "7 heads to 1", "2 heads to 1, wide", "experts")
+    for devices in (2, 4)
+    if devices == 2 or name != "7 heads to 1"
+    for dtype in ("float32", "bfloat16")
+    for table in ("xla", "cpu")
+]
+MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dtypes where it must be
+    "a bias added on every device": ("float32", 1000),
+    "a residual added on every device": ("float32", 1000),
+    "one device's sum instead of all": ("float32", 1000),
+    "a sum of bfloat16 in float32": ("float32", 10),
+    "a sum of bfloat16 in bfloat16": ("bfloat16", 2),
+    "an even cut through q, k and v": ("float32", 1000),
+    "a residual of experts added on every device": ("float32", 1000),
+    "logits gathered backwards": ("float32", 1000),
+    "a kv head of another device": ("float32", 1000),
+}
+
+
+def results(*arguments: str, devices: int = DEVICES) -> list[dict[str, Any]]:
+    """Run this module in a process that has so many devices; an object a case."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.on_devices", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def configs() -> Mapping[str, Any]:
+    """Models whose shapes make mistakes show."""
+    from verify.walk import CONFIGS
+
+    small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
+    return {
+        # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
+        "broad": replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True),
+        # Wide enough for groups of 64 columns on each of two devices.
+        "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
+        **CONFIGS,
+        "experts": replace(CONFIGS["experts"], layers=1),
+    }
+
+
+def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
+    """Walk through a prompt and a token; the first wrong result, and the worst ratio of an error to its bound."""
+    import numpy as np
+
+    from model.candidates.walking import random_checkpoint
+    from model.ops.cpu import CPU
+    from model.ops.xla import XLA
+    from model.parallel.tensor import tensor_parallel
+    from model.parallel.walking import walkable_on
+    from model.tensors import tensor_shapes
+    from verify.precision import precision
+    from verify.walk import first_wrong, walk, weights
+
+    config, kind = configs()[case.model], precision(case.dtype)
+    arrays = weights(tensor_shapes(config), seed=0)
+    options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8, "quantize": case.quantize}
+    table = {"xla": XLA, "cpu": CPU}[case.table]
+
+    def model(arrays: dict[str, np.ndarray]) -> Any:
+        checkpoint = random_checkpoint(config, arrays)
+        return walkable_on(checkpoint, table, **options, parallel=parallel or tensor_parallel)
+
+    made = model(change(arrays, config, case.devices) if change else arrays)
+    if change:
+        made = replace(made, exact=model(arrays).exact)
+    tokens = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
+    steps = list(walk(made, tokens, config=config, unit=kind.unit))
+    wrong = first_wrong(steps)
+    worst = max(step.ratio for step in steps)
+    return {"wrong": wrong and wrong.op, "ratio": wrong.ratio if wrong else worst, "steps": len(steps)}
+
+
+def mutant(name: str) -> dict[str, Any]:
+    """Walk through a model with a mistake that people make."""
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+
+    from model.parallel.tensor import AXIS, tensor_parallel, total
+    from model.tensors import NAMES, row_order
+
+    dtype, _ = MUTANTS[name]
+    case = Walk("biases, scaled RoPE", 2, dtype)
+
+    def with_total(other: Callable) -> Callable:
+        def make(ops: Any) -> Any:
+            from functools import partial
+
+            added = {op: partial(getattr(ops, op), total=other) for op in ("project_add", "down_add", "moe_add")}
+            return tensor_parallel(ops)._replace(**added)
+
+        return make
+
+    def bias_inside(ops: Any) -> Any:
+        def project_add(h, layer, x):
+            alone = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
+            return (x.astype(jnp.float32) + total(alone)).astype(x.dtype)
+
+        return tensor_parallel(ops)._replace(project_add=project_add)
+
+    def residual_inside(ops: Any) -> Any:
+        def down_add(g, layer, x):
+            bare = layer._replace(ffn=layer.ffn._replace(down=layer.ffn.down._replace(bias=None)))
+            return total(ops.down_add(g, bare, x)) + layer.ffn.down.bias
+
+        return tensor_parallel(ops)._replace(down_add=down_add)
+
+    def residual_of_experts(ops: Any) -> Any:
+        return tensor_parallel(ops)._replace(
+            moe_add=lambda x, layer, *, config: total(ops.moe_add(x, layer, config=config))
+        )
+
+    def backwards(ops: Any) -> Any:
+        def norm_logits(x, params, *, config):
+            logits = lax.all_gather(ops.norm_logits(x, params, config=config), AXIS)[::-1]
+            return jnp.moveaxis(logits, 0, -2).reshape(*x.shape[:-1], -1)[..., : config.vocab]
+
+        return tensor_parallel(ops)._replace(norm_logits=norm_logits)
+
+    def even_cut(arrays: Any, config: Any, devices: int) -> Any:
+        """Weights whose right cut gives each device what an even cut of the right [q; k; v] would."""
+        changed = dict(arrays)
+        for layer in range(config.layers):
+            names = [NAMES[part].format(layer=layer) + ".weight" for part in "qkv"]
+            stack = np.concatenate([arrays[n] for n in names])[np.argsort(row_order(config, devices)["qkv"])]
+            ends = np.cumsum([len(arrays[n]) for n in names])[:-1]
+            changed |= dict(zip(names, np.split(stack, ends), strict=True))
+        return changed
+
+    def other_head(arrays: Any, config: Any, devices: int) -> Any:
+        """Weights whose kv heads lie on each other's devices."""
+        names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
+        return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
+
+    def narrow(y):
+        return total(y.astype(jnp.bfloat16)).astype(jnp.float32)
+
+    match name:
+        case "a bias added on every device":
+            return walked(case, bias_inside)
+        case "a residual added on every device":
+            return walked(case, residual_inside)
+        case "one device's sum instead of all":
+            return walked(case, with_total(lambda y: y * lax.axis_size(AXIS)))
+        case "a sum of bfloat16 in float32" | "a sum of bfloat16 in bfloat16":
+            return walked(case, with_total(narrow))
+        case "an even cut through q, k and v":
+            return walked(case, change=even_cut)
+        case "a residual of experts added on every device":
+            return walked(case._replace(model="experts"), residual_of_experts)
+        case "logits gathered backwards":
+            return walked(case, backwards)
+        case "a kv head of another device":
+            return walked(case, change=other_head)
+    raise ValueError(name)
+
+
+def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Give a function for each case, in the order of the tables above."""
+    match kind:
+        case "walk" | "more":
+            yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
+        case "mutants":
+            yield from ((lambda name=name: mutant(name)) for name in MUTANTS)
+
+
+if __name__ == "__main__":
+    for case in cases(*sys.argv[1:]):
+        print(json.dumps(case()), flush=True)
