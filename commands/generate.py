@@ -14,6 +14,7 @@ from commands.options import (
     json_option,
     max_new_tokens,
     model_option,
+    processes_options,
     running_options,
     sampling_options,
     tokenizer_option,
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
-@combined(model_option, tokenizer_option, max_new_tokens(256), sampling_options, running_options, json_option)
+@combined(
+    model_option,
+    tokenizer_option,
+    max_new_tokens(256),
+    sampling_options,
+    running_options,
+    processes_options,
+    json_option,
+)
 def generate(prompt: str, as_json: bool, **options: Any):
     """Continue PROMPT with a model.
 
@@ -47,7 +56,15 @@ def generate(prompt: str, as_json: bool, **options: Any):
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
-@combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, json_option)
+@combined(
+    model_option,
+    tokenizer_option,
+    max_new_tokens(512),
+    sampling_options,
+    running_options,
+    processes_options,
+    json_option,
+)
 def story(prompt: str, as_json: bool, **options: Any):
     """Tell a story, from its beginning or on from PROMPT.
 

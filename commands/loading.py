@@ -50,7 +50,9 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None) ->
     context = choose_context(options["context"], checkpoint.config.context)
     if prompt is not None:
         check_length(encode_text(tokenizer, prompt), context)
-    running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
+    running = {
+        name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices")
+    }
     with progress_bar() as progress:
         prepare_jax()
         from model.llama import Llama, load_backend

@@ -1,7 +1,9 @@
 """What several virtual devices compute: run as a process that has eight of them, one JSON line a case on stdout.
 
     python -m tests.on_devices walk          every case of `WALKS`
+    python -m tests.on_devices more          every case of `MORE`
     python -m tests.on_devices mutants       every case of `MUTANTS`
+    python -m tests.on_devices stories       the texts of the built-in model, on each number of `SHARED_BY`
 
 A case that raises gives its error.
 """
@@ -57,6 +59,9 @@ MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dty
     "logits gathered backwards": ("float32", 1000),
     "a kv head of another device": ("float32", 1000),
 }
+
+
+SHARED_BY = (1, 2, 4)
 
 
 def results(*arguments: str, devices: int = DEVICES) -> list[dict[str, Any]]:
@@ -206,11 +211,28 @@ def mutant(name: str) -> dict[str, Any]:
     raise ValueError(name)
 
 
+def told(devices: int) -> dict[str, Any]:
+    """Tell the beginning of a story, drawn and greedy, and compute logits."""
+    from model.llama import load
+    from model.options import SamplingOptions
+
+    llama = load("stories", devices=devices, context=64)
+
+    def text(temperature: float) -> str:
+        drawn = llama.generate("Once", max_new_tokens=48, seed=7, sampling=SamplingOptions(temperature=temperature))
+        return "".join(token.text for token in drawn)
+
+    logits = llama.logits(llama.encode("Once upon a time"))
+    return {"drawn": text(0.8), "greedy": text(0), "logits": logits.tolist(), "run": llama.describe_run()}
+
+
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Give a function for each case, in the order of the tables above."""
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
+        case "stories":
+            yield from ((lambda devices=devices: told(devices)) for devices in SHARED_BY)
         case "mutants":
             yield from ((lambda name=name: mutant(name)) for name in MUTANTS)
 

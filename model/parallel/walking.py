@@ -4,7 +4,6 @@ The walk gives the ops whole arrays and reads whole results, so it judges device
 values of a kv head that several devices hold are read from the first of them.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -83,15 +83,16 @@ def compile_programs(
     platform: str,
     greedy: bool,
     compiled: Callable[[], object] | None = None,
-    jit: Callable[..., Any] = partial(jax.jit, donate_argnums=CACHE),
+    jit: Callable[..., Any] | None = None,
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
     decode is compiled at once. `compiled` is called after each compilation. `jit` makes a function whose `lower` takes
-    these shapes.
+    these shapes; by default it is `jax.jit`.
     """
     compiled = compiled or (lambda: None)
+    jit = jit or partial(jax.jit, donate_argnums=CACHE)
     cache = jax.eval_shape(partial(layout.empty_cache, config))
     options = compiler_options(platform)
 
