@@ -3,6 +3,8 @@
     python -m tests.on_devices walk          every case of `WALKS`
     python -m tests.on_devices more          every case of `MORE`
     python -m tests.on_devices mutants       every case of `MUTANTS`
+    python -m tests.on_devices gradients     every case of `GRADIENTS`
+    python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
     python -m tests.on_devices stories       the texts of the built-in model, on each number of `SHARED_BY`
 
 A case that raises gives its error.
@@ -62,6 +64,16 @@ MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dty
 
 
 SHARED_BY = (1, 2, 4)
+GRADIENTS = {  # whether the gradient is that of one device
+    "data parallel": True,
+    "FSDP": True,
+    "FSDP, computed again": True,
+    "FSDP with experts": True,
+    "tensor parallel": True,
+    "data parallel, differentiated inside with checks": False,
+    "tensor parallel, differentiated inside": False,
+}
+TRAINED = ("data parallel", "FSDP")
 
 
 def results(*arguments: str, devices: int = DEVICES) -> list[dict[str, Any]]:
@@ -226,6 +238,135 @@ def told(devices: int) -> dict[str, Any]:
     return {"drawn": text(0.8), "greedy": text(0), "logits": logits.tolist(), "run": llama.describe_run()}
 
 
+def gradient(name: str) -> dict[str, Any]:
+    """Compare the gradient of a loss on four devices with that on one; errors are shares of its largest number."""
+    from functools import partial
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+
+    from model.ops.table import Ops
+    from model.parallel.partition import mesh
+    from model.parallel.share import cut_axis, share
+    from model.parallel.tensor import AXIS, tensor_parallel
+    from model.tensors import weights
+    from training.objective import WHOLE, initial_tensors, remat, summed_loss
+    from training.parallel import spread
+
+    devices = 4
+    config = replace(configs()["experts" if "experts" in name else "biases, scaled RoPE"], kv_heads=4, vocab=52)
+    config = replace(config, layers=2, tied="tensor" not in name)
+    tensors = initial_tensors(config, seed=0)
+    tensors = {n: a + 0.1 * jax.random.normal(jax.random.key(i), a.shape) for i, (n, a) in enumerate(tensors.items())}
+    ids = np.random.default_rng(0).integers(0, config.vocab, (devices, 12)).astype(np.int32)
+    counted = np.ones((devices, 12), np.float32)
+    static: dict[str, Any] = {"dtype": np.dtype(np.float32)}
+
+    def alone(t):
+        return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
+
+    over = mesh(devices)
+    cut = {weight.name: cut_axis(weight) for weight in weights(config)}
+    layout = {n: P() if axis is None else P(*[None] * axis, AXIS) for n, axis in cut.items()}
+    shared = partial(summed_loss, config=share(config, devices), ops=tensor_parallel(WHOLE), **static)
+
+    def tensor_loss(t):
+        on_each = jax.shard_map(
+            lambda t: shared(t, ids, counted)[0], mesh=over, in_specs=(layout,), out_specs=P(), check_vma=False
+        )
+        return on_each(t)
+
+    def inside(loss: Callable, layout: Any, check: bool) -> Any:
+        def on_each(t, ids, counted):
+            slopes = jax.grad(lambda t: loss(t, ids, counted))(t)
+            return jax.tree.map(lambda g: lax.psum(g, AXIS), slopes) if check else slopes
+
+        spread = (layout, P(AXIS) if check else P(), P(AXIS) if check else P())
+        run = jax.shard_map(on_each, mesh=over, in_specs=spread, out_specs=layout, check_vma=check)
+        return run(tensors, ids, counted)
+
+    def loss_of(ops: Ops, fsdp: bool) -> Callable:
+        across = spread(config, devices=devices, fsdp=fsdp).loss(summed_loss, config=config, ops=ops, **static)
+        return lambda t: across(t, ids, counted)[0]
+
+    match name:
+        case "data parallel":
+            found = jax.grad(loss_of(WHOLE, False))(tensors)
+        case "FSDP" | "FSDP with experts":
+            found = jax.grad(loss_of(WHOLE, True))(tensors)
+        case "FSDP, computed again":
+            found = jax.grad(loss_of(remat(WHOLE), True))(tensors)
+        case "tensor parallel":
+            found = jax.grad(tensor_loss)(tensors)
+        case "tensor parallel, differentiated inside":
+            found = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
+        case _:
+            whole = dict.fromkeys(tensors, P())
+
+            def of_mine(t, ids, counted):
+                return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
+
+            found = inside(of_mine, whole, check=True)
+    due = jax.grad(alone)(tensors)
+    off = max(float(jnp.max(jnp.abs(found[n] - due[n])) / jnp.max(jnp.abs(due[n]))) for n in due)
+    return {"error": off}
+
+
+def trained(kind: str) -> dict[str, Any]:
+    """Train on two devices, and again with a kill and a new start; the differences, also from one device."""
+    import tempfile
+
+    import numpy as np
+
+    from model.checkpoints.open import open_checkpoint
+    from reference.config import Config
+    from training.loop import train
+    from training.recipe import Recipe
+    from training.stories.source import Stories
+
+    source = Stories()
+    sizes: dict[str, Any] = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "ffn": 32, "context": 64}
+    config = Config(**sizes, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
+    recipe = Recipe(config=config, steps=4, batch=3, lr=0.01, warm_up=1)
+
+    def run(out: Path, *, die: bool = False, **options: Any) -> list[float]:
+        losses = []
+
+        def report(step: Any) -> None:
+            if step.evaluation is None:
+                losses.append(step.loss)
+            if die and step.step == 3:
+                raise KeyboardInterrupt
+
+        try:
+            train(recipe, source, out, save_every=2, eval_every=100, report=report, **options)
+        except KeyboardInterrupt:
+            pass
+        return losses
+
+    def weights(out: Path) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load_file
+
+        return load_file(sorted(out.glob("step-*.safetensors"))[-1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        alone, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
+        options: dict[str, Any] = {"devices": 2, "fsdp": kind == "FSDP"}
+        expected, losses = run(alone), run(straight, **options)
+        run(killed, die=True, **options)
+        run(killed, resume=True, **options)
+        a, b, c = weights(alone), weights(straight), weights(killed)
+        return {
+            "losses": max(abs(x - y) for x, y in zip(expected, losses, strict=True)),
+            "same": a.keys() == b.keys() and all(np.array_equal(b[n], c[n]) for n in b),
+            "steps": len(losses),
+            "opens": open_checkpoint(killed / "model").config == config,
+        }
+
+
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Give a function for each case, in the order of the tables above."""
     match kind:
@@ -233,6 +374,10 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
         case "stories":
             yield from ((lambda devices=devices: told(devices)) for devices in SHARED_BY)
+        case "gradients":
+            yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
+        case "trained":
+            yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
         case "mutants":
             yield from ((lambda name=name: mutant(name)) for name in MUTANTS)
 

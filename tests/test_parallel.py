@@ -8,7 +8,7 @@ import pytest
 from model.parallel.reading import share_of
 from model.parallel.share import possible, share
 from model.tensors import EMBEDDING, HEAD, row_order, stacks
-from tests.on_devices import MORE, MUTANTS, SHARED_BY, WALKS, results
+from tests.on_devices import GRADIENTS, MORE, MUTANTS, SHARED_BY, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 
 
@@ -84,7 +84,11 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
     [
         ({}, 3, "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices"),
         ({"ffn": 42}, 4, "42 columns of the feed-forward layers cannot be cut into 4 equal parts"),
-        ({"heads": 12, "kv_heads": 6}, 4, "6 kv heads cannot be shared evenly by 4 devices: this model runs on 1, 2"),
+        (
+            {"heads": 12, "kv_heads": 6},
+            4,
+            "6 kv heads cannot be shared evenly by 4 devices: this model runs on 1 or 2 devices",
+        ),
         (
             {"heads": 3, "kv_heads": 1},
             2,
@@ -100,3 +104,16 @@ def test_a_number_that_cannot_share_a_model_is_refused_with_those_that_can(sizes
 
 def test_numbers_that_are_named_can_share_the_model():
     assert possible(replace(SMALL, heads=16, kv_heads=2, ffn=64)) == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_is_that_of_one_device(found, name):
+    error = found("gradients")[[*GRADIENTS].index(name)]["error"]
+    assert error < 1e-5 if GRADIENTS[name] else error > 0.5
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_training_that_was_killed_ends_with_the_same_bits(found, kind):
+    trained = found("trained")[TRAINED.index(kind)]
+    assert trained == {"losses": trained["losses"], "same": True, "steps": 4, "opens": True}
+    assert trained["losses"] < 1e-4
