@@ -32,7 +32,7 @@ def taking_part(params: dict[str, Any]) -> Iterator[None]:
     if params["devices"] and params["devices"] % several:
         raise click.UsageError(f"{params['devices']} devices are not shared evenly by {several} processes")
     mine = (params["devices"] or several) // several
-    if mine > 1 and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
+    if mine > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={mine}".strip()
     if not given:
         params["devices"] = params["devices"] or 1

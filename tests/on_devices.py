@@ -4,6 +4,7 @@
     python -m tests.on_devices more          every case of `MORE`
     python -m tests.on_devices mutants       every case of `MUTANTS`
     python -m tests.on_devices gradients     every case of `GRADIENTS`
+    python -m tests.on_devices caches        every case of `SPREAD`
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
     python -m tests.on_devices stories       the texts of the built-in model, on each number of `SHARED_BY`
 
@@ -72,6 +73,13 @@ GRADIENTS = {  # whether the gradient is that of one device
     "tensor parallel": True,
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
+}
+SPREAD = {  # caches on four devices, by whether logits are those of one device
+    "float32": True,
+    "int8": True,
+    "bfloat16": True,
+    "rows of others kept": False,
+    "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
 
@@ -286,7 +294,7 @@ def gradient(name: str) -> dict[str, Any]:
 
         spread = (layout, P(AXIS) if check else P(), P(AXIS) if check else P())
         run = jax.shard_map(on_each, mesh=over, in_specs=spread, out_specs=layout, check_vma=check)
-        return run(tensors, ids, counted)
+        return jax.jit(run)(tensors, ids, counted)
 
     def loss_of(ops: Ops, fsdp: bool) -> Callable:
         across = spread(config, devices=devices, fsdp=fsdp).loss(summed_loss, config=config, ops=ops, **static)
@@ -294,13 +302,13 @@ def gradient(name: str) -> dict[str, Any]:
 
     match name:
         case "data parallel":
-            found = jax.grad(loss_of(WHOLE, False))(tensors)
+            found = jax.jit(jax.grad(loss_of(WHOLE, False)))(tensors)
         case "FSDP" | "FSDP with experts":
-            found = jax.grad(loss_of(WHOLE, True))(tensors)
+            found = jax.jit(jax.grad(loss_of(WHOLE, True)))(tensors)
         case "FSDP, computed again":
-            found = jax.grad(loss_of(remat(WHOLE), True))(tensors)
+            found = jax.jit(jax.grad(loss_of(remat(WHOLE), True)))(tensors)
         case "tensor parallel":
-            found = jax.grad(tensor_loss)(tensors)
+            found = jax.jit(jax.grad(tensor_loss))(tensors)
         case "tensor parallel, differentiated inside":
             found = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
         case _:
@@ -310,9 +318,58 @@ def gradient(name: str) -> dict[str, Any]:
                 return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
 
             found = inside(of_mine, whole, check=True)
-    due = jax.grad(alone)(tensors)
+    due = jax.jit(jax.grad(alone))(tensors)
     off = max(float(jnp.max(jnp.abs(found[n] - due[n])) / jnp.max(jnp.abs(due[n]))) for n in due)
     return {"error": off}
+
+
+def spread_cache(name: str) -> dict[str, Any]:
+    """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
+    from functools import partial
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+
+    from model.cache import Cache, LayerCache, empty_cache
+    from model.candidates.walking import random_checkpoint
+    from model.forward import forward
+    from model.ops.xla import XLA
+    from model.parallel import context
+    from model.parallel.partition import mesh
+    from model.tensors import tensor_shapes
+    from model.weights.params import load_params
+    from verify.walk import weights
+
+    devices, rows = 4, 32
+    config = replace(configs()["broad"], layers=2, windows=(None, 3))
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    dtype = np.dtype(jnp.bfloat16 if name == "bfloat16" else np.float32)
+    stored = np.dtype(np.int8) if name == "int8" else dtype
+    params = load_params(checkpoint, dtype=dtype, positions=rows)
+    ops = context.context_parallel(XLA)
+    if name == "rows of others kept":
+        ops = ops._replace(norm_qkv=XLA.norm_qkv)
+    elif name == "largest scores of each device":
+        lax.pmax = lambda x, _: x  # the last case of this process
+    whole = partial(forward, config=config, ops=XLA)
+    kept = Cache([LayerCache(P(None, None, "devices"), P(None, None, "devices"))] * config.layers, P())
+    run = jax.shard_map(
+        partial(forward, config=config, ops=ops),
+        mesh=mesh(devices),
+        in_specs=(P(), P(), kept),
+        out_specs=(P(), kept),
+        check_vma=False,
+    )
+    one = many = empty_cache(config, batch=2, capacity=rows, dtype=stored)
+    off, largest = 0.0, 0.0
+    for tokens in np.split(np.random.default_rng(0).integers(0, config.vocab, (2, 7)).astype(np.int32), [5, 6], axis=1):
+        due, one = jax.jit(whole)(params, tokens, one)
+        found, many = jax.jit(run)(params, tokens, many)
+        off, largest = max(off, float(jnp.max(jnp.abs(found - due)))), max(largest, float(jnp.max(jnp.abs(due))))
+    return {"error": off / largest}
 
 
 def trained(kind: str) -> dict[str, Any]:
@@ -361,6 +418,7 @@ def trained(kind: str) -> dict[str, Any]:
         a, b, c = weights(alone), weights(straight), weights(killed)
         return {
             "losses": max(abs(x - y) for x, y in zip(expected, losses, strict=True)),
+            "weights": max(float(np.abs(a[n] - b[n]).max()) for n in a),
             "same": a.keys() == b.keys() and all(np.array_equal(b[n], c[n]) for n in b),
             "steps": len(losses),
             "opens": open_checkpoint(killed / "model").config == config,
@@ -376,6 +434,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from ((lambda devices=devices: told(devices)) for devices in SHARED_BY)
         case "gradients":
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
+        case "caches":
+            yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
         case "mutants":

@@ -53,6 +53,8 @@ class ParallelBackend(JaxBackend):
     def describe(self) -> str:
         """Say in one line how the model runs: as on one device, and on how many."""
         devices, processes = self._partition.devices, jax.process_count()
+        if devices == 1:
+            return super().describe()
         several = f" in {processes} processes" if processes > 1 else ""
         kind, *plain = super().describe().split("; ")
         return "; ".join([f"{kind}, {devices} devices{several}", *plain])
