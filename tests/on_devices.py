@@ -269,8 +269,8 @@ def gradient(name: str) -> dict[str, Any]:
     config = replace(config, layers=2, tied="tensor" not in name)
     tensors = initial_tensors(config, seed=0)
     tensors = {n: a + 0.1 * jax.random.normal(jax.random.key(i), a.shape) for i, (n, a) in enumerate(tensors.items())}
-    ids = np.random.default_rng(0).integers(0, config.vocab, (devices, 12)).astype(np.int32)
-    counted = np.ones((devices, 12), np.float32)
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab, (devices, 12)), jnp.int32)
+    counted = jnp.ones((devices, 12), jnp.float32)
     static: dict[str, Any] = {"dtype": np.dtype(np.float32)}
 
     def alone(t):
@@ -355,7 +355,8 @@ def spread_cache(name: str) -> dict[str, Any]:
     elif name == "largest scores of each device":
         lax.pmax = lambda x, _: x  # the last case of this process
     whole = partial(forward, config=config, ops=XLA)
-    kept = Cache([LayerCache(P(None, None, "devices"), P(None, None, "devices"))] * config.layers, P())
+    spread: Any = P(None, None, "devices")
+    kept: Any = Cache([LayerCache(spread, spread)] * config.layers, P())  # type: ignore[arg-type]
     run = jax.shard_map(
         partial(forward, config=config, ops=ops),
         mesh=mesh(devices),

@@ -36,7 +36,7 @@ class Spread(NamedTuple):
         """Give the shardings of tensors, of gradients, or of an optimizer's state; what has no name is everywhere."""
 
         def sharding(path: tuple[Any, ...], _: Any) -> NamedSharding:
-            name = getattr(path[-1], "key", None) if path else None
+            name = str(getattr(path[-1], "key", "")) if path else ""
             return NamedSharding(self.mesh, self.layout.get(name, P()))
 
         return jax.tree_util.tree_map_with_path(sharding, tree)

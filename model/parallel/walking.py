@@ -90,7 +90,7 @@ def walkable_on(
     kept = LayerCache(HEADS, HEADS)  # type: ignore[arg-type]
     norm_qkv = spread(ops.norm_qkv, P(), None, kept, P(), results=(P(None, None, AXIS), kept))
 
-    def held_qkv(*arguments: Any, **static: Any) -> tuple[Any, Held]:
+    def held_qkv(*arguments: Any, **static: Any) -> Any:
         q, cache = norm_qkv(*arguments, **static)
         return q, Held(cache, copies)
 
@@ -105,7 +105,7 @@ def walkable_on(
     )
 
     def positions(at: np.ndarray) -> Positions:
-        return partition.replicated(Positions(at, *(np.asarray(angles)[at] for angles in params.rope)))
+        return Positions(*map(partition.replicated, (at, *(np.asarray(angles)[at] for angles in params.rope))))
 
     def cache(capacity: int) -> list[Any]:
         layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype)
