@@ -2,7 +2,7 @@
 
     python -m benchmarks.several --devices 2 --shape llama-3.1-8b --quantize q4 --json several.json
 
-Weights are random, drawn on each device. `llamaspec bench --suite collectives` measures the all-reduce alone.
+Weights are random, drawn on each device. `llamaspec bench --suite collectives` measures the same.
 """
 
 import argparse
@@ -38,7 +38,8 @@ from model.weights.params import abstract_params
 from reference.config import Config
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
-LOOP = 50  # all-reduces of a call
+LOOP = 50  # all-reduces of a call, fewer for large arrays
+MOVED = 256 << 20  # bytes that a call sums at most, where that is more than two arrays
 ROUNDS = 5
 
 
@@ -46,18 +47,19 @@ def all_reduce_rows(devices: int, sizes: Sequence[int] = SIZES) -> list[dict[str
     """Time an all-reduce of float32 arrays of these sizes, many in one program."""
     over, rows = mesh(devices), []
 
-    def many(x: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, LOOP, lambda _, x: lax.psum(x, AXIS) / devices, x)
+    def many(x: jax.Array, times: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, times, lambda _, x: lax.psum(x, AXIS) / devices, x)
 
-    run = jax.jit(jax.shard_map(many, mesh=over, in_specs=P(), out_specs=P(), check_vma=False))
+    spread = jax.jit(jax.shard_map(many, mesh=over, in_specs=(P(), P()), out_specs=P(), check_vma=False))
     for size in sizes:
+        times = max(2, min(LOOP, MOVED // size))
         x = jnp.ones(size // 4, jnp.float32)
-        jax.block_until_ready(run(x))
+        jax.block_until_ready(spread(x, np.int32(times)))
         seconds = []
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            jax.block_until_ready(run(x))
-            seconds.append((time.perf_counter() - began) / LOOP)
+            jax.block_until_ready(spread(x, np.int32(times)))
+            seconds.append((time.perf_counter() - began) / times)
         rows.append({"bytes": size, "seconds": statistics.median(seconds)})
     return rows
 
@@ -127,6 +129,43 @@ def decode_row(backend: ParallelBackend, *, position: int, vocab: int) -> dict[s
     }
 
 
+def measure_several(
+    numbers: Sequence[int], shape: str | None, *, dtype: str | None, quantize: str | None, position: int
+) -> dict[str, Any]:
+    """Measure sums over each number of devices and, for the name of a shape, decoding on each."""
+    report: dict[str, Any] = {"about": about(), "all_reduce": {}, "decode": []}
+    for devices in numbers:
+        if devices > 1:
+            rows = all_reduce_rows(devices)
+            report["all_reduce"][devices] = {"rows": rows, **constants(rows, devices)}
+    if shape is None:
+        return report
+    if shape not in SHAPES:
+        raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
+    config, chosen = SHAPES[shape], choose_dtype(dtype, None, platform=jax.default_backend())
+    context = min(config.context, 1 << (position + 512).bit_length())
+    for devices in numbers:
+        sizes: dict[str, Any] = {"devices": devices, "dtype": chosen, "quantize": quantize, "context": context}
+        row = decode_row(random_backend(config, **sizes), position=position, vocab=config.vocab)
+        report["decode"].append({"shape": shape, "quantize": quantize, "devices": devices, **row})
+    return report
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Format what was measured for a person to read."""
+    lines = []
+    for devices, found in report["all_reduce"].items():
+        lines.append(f"all-reduce over {devices} devices: {found['alpha'] * 1e6:.1f} us a message, ")
+        lines[-1] += f"{1 / found['beta'] / 1e9:.1f} GB/s"
+        for row in found["rows"]:
+            lines.append(f"  {row['bytes']:12,} bytes {row['seconds'] * 1e6:12,.1f} us")
+    for row in report["decode"]:
+        scheme = f" {row['quantize']}" if row["quantize"] else ""
+        lines.append(f"{row['shape']}{scheme}, {row['devices']} devices: {row['tokens_a_second']:,.1f} tokens/s, ")
+        lines[-1] += f"a prompt at {row['prompt_tokens_a_second']:,.0f} tokens/s; {row['run']}"
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Measure what the command line asks for, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -137,25 +176,11 @@ def main() -> None:
     parser.add_argument("--position", type=int, default=512)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    report: dict[str, Any] = {"about": about(), "all_reduce": {}, "decode": []}
-    for devices in asked.devices:
-        if devices > 1 and not asked.shape:
-            rows = all_reduce_rows(devices)
-            report["all_reduce"][devices] = {"rows": rows, **constants(rows, devices)}
-    if asked.shape:
-        config, dtype = SHAPES[asked.shape], choose_dtype(asked.dtype, None, platform=jax.default_backend())
-        context = 1 << (asked.position + 512).bit_length()
-        for devices in asked.devices:
-            sizes: dict[str, Any] = {"devices": devices, "dtype": dtype, "quantize": asked.quantize}
-            backend = random_backend(config, **sizes, context=context)
-            row = decode_row(backend, position=asked.position, vocab=config.vocab)
-            what = {"shape": asked.shape, "quantize": asked.quantize}
-            report["decode"].append({**what, "devices": devices, **row})
-            del backend
-    text = json.dumps(report, indent=2)
+    how = {"dtype": asked.dtype, "quantize": asked.quantize, "position": asked.position}
+    report = measure_several(asked.devices, asked.shape, **how)
     if asked.json:
-        asked.json.write_text(text + "\n")
-    print(text)
+        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+    print(as_text(report), end="")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,10 @@ class Checkpoint:
     bos: int | None  # the id that begins a text, if the checkpoint has one
     stops: frozenset[int]  # ids that end a generated text
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
-    scattered: Callable[[], AbstractContextManager] = field(default=nullcontext, repr=False)  # no reading ahead within
+    # Nothing is read ahead within. The context's value is a function that has a view of the file read at once.
+    scattered: Callable[[], AbstractContextManager[Callable[[np.ndarray], object]]] = field(
+        default=lambda: nullcontext(lambda view: None), repr=False
+    )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A checkpoint that holds a device's share of another one, and reads no more of its files than that.
 
-Rows of a matrix lie side by side in a file. Columns do not: a device's part of each row is read by itself, so the
-files are told not to be read ahead (`Checkpoint.scattered`).
+Rows of a matrix lie side by side in a file. Columns do not: a device's part of each row is read by itself. Both are
+read with the files told not to be read ahead (`Checkpoint.scattered`), which would read megabytes of others' parts.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint
     untied = replace(checkpoint.config, tied=False)
     held = {HEAD: checkpoint.tensors[EMBEDDING]} if checkpoint.config.tied else {}
     tensors = {
-        weight.name: _part(weight.name, tensor, part, checkpoint) if part else tensor
+        weight.name: _part(weight.name, tensor, part, checkpoint)
         for weight in weights(untied)
         for tensor in [held.get(weight.name) or checkpoint.tensors[weight.name]]
         for part in [cut(weight, untied, device=device, devices=devices)]
@@ -50,13 +50,18 @@ def _shape(shape: tuple[int, ...], part: Cut | None) -> tuple[int, ...]:
     return shape if part is None else (*shape[: part.axis], part.size, *shape[part.axis + 1 :])
 
 
-def _part(name: str, tensor: Tensor, part: Cut, checkpoint: Checkpoint) -> Tensor:
+def _part(name: str, tensor: Tensor, part: Cut | None, checkpoint: Checkpoint) -> Tensor:
     def read() -> np.ndarray:
-        if part.axis == 0:
-            return _padded(tensor.read()[part.start : part.stop], part.size)
-        with checkpoint.scattered():
-            return np.ascontiguousarray(tensor.read()[:, part.start : part.stop])
+        with checkpoint.scattered() as read_at_once:
+            if part and part.axis:
+                return np.ascontiguousarray(tensor.read()[:, part.start : part.stop])
+            view = tensor.read()[part.start : part.stop] if part else tensor.read()
+            read_at_once(view)
+            rows = np.array(view)
+        return _padded(rows, part.size) if part else rows
 
+    if part is None:
+        return tensor._replace(read=read)
     codes, shape = tensor.codes, _shape(tensor.shape, part)
     if codes:
         if part.axis == 1 and codes.group < tensor.shape[1] and part.size % codes.group:

@@ -4,7 +4,7 @@ Files that the user names, and config.json, may be symbolic links. The index, wh
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -70,11 +70,15 @@ def _release(files: list[MappedFile]) -> None:
 
 
 @contextmanager
-def _scattered(files: list[MappedFile]) -> Iterator[None]:
+def _scattered(files: list[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
     with ExitStack() as stack:
-        for file in files:
-            stack.enter_context(file.scattered())
-        yield
+        each = [stack.enter_context(file.scattered()) for file in files]
+
+        def read_at_once(view: np.ndarray) -> None:
+            for read in each:
+                read(view)
+
+        yield read_at_once
 
 
 def _locate(file: MappedFile) -> Located:
