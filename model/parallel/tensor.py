@@ -11,12 +11,13 @@ Partial sums leave a device in float32 and are added in float32, so the bounds o
 are: a bound of a product allows any order of its sum, and a sum over devices is one order.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.ops.table import NormLogits, Ops
+from model.ops.table import Ops
 from model.weights.params import Params
 from reference.config import Config
 
@@ -38,7 +39,7 @@ def total(partial_sum: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows
     return lax.psum(partial_sum, AXIS)
 
 
-def gathered_logits(norm_logits: NormLogits) -> NormLogits:
+def gathered_logits(norm_logits: Callable[..., Array]) -> Callable[..., Array]:
     """Extend an op that gives the logits of a device's part of the vocabulary to the whole vocabulary."""
 
     def whole(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
