@@ -1,9 +1,5 @@
-"""Decode steps that several H200 share, compiled without a GPU: our kernels, two all-reduces a layer, no copies.
+"""Decode steps that several H200 share, compiled without a GPU: our kernels, two all-reduces a layer, no copies."""
 
-    python -m benchmarks.gpu_compile.several
-"""
-
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +24,7 @@ from model.running.compile import LOOPS_IN_GRAPHS
 from model.running.programs import Layout, decode_shapes
 from model.weights.params import abstract_params
 
-STEPS = {"llama-3.1-8b": 2, "llama-3.1-70b": 8}  # devices by model
+STEPS = {"llama-3.1-8b on 2": ("llama-3.1-8b", 2), "llama-3.1-70b on 8": ("llama-3.1-70b", 8)}  # model and devices
 SUMS_A_LAYER = 2
 
 
@@ -46,8 +42,9 @@ class SharedStep(NamedTuple):
         return sum(launch.kind.startswith(kind) for launch in self.launches)
 
 
-def compile_shared(model: str, devices: int, *, layers: int = FEW_LAYERS) -> SharedStep:
-    """Compile a greedy step of a model in bfloat16 with so many of its layers."""
+def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
+    """Compile a greedy step of `STEPS` in bfloat16 with so many of the model's layers."""
+    model, devices = STEPS[name]
     whole, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
     config = share(whole, devices)
     topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology=f"1x1x{devices}")
@@ -68,7 +65,7 @@ def compile_shared(model: str, devices: int, *, layers: int = FEW_LAYERS) -> Sha
     return SharedStep(layers, launches(hlo), memory.alias_size_in_bytes, size, refused)
 
 
-def broken(step: SharedStep) -> list[str]:
+def broken_by_shared_step(step: SharedStep) -> list[str]:
     """List the broken gates of a step."""
     found = []
     if (sums := step.count("all-reduce")) != SUMS_A_LAYER * step.layers:
@@ -84,23 +81,3 @@ def broken(step: SharedStep) -> list[str]:
     if step.aliased < step.cache:
         found.append(f"{step.aliased} of {step.cache} bytes of the cache are updated in place")
     return found
-
-
-def main() -> None:
-    """Compile every step, print what it launches, and fail if a gate does."""
-    wrong = 0
-    for model, devices in STEPS.items():
-        step = compile_shared(model, devices)
-        ours = sum(launch.ours for launch in step.launches)
-        print(
-            f"{model} on {devices}, {step.layers} layers: {ours} of our kernels, {step.count('all-reduce')} "
-            f"all-reduces, {step.count('all-gather')} all-gathers, {len(step.launches)} launches"
-        )
-        for line in broken(step):
-            print(f"{model} on {devices}: {line}", file=sys.stderr)
-            wrong += 1
-    sys.exit(wrong > 0)
-
-
-if __name__ == "__main__":
-    main()
