@@ -1,4 +1,4 @@
-"""What several virtual devices compute: run as a process that has eight of them, one JSON line a case on stdout.
+"""Results of several virtual devices, from a process that has eight of them: one JSON line a case on stdout.
 
     python -m tests.on_devices walk          every case of `WALKS`
     python -m tests.on_devices more          every case of `MORE`
