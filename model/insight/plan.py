@@ -23,7 +23,7 @@ class Link(NamedTuple):
     alpha: float
     beta: float
 
-    def all_reduce_seconds(self, devices: int, size: float) -> float:
+    def all_reduce_seconds(self, devices: int, size: int | float) -> float:
         """Give the time to sum `size` bytes over devices, along a ring or a tree, whichever is faster.
 
         >>> round(Link(3e-6, 1 / 450e9).all_reduce_seconds(2, 16384) * 1e6, 2)
@@ -32,7 +32,7 @@ class Link(NamedTuple):
         if devices == 1:
             return 0.0
         sizes = {"alpha": self.alpha, "beta": self.beta}
-        return min(ring_seconds(devices, size, **sizes), tree_seconds(devices, size, **sizes))
+        return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
 
 
 # An all-reduce of 16 KB on two H100 is reported to take about 6 us (NVIDIA/nccl issue 1259). NVLink 4 moves 450 GB/s in
