@@ -30,11 +30,12 @@ from model.insight.machine import (
     measure_ceilings,
     this_machine,
 )
-from model.insight.plan import DEVICES, Plan, make_plan
+from model.insight.plan import DEVICES, NVLINK, Link, Plan, make_plan
 from model.insight.profile import Trace
 from model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from model.llama import BackendName, load_backend
 from model.options import SamplingOptions, choose_context
+from model.parallel.share import share
 from model.running.device import default_device
 from model.running.jax_backend import describe_run
 from model.running.reference_backend import BY_REFERENCE
@@ -52,9 +53,11 @@ NOT_COUNTED = ("decode, top-p", "breakdown")
 
 def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
-    quantize: str | None, cache: str | None,
+    quantize: str | None, cache: str | None, devices: int = 1,
 ) -> Plan:  # fmt: skip
     """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
+
+    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
@@ -63,11 +66,19 @@ def planned(
     platform = DEVICES[device].platform if device else jax.default_backend()
     subject = choose_model(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
     capacity = choose_context(context, subject.config.context)
-    shapes = subject.shapes(capacity)
     where = DEVICES[device] if device else this_machine(subject.dtype)
+    if devices > 1:
+        config, shapes = share(subject.config, devices), subject.share_shapes(capacity, devices)
+    else:
+        config, shapes = subject.config, subject.shapes(capacity)
+    link = NVLINK
+    if where.platform == "cpu" and devices > 1:
+        link = Link(0.0, devices / where.bandwidth)
+        rates = {dtype: rate / devices for dtype, rate in where.flops.items()}
+        where = where._replace(memory=where.memory / devices, bandwidth=where.bandwidth / devices, flops=rates)
     return make_plan(
-        *(subject.name, shapes, subject.config, where),
-        **{"context": capacity, "batch": batch, "quantize": subject.quantize},
+        *(subject.name, shapes, config, where),
+        **{"context": capacity, "batch": batch, "quantize": subject.quantize, "devices": devices, "link": link},
         cache_dtype=np.dtype(cache) if cache else None,
     )
 

@@ -1,7 +1,7 @@
 """A model to be timed: one with files, or a published shape with random weights."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,9 @@ from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import choose_dtype
 from model.ops.choice import Choice, check_kernels, ops_for
+from model.parallel.load import Parts
+from model.parallel.reading import empty_share
+from model.parallel.share import share
 from model.running.device import default_device, free_bytes
 from model.running.memory import Memory, check_fits, memory_of
 from model.running.programs import longest_burst, prompt_chunk
@@ -42,7 +45,20 @@ class TimedModel:
     kernels: str  # auto, xla, cpu or pallas
     dtype: str
     quantize: str | None
+    random: bool = False  # weights that no file has
     effort: Effort = EFFORT
+
+    def share_shapes(self, positions: int, devices: int) -> Params:
+        """Give the shapes of the share that each of several devices has."""
+        config, dtype = share(self.config, devices), np.dtype(self.dtype)
+        whole = self.checkpoint() if not self.random else None
+        if whole:
+            tensors = Parts(whole, devices, self.quantize).of(0).tensors
+        else:
+            held = empty_share(self.config, devices, dtype)
+            part = Checkpoint("random", "memory", replace(config, tied=self.config.tied), held, None, frozenset())
+            tensors = (quantized(part, self.quantize) if self.quantize else part).tensors
+        return abstract_params(config, dtype=dtype, positions=positions, tensors=tensors)
 
     def about(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.dtype, "quantize": self.quantize}
@@ -112,6 +128,7 @@ def choose_model(
             kernels=kernels,
             dtype=published.name,
             quantize=quantize,
+            random=True,
         )
     checkpoint = open_checkpoint(model)
     config = checkpoint.config

@@ -9,7 +9,7 @@ import click
 
 from commands.interrupt import handled_by
 from commands.loading import cache_folder, prepare_jax, say_how
-from commands.options import MODEL, Verb, default_model, kernels_option, quantize_option
+from commands.options import MODEL, Verb, default_model, devices_option, kernels_option, quantize_option
 from commands.output import fail, write
 from commands.progress import progress_bar
 
@@ -18,11 +18,12 @@ from commands.progress import progress_bar
 @click.argument("model", type=MODEL, required=False)
 @click.option(
     "--suite",
-    type=click.Choice(["decode", "growth", "gpu", "models", "kernels", "variants"]),
+    type=click.Choice(["decode", "growth", "collectives", "gpu", "models", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="Measure a model (decode), or how its speed changes as the work grows (growth). On an H100 or H200: all that "
-    "matters there (gpu), whole models (models), the kernels of published Llamas (kernels) or of others (variants).",
+    help="Measure a model (decode), how its speed changes as the work grows (growth), or sums over --devices and, with "
+    "--shape, decoding on them (collectives). On an H100 or H200: all that matters there (gpu), whole models (models), "
+    "the kernels of published Llamas (kernels) or of others (variants).",
 )
 @click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
@@ -40,6 +41,7 @@ from commands.progress import progress_bar
 @click.option(
     "--dry-run", is_flag=True, help="Run next to nothing of a GPU's suite on a CPU, to see that the suite works."
 )
+@devices_option
 @click.option("--json", "json_file", metavar="FILE", help="Write every figure to FILE, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
 @click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tiles, and add them to FILE.")
@@ -64,6 +66,12 @@ def bench(
     llamaspec bench
     llamaspec bench --shape llama-3.2-1b --quantize q4 --json figures.json
     """
+    devices = of.pop("devices")
+    if suite == "collectives":
+        _collectives(devices, json_file, **of)
+        return
+    if devices > 1:
+        raise click.UsageError("--devices goes with the suite collectives")
     import json
     from contextlib import ExitStack
 
@@ -125,6 +133,30 @@ def bench(
     write(view.as_text(report))
     if wrong := view.wrong(report):
         fail(f"not right on this device: {', '.join(wrong)}", 1)
+
+
+def _collectives(
+    devices: int, json_file: str | None, *, shape: str | None, dtype: str | None, quantize: str | None,
+    context: int | None, **_: Any,
+) -> None:  # fmt: skip
+    """Print what a sum over devices takes and, for a shape, how fast one device and all of them decode."""
+    if devices == 1:
+        raise click.UsageError("the suite collectives needs --devices 2 or more")
+    from contextlib import nullcontext
+
+    from model.checkpoints.staging import new_file
+
+    with new_file(json_file, replace=True) if json_file else nullcontext() as staged:
+        prepare_jax()
+        from benchmarks.report import write_report
+        from benchmarks.several import as_text, measure_several
+
+        with progress_bar() as progress:
+            progress("measuring", 0.0)
+            report = measure_several([1, devices], shape, dtype=dtype, quantize=quantize, position=context or 512)
+        if staged:
+            write_report(report, staged)
+    write(as_text(report))
 
 
 def _interrupt() -> NoReturn:

@@ -14,6 +14,7 @@ from commands.options import (
     json_option,
     max_new_tokens,
     model_option,
+    processes_options,
     running_options,
     sampling_options,
     timings_option,
@@ -29,7 +30,14 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
 @combined(
-    model_option, tokenizer_option, max_new_tokens(256), sampling_options, running_options, timings_option, json_option
+    model_option,
+    tokenizer_option,
+    max_new_tokens(256),
+    sampling_options,
+    running_options,
+    processes_options,
+    timings_option,
+    json_option,
 )
 def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Continue PROMPT with a model.
@@ -51,7 +59,14 @@ def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
 @combined(
-    model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, timings_option, json_option
+    model_option,
+    tokenizer_option,
+    max_new_tokens(512),
+    sampling_options,
+    running_options,
+    processes_options,
+    timings_option,
+    json_option,
 )
 def story(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Tell a story, from its beginning or on from PROMPT.

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from commands.options import MODEL, SCHEME_NAMES, Verb, default_model, json_option
+from commands.options import MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from commands.output import write, write_json
 
 
@@ -27,6 +27,7 @@ from commands.output import write, write_json
 @click.option("--quantize", type=click.Choice(SCHEME_NAMES), help="--plan: quantize the matrices by this scheme.")
 @click.option("--cache", type=click.Choice(["int8"]), help="--plan: store the KV cache in int8.")
 @click.option("--device", metavar="NAME", help="--plan: run on h200, rtx-4090, …  [default: this machine, measured]")
+@devices_option
 @json_option
 @click.pass_context
 def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):

@@ -55,7 +55,8 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
     ids = None if prompt is None else encode_text(tokenizer, prompt)
     if ids is not None:
         check_length(ids, context)
-    running = {name: options[name] for name in ("context", "dtype", "quantize", "cache", "backend", "kernels")}
+    names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices")
+    running = {name: options[name] for name in names}
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()

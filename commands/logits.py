@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from commands.loading import parse_ids, prepare_jax
-from commands.options import Verb, combined, emulate_option, model_option, running_options, tokenizer_option
+from commands.options import (
+    Verb,
+    combined,
+    emulate_option,
+    model_option,
+    processes_options,
+    running_options,
+    tokenizer_option,
+)
 from commands.output import say
 from commands.progress import progress_bar
 
@@ -18,7 +26,7 @@ from commands.progress import progress_bar
     "--prompt", metavar="TEXT", help="Take the ids of this text, with BOS where the model's convention has it."
 )
 @click.option("--out", required=True, metavar="FILE.npy", help="Write this file, in place of the one that is there.")
-@combined(model_option, tokenizer_option, running_options, emulate_option)
+@combined(model_option, tokenizer_option, running_options, processes_options, emulate_option)
 def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
     """Write what a model predicts after each token, as a NumPy file.
 

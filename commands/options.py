@@ -17,6 +17,7 @@ from commands.output import say
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
+    "Several devices": ("devices", "coordinator", "processes", "process", "timeout"),
     "Choice of the next token": (
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
     ),
@@ -75,7 +76,12 @@ class Verb(click.Command):
         from model.running.process import prepare_process
 
         prepare_process(debug="--debug" in sys.argv)
-        return super().invoke(ctx)
+        if "devices" not in ctx.params:
+            return super().invoke(ctx)
+        from commands.parallel import taking_part
+
+        with taking_part(ctx.params):
+            return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""
@@ -165,6 +171,25 @@ quantize_option = click.option(
     type=click.Choice(SCHEME_NAMES),
     help="Quantize the matrices by this scheme as they are loaded.  [default: run them as they are stored]",
 )
+devices_option = click.option(
+    "--devices",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Share the model among N devices; on a CPU, N parts of it.  [default: 1, or all of all processes]",
+)
+processes_options = combined(
+    click.option("--coordinator", metavar="HOST:PORT", help="Meet the other processes here, at process 0."),
+    click.option("--processes", type=click.IntRange(1), metavar="N", help="Run the model in N processes."),
+    click.option("--process", type=click.IntRange(0), metavar="I", help="Be process I of N, from 0 on."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(1),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="End if a process is silent for so long.",
+    ),
+)
 _context, _dtype, _cache = (
     click.option(
         "--context", type=int, help="Keep room for so many tokens.  [default: the model's context, 4096 at most]"
@@ -187,7 +212,7 @@ _backend = click.option(
     show_default=True,
     help="Run compiled JAX, or the NumPy definition in float64.",
 )
-running_options = combined(_context, _dtype, quantize_option, _cache, _backend, kernels_option)
+running_options = combined(_context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option)
 serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 
 

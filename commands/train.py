@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import Verb
+from commands.options import Verb, devices_option
 from commands.output import say
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 )
 @click.option("--eval-every", type=int, default=400, show_default=True, help="Evaluate each so many steps.")
 @click.option("--save-every", type=int, default=100, show_default=True, help="Write a checkpoint each so many steps.")
+@devices_option
+@click.option("--fsdp", is_flag=True, help="With --devices: cut weights and optimizer over them, too.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
 @click.option("--text", metavar="FILE", help="Train on the paragraphs of FILE, instead of the built-in stories.")
 @click.option("--tokenizer", help="With --text: use this tokenizer, a file or directory.  [default: the stories' own]")
@@ -75,6 +77,8 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         raise click.UsageError("give either --out DIR or --evaluate MODEL")
     if tokenizer and not text:
         raise click.UsageError("--tokenizer goes with --text")
+    if options["fsdp"] and options["devices"] == 1:
+        raise click.UsageError("--fsdp goes with --devices")
     prepare_jax()
     try:
         from training.data import Text, companions
@@ -99,7 +103,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         click.echo(evaluate_model(evaluate, source))
         return
     shape = {name: options.pop(name) for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")}
-    running = {name: options.pop(name) for name in ("resume", "eval_every", "save_every")}
+    running = {name: options.pop(name) for name in ("resume", "eval_every", "save_every", "devices", "fsdp")}
     config = Config(**shape, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
     recipe = Recipe(config=config, **options)
     assert out is not None

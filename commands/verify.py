@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import cache_folder, prepare_jax
-from commands.options import Verb, json_option
+from commands.options import Verb, devices_option, json_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
 
@@ -61,6 +61,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
+@devices_option
 @click.option("--list", "listing", is_flag=True, help="Print contracts: how to be called, bounds, laws, mutants.")
 @click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
 @json_option
@@ -77,6 +78,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
+    if options["devices"] > 1 and not options["model"]:
+        raise click.UsageError("--devices goes with --model")
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:
@@ -240,7 +243,9 @@ def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
     return jobs
 
 
-def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, **_: Any):
+def _verify_model(
+    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, **_: Any
+):
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
     from model.checkpoints.open import open_checkpoint
     from model.ops.choice import ops_for
@@ -256,7 +261,7 @@ def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: in
         return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=dtype).ops
 
     for dtype in dtypes:
-        steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels")
+        steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels", devices=devices)
         wrong = wrong or report.outcome == "violated"
         if as_json:
             write_json([step._asdict() for step in steps])
@@ -285,7 +290,9 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
                 yield report, counterexample(report, None)
 
 
-def _walk(checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str) -> tuple[list[Step], Report]:
+def _walk(
+    checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1
+) -> tuple[list[Step], Report]:
     prepare_jax()
     from model.candidates.walking import walkable
     from verify.precision import precision
@@ -293,7 +300,13 @@ def _walk(checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, n
 
     config = checkpoint.config
     rows = sum(map(len, prompt(config, seed=seed)))
-    model = walkable(checkpoint, ops, dtype=precision(dtype).dtype, rows=rows)
+    sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
+    if devices > 1:
+        from model.parallel.walking import walkable_on
+
+        model = walkable_on(checkpoint, ops, devices=devices, **sizes)
+    else:
+        model = walkable(checkpoint, ops, **sizes)
     with progress_bar() as progress:
         return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)
 

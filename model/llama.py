@@ -186,6 +186,7 @@ def load(
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
     compile_cache: str | Path | None = None,
+    devices: int = 1,
     progress: Progress | bool = False,
 ) -> Llama:
     """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
@@ -202,6 +203,8 @@ def load(
     - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
       fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
       `~/.cache/llamaspec/compiled`.
+    - `devices` share the model by tensor parallelism (docs/parallel.md). They are the first of JAX's devices, which may
+      belong to several processes (`jax.distributed`): every process then makes the same calls with the same seeds.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
@@ -224,7 +227,7 @@ def load(
     running = load_backend(
         checkpoint,
         **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache},
+        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices},
         progress=print_progress() if progress is True else progress or no_progress,
     )
     places = [place for place in (tokenizer, place_of(path)) if place]
@@ -258,6 +261,7 @@ def load_backend(
     emulate_activations: str | None = None,
     own_process: bool = False,
     compile_cache: str | Path | None = None,
+    devices: int = 1,
     progress: Progress = no_progress,
     clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
@@ -281,6 +285,8 @@ def load_backend(
         raise ValueError(f"a cache is int8, or by default what the weights are, not {cache}")
     run = quantized(checkpoint, quantize) if quantize else checkpoint
     found = roundings(run, emulate_activations) if emulate_activations else {}
+    if devices != 1 and (backend == "reference" or emulate_activations):
+        raise ValueError(f"the reference and emulated activations run on one device, not on {devices}")
     if backend == "reference":
         clock.begin("read")
         check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
@@ -300,6 +306,12 @@ def load_backend(
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
         wide=wide_chunk(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
     )
+    if devices != 1:
+        from model.parallel.load import load_parallel  # here, since most runs need none of it
+
+        where = {"devices": devices, "device": device, "layout": layout, "capacity": capacity, "dtype": weights}
+        what = {"kernels": kernels, "quantize": quantize, "greedy": greedy, "own_process": own_process}
+        return load_parallel(checkpoint, **where, **what, progress=progress)
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}

@@ -18,7 +18,7 @@ Order of reading
                                              ggml_blocks, nf4, minifloat, gptq and the others, a family a file
 9. cached_attention, fused                   the same layers as kernels see them: over a cache, several at once
 10. losses, backward                         what training makes small, and the gradient that each layer passes back
-11. collectives                              what several devices exchange
+11. collectives, parallel                    what several devices exchange, and who computes what
 
 Notation
 --------

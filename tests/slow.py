@@ -124,6 +124,17 @@ SLOW: dict[str, int] = {
     "tests/test_bench.py::test_random_weights_are_numbers_in_every_scheme": 2,  # 1 to 2 each
     "tests/test_tokenizers.py::test_long_texts": 3,  # 1 to 2 each
     "tests/test_training.py::test_bfloat16_learns_too": 0,  # 4
+    # Several devices and processes: one test of each kind stays.
+    "tests/test_parallel.py::test_every_op_of_more_models_is_within_the_bound": 0,  # 90 in all
+    "tests/test_parallel.py::test_a_mistake_is_found": 0,  # 30 in all
+    "tests/test_parallel.py::test_a_gradient_is_that_of_one_device": 0,  # 40 in all
+    "tests/test_parallel.py::test_a_cache_on_several_devices_gives_the_logits_of_one": 0,  # 15 in all
+    "tests/test_parallel.py::test_a_training_that_was_killed_ends_with_the_same_bits": 0,  # 40 in all
+    "tests/test_parallel_processes.py::test_two_processes_tell_the_text_of_one": 0,  # 15 each
+    "tests/test_parallel_processes.py::test_the_end_of_one_process_ends_the_other_with_one_line": 1,  # 15 each
+    "tests/test_parallel_processes.py::test_a_process_that_hangs_is_noticed": 0,  # 20 each
+    "tests/test_parallel_processes.py::test_a_process_that_never_comes_is_named_by_its_place": 0,  # 10
+    "tests/test_parallel_processes.py::test_a_process_reads_its_part_of_a_file": 0,  # 25
     # The built-in model and its corpus, which rarely change.
     "tests/test_stories_model.py::test_it_is_small_and_the_one_that_the_card_describes": 0,  # 18
     "tests/test_corpus.py": 0,  # 40 in all

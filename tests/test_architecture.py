@@ -49,7 +49,10 @@ RULES = [
         "model/",
         never=("reference",),
         # Constants, tables and formats, not layers.
-        but=("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
+        but=(
+            *("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
+            "reference.collectives",
+        ),
         beside="model/running/reference_backend.py",
     ),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next

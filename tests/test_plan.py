@@ -132,6 +132,22 @@ def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
     assert cached == full["after"] * 2 * 32 * 8 * 128 * 2  # keys and values, layers, their heads, their width, bytes
 
 
+def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_them(run):
+    shape = ("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--json")
+    alone, eight = (json.loads(run(*shape, "--devices", n)[1]) for n in ("1", "8"))
+    assert (alone["devices"], eight["devices"]) == (1, 8)
+    assert not alone["memory"]["fits"] and eight["memory"]["fits"]
+    embedding = 2 * 128_256 * 8192  # every device has all of it
+    shared = alone["memory"]["weights"] - embedding
+    norms = 2 * (2 * 80 + 1) * 8192
+    assert eight["memory"]["weights"] == embedding + norms + (shared - norms) // 8
+    for one, each in zip(alone["work"], eight["work"], strict=True):
+        assert one["seconds_of_sums"] == 0 < each["seconds_of_sums"]
+        assert each["tokens_per_second"] < 8 * one["tokens_per_second"]
+    step = eight["work"][1]
+    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (3e-6 + 4 * 8192 / 450e9))  # a tree of 8
+
+
 def test_a_plan_over_the_memory_at_hand_says_so(run):
     code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090")
     assert code == 0, err

@@ -16,6 +16,7 @@ REASONS = {
     "tests/test_bench.py": "one command",
     "tests/test_bench_gpu.py": "one command, on a GPU",
     "tests/test_gpu_compile.py": "gates, on machine code written by hand",
+    "tests/on_devices.py": "what a process with several devices computes: one table of cases each",
     "tests/test_cli.py": "every command, as a person calls it",
     "tests/test_generation.py": "sessions on both backends held to the same laws",
     "tests/test_training.py": "one loop, from its data to its weights",

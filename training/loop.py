@@ -11,6 +11,7 @@ with the weights of one that was not.
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from reference.config import Config
 from training.data import Batch, Source, batches, stops
 from training.evaluation import Evaluation, evaluate, rows_at_once
 from training.objective import WHOLE, Tensors, compile_step, initial_tensors, optimizer, remat
+from training.parallel import even, spread
 from training.recipe import Recipe, check_at_least_one, check_recipe
 from training.saving import checkpoints, load_state, save_state, write_model
 
@@ -50,17 +52,21 @@ def train(
     resume: bool = False,
     eval_every: int = 200,
     save_every: int = 100,
+    devices: int = 1,
+    fsdp: bool = False,
     report: Callable[[StepReport], object] = lambda step: None,
 ) -> Path:
     """Train, and give the directory of the model.
 
-    `resume` goes on from the last checkpoint in `out`. `report` is called after each step, and again after each
-    evaluation. Raises CheckpointError where a file cannot be used, ValueError for a recipe that cannot be, and
-    FloatingPointError for a loss that is not finite: each a single line.
+    `resume` goes on from the last checkpoint in `out`. The documents of a step are spread over `devices`; with `fsdp`
+    each holds a part of the weights and of the optimizer, otherwise all of them. `report` is called after each step,
+    and again after each evaluation. Raises CheckpointError where a file cannot be used, ValueError for a recipe that
+    cannot be, and FloatingPointError for a loss that is not finite: each a single line.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
     check_at_least_one(eval_every=eval_every, save_every=save_every)
+    over = spread(recipe.config, devices=devices, fsdp=fsdp) if devices > 1 else None
     transform = optimizer(lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay)
     tensors = initial_tensors(recipe.config, seed=recipe.seed)
     state, begun, seconds = transform.init(tensors), 0, 0.0
@@ -81,10 +87,14 @@ def train(
                 staged.write_bytes(data)
     ops = remat(WHOLE) if recipe.remat else WHOLE
     platform = default_device().platform
-    step = compile_step(recipe.config, transform, ops=ops, dtype=np.dtype(recipe.dtype), platform=platform)
-    rows = rows_at_once(platform)
+    step = compile_step(recipe.config, transform, ops=ops, dtype=np.dtype(recipe.dtype), platform=platform, over=over)
+    rows, streams_at_once = rows_at_once(platform) * devices, STREAMS
     context = recipe.config.context
     zeros = jax.jit(lambda: (jax.tree.map(jnp.zeros_like, tensors), jnp.zeros(())))
+    if over:
+        tensors, state = over.place((tensors, state))
+        zeros = partial(over.place, jax.tree.map(np.zeros_like, (tensors, np.zeros((), np.float32))))
+        streams_at_once = 1  # since devices would meet in two programs in different orders, and wait forever
 
     def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
         """Sum the gradients and the nats of all predictions of `parts`."""
@@ -94,17 +104,17 @@ def train(
         return jax.block_until_ready(sums)
 
     # The documents of the next step are made while this one is computed, which takes as long on a GPU.
-    pool, writer = ThreadPoolExecutor(STREAMS), ThreadPoolExecutor(1)
+    pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
     following = writer.submit(source.training, begun, recipe)
     for number in range(begun, recipe.steps):
         start = time.perf_counter()
         chosen = following.result()
         following = writer.submit(source.training, number + 1, recipe)
-        parts = list(batches(chosen, rows=min(recipe.batch, rows), context=context))
+        parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
-        streams = pool.map(add_up, (parts[first::STREAMS] for first in range(STREAMS)))
+        streams = pool.map(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
         gradient, nats = jax.tree.map(lambda *sums: sum(sums), *streams)
         tensors, state = step.update(tensors, state, gradient, jnp.float32(count))
         loss = float(nats) / count

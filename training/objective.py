@@ -27,6 +27,7 @@ from model.running.compile import compiler_options
 from model.tensors import Role, weights
 from model.weights.params import params_of, rope_table
 from reference.config import Config
+from training.parallel import Spread
 
 EMBEDDING_STD = 0.02
 
@@ -100,10 +101,20 @@ class Step(NamedTuple):
 
 
 def compile_step(
-    config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, platform: str
+    config: Config,
+    transform: optax.GradientTransformation,
+    *,
+    ops: Ops,
+    dtype: np.dtype,
+    platform: str,
+    over: Spread | None = None,
 ) -> Step:
-    """Make the functions of a training that computes in `dtype` with `ops`, on a CPU or a GPU."""
-    loss = partial(summed_loss, config=config, ops=ops, dtype=dtype)
+    """Make the functions of a training that computes in `dtype` with `ops`, on a CPU or a GPU.
+
+    `over` are the devices of a training that runs on several.
+    """
+    static = {"config": config, "ops": ops, "dtype": dtype}
+    loss = over.loss(summed_loss, **static) if over else partial(summed_loss, **static)
 
     def add_gradient(gradient: Tensors, nats: Array, tensors: Tensors, ids: Array, importance: Array):
         """Add the gradient and the nats of this batch to those of batches before."""

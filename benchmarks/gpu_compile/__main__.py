@@ -12,6 +12,8 @@ from benchmarks.decode_steps import FEW_LAYERS, STEPS, decode_step
 from benchmarks.gpu_compile.compiler import compile_case, compile_step
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
+from benchmarks.gpu_compile.several import STEPS as SHARED
+from benchmarks.gpu_compile.several import broken_by_shared_step, compile_shared
 from benchmarks.gpu_compile.workers import Failure, call_each
 from benchmarks.kernel_cases import gated_cases, refusal, sampled
 from benchmarks.kernel_cases.case import TWO_MODELS
@@ -74,6 +76,13 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
             broken += len(wrong)
             for line in wrong:
                 click.echo(f"{name}: {line}", err=True)
+    shared = [name for name in SHARED if only in f"decode step {name}" and not sample]
+    for name, step in compile(compile_shared, shared):
+        wrong = [step.reason] if isinstance(step, Failure) else broken_by_shared_step(step)
+        compiled += 1
+        broken += len(wrong)
+        for line in wrong:
+            click.echo(f"{name}: {line}", err=True)
     kernels, steps = tables
     text = "\n\n".join(
         table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows

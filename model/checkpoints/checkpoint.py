@@ -6,7 +6,7 @@ projections whose RoPE pairs are halves (see `reference.rope`).
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -104,6 +104,10 @@ class Checkpoint:
     bos: int | None  # the id that begins a text, if the checkpoint has one
     stops: frozenset[int]  # ids that end a generated text
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
+    # Nothing is read ahead within. The context's value is a function that has a view of the file read at once.
+    scattered: Callable[[], AbstractContextManager[Callable[[np.ndarray], object]]] = field(
+        default=lambda: nullcontext(lambda view: None), repr=False
+    )
 
 
 @contextmanager

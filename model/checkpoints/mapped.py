@@ -3,6 +3,8 @@
 import mmap
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,26 @@ class MappedFile:
         """
         self._check_size()
         self._map.madvise(mmap.MADV_DONTNEED)
+
+    @contextmanager
+    def scattered(self) -> Iterator[Callable[[np.ndarray], None]]:
+        """Have the system read no more than what is touched: for a few bytes of each row, reading ahead reads all.
+
+        The value is a function that has the pages of a contiguous view of this file read at once, and no others.
+        """
+        begin = np.frombuffer(self._map, np.uint8).ctypes.data
+
+        def read_at_once(view: np.ndarray) -> None:
+            start = view.ctypes.data - begin
+            if 0 <= start < self.size and view.flags.c_contiguous and view.nbytes:
+                page = start - start % mmap.PAGESIZE
+                self._map.madvise(mmap.MADV_WILLNEED, page, start + view.nbytes - page)
+
+        self._map.madvise(mmap.MADV_RANDOM)
+        try:
+            yield read_at_once
+        finally:
+            self._map.madvise(mmap.MADV_NORMAL)
 
     def _check_size(self) -> None:
         """Touching a page beyond the end of the file would end the process with SIGBUS, so look at the size before."""

@@ -13,7 +13,31 @@ from model.insight.cost import Cost, decode_cost, prefill_cost
 from model.running.memory import Memory, gigabytes, memory_of
 from model.running.programs import prompt_chunk
 from model.weights.params import Params
+from reference.collectives import ring_seconds, tree_seconds
 from reference.config import Config
+
+
+class Link(NamedTuple):
+    """The time of a message between two devices: alpha seconds, and beta seconds a byte."""
+
+    alpha: float
+    beta: float
+
+    def all_reduce_seconds(self, devices: int, size: int | float) -> float:
+        """Give the time to sum `size` bytes over devices, along a ring or a tree, whichever is faster.
+
+        >>> round(Link(3e-6, 1 / 450e9).all_reduce_seconds(2, 16384) * 1e6, 2)
+        6.04
+        """
+        if devices == 1:
+            return 0.0
+        sizes = {"alpha": self.alpha, "beta": self.beta}
+        return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
+
+
+# An all-reduce of 16 KB on two H100 is reported to take about 6 us (NVIDIA/nccl issue 1259). NVLink 4 moves 450 GB/s in
+# each direction. `llamaspec bench --suite collectives` measures both where there are several devices.
+NVLINK = Link(alpha=3e-6, beta=1 / 450e9)
 
 
 class DeviceLimits(NamedTuple):
@@ -58,9 +82,10 @@ class Work(NamedTuple):
     what: str
     after: int  # tokens before it, in each sequence
     tokens: int  # of all sequences
-    cost: Cost
-    seconds: float  # at least
+    cost: Cost  # of a device
+    seconds: float  # at least, sums over devices included
     waits_for: str
+    sums: float = 0.0  # seconds of them that sums over devices take
 
     def as_json(self) -> dict[str, Any]:
         """Give what a token costs, as JSON has it."""
@@ -71,6 +96,7 @@ class Work(NamedTuple):
             "bytes_per_token": self.cost.bytes / self.tokens,
             "flops_per_byte": self.cost.intensity,
             "tokens_per_second": self.tokens / self.seconds,
+            "seconds_of_sums": self.sums,
             "waits_for": self.waits_for,
         }
 
@@ -86,8 +112,9 @@ class Plan(NamedTuple):
     batch: int
     experts: int  # of a layer, that tokens choose from; 0 where there are none
     device: DeviceLimits
-    memory: Memory
+    memory: Memory  # of each device
     work: list[Work]
+    devices: int = 1
 
     @property
     def fits(self) -> bool:
@@ -98,7 +125,7 @@ class Plan(NamedTuple):
         """Give the whole plan, as JSON has it."""
         return {
             **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
-            **{"context": self.context, "batch": self.batch, "experts": self.experts},
+            **{"context": self.context, "batch": self.batch, "experts": self.experts, "devices": self.devices},
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
             "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
             "work": [work.as_json() for work in self.work],
@@ -107,9 +134,13 @@ class Plan(NamedTuple):
 
 def make_plan(
     name: str, params: Params, config: Config, device: DeviceLimits, *,
-    context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None,
+    context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None, devices: int = 1,
+    link: Link = NVLINK,
 ) -> Plan:  # fmt: skip
     """Plan for `batch` sequences of up to `context` tokens. `params` are shapes, those of `abstract_params`.
+
+    Of several devices, `params` and `config` are the share of each, as `model.parallel` makes them, and `link` is what
+    joins them: two sums a layer.
 
     The cache is of the embedding's dtype, unless `cache_dtype` says otherwise. Raises ValueError for a dtype that the
     device has no rate for.
@@ -120,7 +151,10 @@ def make_plan(
         raise ValueError(f"how fast {device.name} multiplies {dtype} is not known")
 
     def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
-        return Work(what, after, tokens * batch, cost, device.seconds(cost, dtype), device.waits_for(cost, dtype))
+        sums = 2 * config.layers * link.all_reduce_seconds(devices, 4 * tokens * batch * config.dim)
+        computing, waits_for = device.seconds(cost, dtype), device.waits_for(cost, dtype)
+        waits_for = waits_for if sums < computing else "sums over devices"
+        return Work(what, after, tokens * batch, cost, computing + sums, waits_for, sums)
 
     platform = device.platform
     chunk = prompt_chunk(config, platform)
@@ -136,6 +170,7 @@ def make_plan(
                 for at in sorted({0, context // 2, context - 1})
             ),
         ],
+        devices=devices,
     )
 
 
@@ -149,6 +184,7 @@ def as_text(plan: Plan) -> str:
         f"{device.name}: {gigabytes(int(device.memory))} of memory, {device.bandwidth / 1e9:,.0f} GB/s, "
         f"{device.flops[plan.dtype] / 1e9:,.0f} GFLOP/s in {plan.dtype}"
         + (f", a cache of {device.cache / 1e6:,.1f} MB" if device.cache else ""),
+        *([f"{plan.devices} devices, of which each has a share: the figures are those of one"] * (plan.devices > 1)),
         "",
     ]
     memory = plan.memory._asdict()
@@ -168,6 +204,9 @@ def as_text(plan: Plan) -> str:
             f"{row['flops_per_byte']:12,.1f}{row['tokens_per_second']:12,.1f}  {work.waits_for}"
         )
     lines.append("FLOP and bytes are those of a token.")
+    if plan.devices > 1:
+        step = plan.work[-1]
+        lines.append(f"Sums over devices take {step.sums / step.seconds:.0%} of a step, where a message takes 3 us.")
     if plan.experts:
         lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import Stored, extended
-from model.ops.table import Positions, Product
+from model.ops.table import Positions, Product, Total
 from model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Config
 
@@ -32,10 +32,15 @@ def norm_qkv(
 
 
 def project_add(
-    h: Float[Array, "batch seq width"], layer: Layer, x: Float[Array, "batch seq dim"], *, product: Product
+    h: Float[Array, "batch seq width"],
+    layer: Layer,
+    x: Float[Array, "batch seq dim"],
+    *,
+    product: Product,
+    total: Total | None = None,
 ) -> Float[Array, "batch seq dim"]:
     """Add the output projection of h to the residual stream."""
-    return (x.astype(jnp.float32) + _linear(h, layer.o, product)).astype(x.dtype)
+    return (x.astype(jnp.float32) + _linear(h, layer.o, product, total)).astype(x.dtype)
 
 
 def norm_gate_up(
@@ -48,15 +53,20 @@ def norm_gate_up(
 
 
 def down_add(
-    g: Float[Array, "batch seq ffn"], layer: Layer, x: Float[Array, "batch seq dim"], *, product: Product
+    g: Float[Array, "batch seq ffn"],
+    layer: Layer,
+    x: Float[Array, "batch seq dim"],
+    *,
+    product: Product,
+    total: Total | None = None,
 ) -> Float[Array, "batch seq dim"]:
     """Add the down projection of g to the residual stream."""
     assert isinstance(layer.ffn, FeedForward)
-    return (x.astype(jnp.float32) + _linear(g, layer.ffn.down, product)).astype(x.dtype)
+    return (x.astype(jnp.float32) + _linear(g, layer.ffn.down, product, total)).astype(x.dtype)
 
 
 def moe_add(
-    x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
+    x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product, total: Total | None = None
 ) -> Float[Array, "batch seq dim"]:
     """Normalize x, and add the weighted outputs of the experts that the router chooses to the residual stream.
 
@@ -74,7 +84,9 @@ def moe_add(
         return lambda n: product(_swiglu(product(n, ffn.gate_up.weight)).astype(x.dtype), ffn.down.weight)
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
-    y = x.astype(jnp.float32)
+    # The experts' outputs are summed over devices once, all together, and the residual is added after it.
+    start = x.astype(jnp.float32)
+    y = start if total is None else jnp.zeros_like(start)
     if x.shape[0] * x.shape[1] == 1:
         for rank in range(config.experts_per_token):
             y = y + weights[..., rank, None] * lax.switch(chosen[0, 0, rank], experts, n)
@@ -82,7 +94,7 @@ def moe_add(
         shares = jnp.sum(jax.nn.one_hot(chosen, config.experts) * weights[..., None], axis=-2)  # [batch, seq, experts]
         for e in range(config.experts):
             y = y + shares[..., e, None] * experts[e](n)
-    return y.astype(x.dtype)
+    return (y if total is None else start + total(y)).astype(x.dtype)
 
 
 def norm_logits(
@@ -105,8 +117,12 @@ def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> F
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _linear(x: Float[Array, "batch seq cols"], linear: Linear, product: Product) -> Float[Array, "batch seq rows"]:
+def _linear(
+    x: Float[Array, "batch seq cols"], linear: Linear, product: Product, total: Total | None = None
+) -> Float[Array, "batch seq rows"]:
+    """Multiply, sum over devices where `total` does, and only then add the bias."""
     y = product(x, linear.weight)
+    y = y if total is None else total(y)
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
 
 

@@ -24,11 +24,11 @@ from jaxtyping import Array, Float, Int
 
 from model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
 from model.ops.products import dot
-from model.ops.table import Ops, Positions
+from model.ops.table import Ops, Positions, Total
 from model.ops.xla import XLA, plain
 from model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
 from model.weights.gpu_codes import LEVELS, WORDS, Stacked
-from model.weights.params import FeedForward, Layer, Matrix, Params
+from model.weights.params import FeedForward, Layer, Linear, Matrix, Params
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
@@ -137,10 +137,10 @@ def attend(
 
 
 def project_add(
-    h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"]
+    h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
     """`block.project_add` of one token a sequence."""
-    return gemv(_multiplied(layer.o.weight, h), h[:, 0], bias=layer.o.bias, residual=x[:, 0])[:, None]
+    return _linear_add(h, layer.o, x, total)
 
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
@@ -151,11 +151,23 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
 
 
 def down_add(
-    g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"]
+    g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
     """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
-    return gemv(_multiplied(layer.ffn.down.weight, g), g[:, 0], bias=layer.ffn.down.bias, residual=x[:, 0])[:, None]
+    return _linear_add(g, layer.ffn.down, x, total)
+
+
+def _linear_add(
+    v: Float[Array, "batch 1 cols"], linear: Linear, x: Float[Array, "batch 1 rows"], total: Total | None
+) -> Float[Array, "batch 1 rows"]:
+    """Multiply, and add bias and residual in the kernel; after the sum over devices where there are several."""
+    weight, bias = linear
+    if total is None:
+        return gemv(_multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
+    y = total(gemv(_multiplied(weight, v), v[:, 0], out=jnp.float32))
+    y = y if bias is None else y + bias.astype(jnp.float32)
+    return (x.astype(jnp.float32) + y[:, None]).astype(x.dtype)
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
@@ -288,7 +300,7 @@ def _attend_form(q: Shaped, cache: Stored, positions: Positions, *, window: int 
     return _form((q, cache, at), window, config)
 
 
-def _project_add_form(h: Shaped, layer: Layer, x: Shaped) -> Form | None:
+def _project_add_form(h: Shaped, layer: Layer, x: Shaped, *, total: Total | None = None) -> Form | None:
     return None if x.shape[1] > 1 else _form((h, layer.o, x))
 
 
@@ -297,7 +309,7 @@ def _norm_gate_up_form(x: Shaped, layer: Layer, *, config: Config) -> Form | Non
     return None if x.shape[1] > 1 else _form((x, layer.ffn_norm, layer.ffn.gate_up), config)
 
 
-def _down_add_form(g: Shaped, layer: Layer, x: Shaped) -> Form | None:
+def _down_add_form(g: Shaped, layer: Layer, x: Shaped, *, total: Total | None = None) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
     return None if x.shape[1] > 1 else _form((g, layer.ffn.down, x))
 

@@ -32,6 +32,13 @@ class Product(Protocol):
     def __call__(self, x: Float[Array, "*batch cols"], weight: Matrix, /) -> Float[Array, "*batch rows"]: ...
 
 
+@runtime_checkable
+class Total(Protocol):
+    """The sum of every device's partial products, in float32. `model.parallel` has an op add them with it."""
+
+    def __call__(self, partial_sum: Float[Array, "*batch rows"], /) -> Float[Array, "*batch rows"]: ...
+
+
 class NormQkv(Protocol):
     """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache."""
 
@@ -63,10 +70,16 @@ class Attend(Protocol):
 
 
 class ProjectAdd(Protocol):
-    """The output projection of attention, added to the residual stream x."""
+    """The output projection of attention, added to the residual stream x. With `total`, o is a device's columns."""
 
     def __call__(
-        self, h: Float[Array, "batch seq width"], layer: Layer, x: Float[Array, "batch seq dim"], /
+        self,
+        h: Float[Array, "batch seq width"],
+        layer: Layer,
+        x: Float[Array, "batch seq dim"],
+        /,
+        *,
+        total: Total | None = None,
     ) -> Float[Array, "batch seq dim"]: ...
 
 
@@ -79,18 +92,24 @@ class NormGateUp(Protocol):
 
 
 class DownAdd(Protocol):
-    """The down projection, added to the residual stream x."""
+    """The down projection, added to the residual stream x. With `total`, down is a device's columns."""
 
     def __call__(
-        self, g: Float[Array, "batch seq ffn"], layer: Layer, x: Float[Array, "batch seq dim"], /
+        self,
+        g: Float[Array, "batch seq ffn"],
+        layer: Layer,
+        x: Float[Array, "batch seq dim"],
+        /,
+        *,
+        total: Total | None = None,
     ) -> Float[Array, "batch seq dim"]: ...
 
 
 class MoeAdd(Protocol):
-    """RMSNorm and the chosen experts, weighted and added to the residual stream x."""
+    """RMSNorm and the chosen experts, weighted and added to x. With `total`, experts have a device's columns."""
 
     def __call__(
-        self, x: Float[Array, "batch seq dim"], layer: Layer, /, *, config: Config
+        self, x: Float[Array, "batch seq dim"], layer: Layer, /, *, config: Config, total: Total | None = None
     ) -> Float[Array, "batch seq dim"]: ...
 
 

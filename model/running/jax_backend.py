@@ -57,6 +57,7 @@ class JaxBackend:
         self._layout = layout
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=choice.ops))
+        self._put: Callable[[Any], Any] = jax.device_put  # from the host to where programs read
 
     def describe(self) -> str:
         """Say in one line how the model runs: its dtype, the device, and on a GPU which ops are plain and why."""
@@ -79,7 +80,7 @@ class JaxBackend:
 
     def rewind(self, cache: Cache, length: int) -> Cache:
         """Forget all but the first `length` positions."""
-        return cache._replace(lengths=jax.device_put(_counts(length)))
+        return cache._replace(lengths=self._put(_counts(length)))
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
         """Append at most a chunk of tokens to the cache.
@@ -101,8 +102,8 @@ class JaxBackend:
         if len(stops) > STOPS:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
-        fixed = jax.device_put((random_key(seed)[None], as_arrays(options), ends))
-        return Drawing(text_after(np.array([token]), seen[None]), fixed, options.greedy)
+        fixed = self._put((random_key(seed)[None], as_arrays(options), ends))
+        return Drawing(self._put(text_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""

@@ -100,16 +100,17 @@ def compile_programs(
     prompt: bool = True,
     compiled: Callable[[], object] | None = None,
     store: ProgramStore | None = None,
+    jit: Callable[..., Any] | None = None,
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
     decode is compiled at once, `prompt` whether the one that reads prompts is: a text that begins with one token does
     without it. `compiled` is called after each compilation. Programs that `store` has are loaded, and
-    others are stored there.
+    others are stored there. `jit` makes a function whose `lower` takes these shapes; by default it is `jax.jit`.
     """
     compiled = compiled or (lambda: None)
-    makers = _makers(params, config, ops=ops, layout=layout, options=compiler_options(platform))
+    makers = _makers(params, config, ops=ops, layout=layout, options=compiler_options(platform), jit=jit)
     # XLA compiles the first program, which is larger, while Python traces the other.
     first = [_decoder(greedy), *([PREFILL] if prompt else [])]
     with ThreadPoolExecutor(len(first)) as pool:
@@ -152,6 +153,7 @@ class _Maker(NamedTuple):
     arguments: tuple[Any, ...]  # shapes
     results: Any  # a pytree of their structure
     options: dict[str, Any]
+    jit: Callable[..., Any]
 
     def load(self, store: ProgramStore | None) -> Compiled | None:
         return store.load(self.name, self.arguments, self.results) if store else None
@@ -162,7 +164,7 @@ class _Maker(NamedTuple):
         def lower(name: str) -> Lowered:
             named = partial(self.program)
             named.__name__ = name  # type: ignore  # JAX names a program by its function
-            return jax.jit(named, donate_argnums=CACHE).lower(*self.arguments)
+            return self.jit(named).lower(*self.arguments)
 
         if store:
             return store.compile(self.name, lower, self.options)
@@ -170,18 +172,27 @@ class _Maker(NamedTuple):
         return lambda: lowered.compile(self.options)
 
 
-def _makers(params: Params, config: Config, *, ops: Ops, layout: Layout, options: dict[str, Any]) -> dict[str, _Maker]:
+def _makers(
+    params: Params,
+    config: Config,
+    *,
+    ops: Ops,
+    layout: Layout,
+    options: dict[str, Any],
+    jit: Callable[..., Any] | None,
+) -> dict[str, _Maker]:
+    jit = jit or partial(jax.jit, donate_argnums=CACHE)
     cache = jax.eval_shape(partial(layout.empty_cache, config))
     read = partial(prefill, config=config, ops=ops)
     chunks = {PREFILL: layout.chunk, **({WIDE_PREFILL: layout.wide} if layout.wide else {})}
     makers = [
-        _Maker(name, read, (params, *prefill_shapes(layout._replace(chunk=chunk), cache)), cache, options)
+        _Maker(name, read, (params, *prefill_shapes(layout._replace(chunk=chunk), cache)), cache, options, jit)
         for name, chunk in chunks.items()
     ]
     shapes = (params, *decode_shapes(config, cache))
     for greedy in (False, True):
         draw = partial(decode, greedy=greedy, burst=layout.burst, config=config, ops=ops)
-        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, Text(0, 0, 0), cache), options))  # type: ignore
+        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, Text(0, 0, 0), cache), options, jit))  # type: ignore
     return {maker.name: maker for maker in makers}
 
 

@@ -31,7 +31,8 @@ def open_gguf(file: MappedFile) -> Checkpoint:
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
     tensors = {weight.name: _tensor(file, weight, entries[place.name], place) for weight, place in places.items()}
-    return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, release=file.release)
+    reading = {"release": file.release, "scattered": file.scattered}
+    return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, **reading)
 
 
 def _config(file: MappedFile, metadata: Metadata, architecture: Architecture, entries: Entries) -> Config:

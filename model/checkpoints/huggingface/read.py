@@ -4,6 +4,8 @@ Files that the user names, and config.json, may be symbolic links. The index, wh
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,9 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Chec
         for name, weight in expected.items()
     }
     release = partial(_release, list(files.values()))
-    return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, release=release)
+    scattered = partial(_scattered, list(files.values()))
+    reading = {"release": release, "scattered": scattered}
+    return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, **reading)
 
 
 def _tensor(place: tuple[MappedFile, Entry], shape: tuple[int, ...]) -> Tensor:
@@ -63,6 +67,18 @@ def _tensor(place: tuple[MappedFile, Entry], shape: tuple[int, ...]) -> Tensor:
 def _release(files: list[MappedFile]) -> None:
     for file in files:
         file.release()
+
+
+@contextmanager
+def _scattered(files: list[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
+    with ExitStack() as stack:
+        each = [stack.enter_context(file.scattered()) for file in files]
+
+        def read_at_once(view: np.ndarray) -> None:
+            for read in each:
+                read(view)
+
+        yield read_at_once
 
 
 def _locate(file: MappedFile) -> Located:

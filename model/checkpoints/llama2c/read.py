@@ -47,7 +47,8 @@ def open_llama2c(file: MappedFile) -> Checkpoint:
             tensors[weight.name] = Tensor(tensor.shape, FLOAT32, read, codes)
         offset += tensor.bytes
     name = "kuiper-int8" if version == layout.KUIPER else f"llama2c-v{version}"
-    return Checkpoint(file.path, name, config, tensors, bos=layout.BOS, stops=layout.STOPS, release=file.release)
+    reading = {"release": file.release, "scattered": file.scattered}
+    return Checkpoint(file.path, name, config, tensors, bos=layout.BOS, stops=layout.STOPS, **reading)
 
 
 def _read_header(file: MappedFile) -> tuple[int, Config, int]:

@@ -1,0 +1,187 @@
+"""Several devices: what an all-reduce costs, and decoding beside one device.
+
+    python -m benchmarks.several --devices 2 --shape llama-3.1-8b --quantize q4 --json several.json
+
+Weights are random, drawn on each device. `llamaspec bench --suite collectives` measures the same.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.random_model import random_params
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantized
+from model.insight.machine import about
+from model.insight.shapes import SHAPES
+from model.llama import choose_dtype
+from model.options import SamplingOptions
+from model.parallel.backend import ParallelBackend
+from model.parallel.load import plan_parallel
+from model.parallel.partition import mesh
+from model.parallel.reading import empty_share
+from model.parallel.share import share
+from model.parallel.tensor import AXIS
+from model.running.device import default_device
+from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
+from model.weights.params import abstract_params
+from reference.config import Config
+
+SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
+LOOP = 50  # all-reduces of a call, fewer for large arrays
+MOVED = 256 << 20  # bytes that a call sums at most, where that is more than two arrays
+ROUNDS = 5
+
+
+def all_reduce_rows(devices: int, sizes: Sequence[int] = SIZES) -> list[dict[str, float]]:
+    """Time an all-reduce of float32 arrays of these sizes, many in one program."""
+    over, rows = mesh(devices), []
+
+    def many(x: jax.Array, times: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, times, lambda _, x: lax.psum(x, AXIS) / devices, x)
+
+    spread = jax.jit(jax.shard_map(many, mesh=over, in_specs=(P(), P()), out_specs=P(), check_vma=False))
+    for size in sizes:
+        times = max(2, min(LOOP, MOVED // size))
+        x = jnp.ones(size // 4, jnp.float32)
+        jax.block_until_ready(spread(x, np.int32(times)))
+        seconds = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            jax.block_until_ready(spread(x, np.int32(times)))
+            seconds.append((time.perf_counter() - began) / times)
+        rows.append({"bytes": size, "seconds": statistics.median(seconds)})
+    return rows
+
+
+def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float]:
+    """Fit a ring's 2 (n - 1) (alpha + beta m / n): alpha from the smallest array, beta from the largest.
+
+    >>> fitted = constants([{"bytes": 0, "seconds": 2e-6}, {"bytes": 10**9, "seconds": 0.01}], 2)
+    >>> round(fitted["alpha"] * 1e6, 3), round(1 / fitted["beta"] / 1e9)
+    (1.0, 100)
+    """
+    steps = 2 * (devices - 1)
+    alpha = rows[0]["seconds"] / steps
+    largest = rows[-1]
+    return {"alpha": alpha, "beta": (largest["seconds"] / steps - alpha) * devices / largest["bytes"]}
+
+
+def random_backend(config: Config, *, devices: int, dtype: np.dtype, quantize: str | None, context: int) -> Any:
+    """Make a backend of random weights on several devices."""
+    device, local = default_device(), share(config, devices)
+    held = empty_share(config, devices, dtype)
+    checkpoint = Checkpoint("random", "memory", local, held, bos=None, stops=frozenset())
+    run = quantized(checkpoint, quantize) if quantize else checkpoint
+    layout = Layout(
+        1, context, min(prompt_chunk(config, device.platform), context), longest_burst(device.platform), dtype
+    )
+    shapes = abstract_params(local, dtype=dtype, positions=layout.rows, tensors=run.tensors)
+    where = {"devices": devices, "layout": layout, "device": device}
+    partition, choice = plan_parallel(local, shapes, **where, kernels="auto")
+    how: dict[str, Any] = {"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": True}
+    programs = compile_programs(shapes, local, **how, jit=partition.jit)
+    parts = []
+    for one in partition.mesh.devices:
+        with jax.default_device(one):
+            parts.append(random_params(shapes, local))
+    params = partition.joined(partition.weights, parts)
+    made = {"partition": partition, "choice": choice, "layout": layout, "device": device}
+    return ParallelBackend(params, programs, local, local=shapes, **made)
+
+
+def decode_row(backend: ParallelBackend, *, position: int, vocab: int) -> dict[str, Any]:
+    """Time a greedy step after `position` tokens, and a chunk of a prompt."""
+    options, seen = SamplingOptions(temperature=0), np.zeros(vocab, bool)
+    cache, burst = backend.start(), backend.burst
+    began = time.perf_counter()
+    cache = jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
+    cold = time.perf_counter() - began
+    chunks, steps = [], []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        cache = jax.block_until_ready(backend.extend(backend.rewind(cache, 0), [1] * backend.chunk))
+        chunks.append(time.perf_counter() - began)
+    for _ in range(ROUNDS + 1):
+        cache = backend.rewind(cache, position)
+        drawing = backend.begin(1, seen=seen, seed=0, options=options, stops=[])
+        began = time.perf_counter()
+        read, _, cache = backend.decode(cache, drawing, steps=burst)
+        taken = len(read())
+        steps.append((time.perf_counter() - began) / taken)
+    step, chunk = statistics.median(steps[1:]), statistics.median(chunks)
+    return {
+        "run": backend.describe(),
+        "tokens_a_second": 1 / step,
+        "prompt_tokens_a_second": backend.chunk / chunk,
+        "bytes_a_device": backend.bytes_read(position + burst / 2),
+        "cold_chunk_seconds": cold,
+    }
+
+
+def measure_several(
+    numbers: Sequence[int], shape: str | None, *, dtype: str | None, quantize: str | None, position: int
+) -> dict[str, Any]:
+    """Measure sums over each number of devices and, for the name of a shape, decoding on each."""
+    report: dict[str, Any] = {"about": about(), "all_reduce": {}, "decode": []}
+    for devices in numbers:
+        if devices > 1:
+            rows = all_reduce_rows(devices)
+            report["all_reduce"][devices] = {"rows": rows, **constants(rows, devices)}
+    if shape is None:
+        return report
+    if shape not in SHAPES:
+        raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
+    config, chosen = SHAPES[shape], choose_dtype(dtype, None, platform=jax.default_backend())
+    context = min(config.context, 1 << (position + 512).bit_length())
+    for devices in numbers:
+        sizes: dict[str, Any] = {"devices": devices, "dtype": chosen, "quantize": quantize, "context": context}
+        row = decode_row(random_backend(config, **sizes), position=position, vocab=config.vocab)
+        report["decode"].append({"shape": shape, "quantize": quantize, "devices": devices, **row})
+    return report
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Format what was measured for a person to read."""
+    lines = []
+    for devices, found in report["all_reduce"].items():
+        lines.append(f"all-reduce over {devices} devices: {found['alpha'] * 1e6:.1f} us a message, ")
+        lines[-1] += f"{1 / found['beta'] / 1e9:.1f} GB/s"
+        for row in found["rows"]:
+            lines.append(f"  {row['bytes']:12,} bytes {row['seconds'] * 1e6:12,.1f} us")
+    for row in report["decode"]:
+        scheme = f" {row['quantize']}" if row["quantize"] else ""
+        lines.append(f"{row['shape']}{scheme}, {row['devices']} devices: {row['tokens_a_second']:,.1f} tokens/s, ")
+        lines[-1] += f"a prompt at {row['prompt_tokens_a_second']:,.0f} tokens/s; {row['run']}"
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure what the command line asks for, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--shape", choices=SHAPES, help="also decode with random weights of this model")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("--quantize")
+    parser.add_argument("--position", type=int, default=512)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    how = {"dtype": asked.dtype, "quantize": asked.quantize, "position": asked.position}
+    report = measure_several(asked.devices, asked.shape, **how)
+    if asked.json:
+        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+    print(as_text(report), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Options of commands that run a model on several devices, or in several processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from commands.output import say
+
+VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes several devices of a CPU
+
+
+@contextmanager
+def taking_part(params: dict[str, Any]) -> Iterator[None]:
+    """Prepare JAX for the devices and processes that the options of a command name.
+
+    Replaces the options of processes, in `params`, by the number of devices. On a CPU it makes as many devices as are
+    asked for. Of several processes only the first writes to stdout, and all draw with its seed.
+    """
+    processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
+    timeout, given = params.pop("timeout", None), [value for value in processes.values() if value is not None]
+    if given and len(given) < len(processes):
+        raise click.UsageError("--coordinator, --processes and --process go together")
+    several, number = processes.get("processes") or 1, processes.get("process") or 0
+    if number >= several:
+        raise click.UsageError(f"--process {number} is none of {several}: they count from 0")
+    if params["devices"] and params["devices"] % several:
+        raise click.UsageError(f"{params['devices']} devices are not shared evenly by {several} processes")
+    mine = (params["devices"] or several) // several
+    if mine > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={mine}".strip()
+    if not given:
+        params["devices"] = params["devices"] or 1
+        yield
+        return
+    if params.get("prompt") == "-":
+        raise click.UsageError("several processes cannot read one standard input: give PROMPT itself")
+    from model.parallel.processes import Group, agreed, joined
+
+    if number:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with joined(Group(processes["coordinator"], several, number, timeout)):
+        import jax
+
+        params["devices"] = params["devices"] or jax.device_count()
+        if "seed" in params and params["seed"] is None:
+            params["seed"] = agreed(secrets.randbelow(2**31))
+            if not number and params["temperature"] > 0:
+                say(f"seed {params['seed']}")
+        yield

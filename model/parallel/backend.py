@@ -1,0 +1,115 @@
+"""A Llama on several devices, one sequence at a time."""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from model.cache import Cache, cache_bytes
+from model.checkpoints.checkpoint import Checkpoint
+from model.forward import forward
+from model.insight.cost import decode_cost
+from model.ops.choice import Choice
+from model.parallel.partition import Partition
+from model.parallel.reading import share_of
+from model.running.device import Device
+from model.running.jax_backend import Drawing, JaxBackend
+from model.running.memory import gigabytes, shortage_named
+from model.running.programs import Layout, Programs
+from model.weights.params import Params, Progress, load_params, no_progress
+from reference.config import Config
+
+
+class ParallelBackend(JaxBackend):
+    """A `Backend` whose programs run on all devices of a `Partition`, each on its share of the model."""
+
+    def __init__(
+        self,
+        params: Params,
+        programs: Programs,
+        config: Config,
+        *,
+        local: Params,
+        partition: Partition,
+        choice: Choice,
+        layout: Layout,
+        device: Device,
+    ):
+        """Run `programs` on the global arrays `params`.
+
+        `config`, `choice` and the shapes `local` are those of a device's share.
+        """
+        super().__init__(params, programs, config, choice=choice, layout=layout, device=device)
+        if jax.process_count() > 1:
+            self.ahead = 0  # since processes that count differently would not run the same programs
+        self._partition, self._local = partition, local
+        program = partition.jit(partial(forward, config=config, ops=choice.ops)).jitted
+        self._forward = lambda params, tokens, cache, *, lengths: program(params, tokens, cache, lengths)
+        self._put = partition.replicated
+
+    def describe(self) -> str:
+        """Say in one line how the model runs: as on one device, and on how many."""
+        devices, processes = self._partition.devices, jax.process_count()
+        if devices == 1:
+            return super().describe()
+        several = f" in {processes} processes" if processes > 1 else ""
+        kind, *plain = super().describe().split("; ")
+        return "; ".join([f"{kind}, {devices} devices{several}", *plain])
+
+    def bytes_read(self, position: int | float) -> float:
+        """Count the bytes that each device reads at least in a step of decoding."""
+        layout = self._layout
+        sizes = {"position": position, "batch": layout.batch, "cache_dtype": layout.cache_dtype}
+        return decode_cost(self._local, self._config, **sizes).bytes
+
+    def start(self) -> Cache:
+        """Make an empty cache. Raises MemoryError where a device has no room for it."""
+        layout = self._layout
+        size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
+        with shortage_named(f"{gigabytes(size)} of cache"):
+            return self._partition.zeros(self._partition.cache, cache_shapes(layout, self._config))
+
+    def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
+        """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
+        asked = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
+        drawn, taken, text, cache = self._programs.decode(drawing.greedy)(
+            self._params, drawing.text, cache, *drawing.fixed, asked
+        )
+        return lambda: np.asarray(drawn)[: int(taken), 0].tolist(), drawing._replace(text=text), cache
+
+    def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ParallelBackend":
+        """Run the same programs on another checkpoint, whose tensors have the same shapes and forms."""
+        other, devices = copy(self), self._partition.devices
+        shares = [share_of(checkpoint, device=i, devices=devices) for i in self._partition.local]
+        dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
+        other._params = load_shares(shares, self._partition, dtype=dtype, positions=positions)
+        return other
+
+
+def cache_shapes(layout: Layout, config: Config) -> Cache:
+    """Give the shapes of a device's cache."""
+    return jax.eval_shape(partial(layout.empty_cache, config))
+
+
+def load_shares(
+    shares: Sequence[Checkpoint],
+    partition: Partition,
+    *,
+    dtype: np.dtype,
+    positions: int,
+    progress: Progress = no_progress,
+) -> Params:
+    """Read the share of each device of this process, in the order of `Partition.local`, and join them."""
+    parts: list[Any] = []
+    for i, checkpoint in zip(partition.local, shares, strict=True):
+        done = len(parts)
+
+        def report(stage: str, fraction: float, done: int = done) -> None:
+            progress(stage, (done + fraction) / len(shares))
+
+        with jax.default_device(partition.mesh.devices[i]):
+            parts.append(load_params(checkpoint, dtype=dtype, positions=positions, progress=report))
+    return partition.joined(partition.weights, parts)

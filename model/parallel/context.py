@@ -1,0 +1,70 @@
+"""Context parallelism, as a function from a table of ops to a table of ops: the rows of the cache lie on all devices.
+
+Position p is row p // n of device p mod n, so every device holds as much of a sequence as any other. A device appends
+the keys and values of its own positions, and attends to them. The softmax over all positions is put together from each
+device's largest score, sum and weighted values, as `reference.softmax.running_update` puts blocks together.
+
+All else is computed by every device, so a device needs the whole weights, and the cache of `capacity / n` positions.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from model.cache import LayerCache, to_int8
+from model.ops.attention import scores_by_dot, weighted_by_dot
+from model.ops.table import Ops, Positions
+from model.parallel.tensor import AXIS
+from model.weights.params import Layer
+from reference.config import Config
+
+
+def context_parallel(ops: Ops) -> Ops:
+    """Make the table of ops of one device, which holds every n-th position, out of the table `ops`."""
+
+    def norm_qkv(
+        x: Float[Array, "batch seq dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+        batch, seq = x.shape[:2]
+        empty = jnp.zeros((batch, cache.k.shape[1], seq, config.head_dim), jnp.float32)
+        from_start = positions._replace(at=positions.at - positions.at[:, :1])
+        q, new = ops.norm_qkv(x, layer, LayerCache(empty, empty), from_start, config=config)
+        return q, LayerCache(*(_own_rows(old, fresh, positions.at) for old, fresh in zip(cache, new, strict=True)))
+
+    return ops._replace(norm_qkv=norm_qkv, attend=attend_across)
+
+
+def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at: Array) -> Array:
+    """Write the positions of this device into its rows. Those of others are put past the end, where they are dropped.
+
+    A negative index would count from the end, so it would not be dropped.
+    """
+    devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
+    index = jnp.where(at % devices == mine, at // devices, rows.shape[2])  # [batch, seq]
+    stored = to_int8(new) if rows.dtype == jnp.int8 else new.astype(rows.dtype)
+    sequence = jnp.arange(rows.shape[0])[:, None]
+    return rows.at[sequence, :, index].set(stored.swapaxes(1, 2), mode="drop")
+
+
+def attend_across(
+    q: Float[Array, "batch seq heads head_dim"],
+    cache: LayerCache,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+) -> Float[Array, "batch seq width"]:
+    """Attend to the positions of all devices, of which `cache` holds every n-th."""
+    batch, seq = q.shape[:2]
+    dtype, devices, mine = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
+    q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
+    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * config.head_dim**-0.5
+    row = jnp.arange(cache.k.shape[2]) * devices + mine  # the position of each row
+    at = positions.at[:, None, None, :, None]
+    visible = row <= at if window is None else (row <= at) & (row > at - window)
+    scores = scores_by_dot(q, cache.k, visible)
+    largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), AXIS)
+    p = jnp.exp(scores - largest)  # a query sees itself, so the largest score is finite
+    total = lax.psum(jnp.sum(p, axis=-1, keepdims=True), AXIS)
+    h = lax.psum(weighted_by_dot(p, cache.v), AXIS) / total  # [batch, kv_heads, group, seq, head_dim]
+    return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)

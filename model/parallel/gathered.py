@@ -1,0 +1,90 @@
+"""Fully sharded data parallelism (FSDP), as a function from a table of ops to a table of ops.
+
+Each device holds a part of the rows of every matrix, and computes on sequences of its own. An op gathers the matrix it
+multiplies by, and drops it afterwards. The transpose of gathering is a reduce-scatter, so the gradient of a matrix
+comes out in the same parts, summed over devices (ZeRO, https://arxiv.org/abs/1910.02054).
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from model.ops.table import Ops
+from model.parallel.tensor import AXIS
+from model.tensors import QUANTIZABLE, Role, stacks
+from model.weights.params import Experts, FeedForward, Layer, Linear
+from reference.config import Config
+
+
+def row_layouts(config: Config, devices: int) -> dict[str, P]:
+    """Give the layout of each tensor by name: matrices are cut by rows where all that are stacked can be."""
+    layouts = {}
+    for stack in stacks(config):
+        role = stack.weights[0].role
+        rows = [weight.shape[0] for weight in stack.weights]
+        even = role in (*QUANTIZABLE, Role.EMBEDDING) and not any(count % devices for count in rows)
+        layouts |= {weight.name: P(AXIS) if even else P() for weight in stack.weights}
+        layouts |= {bias.name: P() for bias in stack.biases}
+    return layouts
+
+
+def gathered(ops: Ops, config: Config) -> Ops:
+    """Make the table of ops of one device out of the table `ops` that computes with whole matrices.
+
+    `config` is that of the whole model. A matrix that has all of its rows already is not gathered.
+    """
+    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+
+    def linear(held: Linear, *rows: int) -> Linear:
+        assert isinstance(held.weight, jnp.ndarray)
+        return held._replace(weight=gathered_rows(held.weight, rows))
+
+    def feed_forward(held: FeedForward, *, up: bool = True, down: bool = True) -> FeedForward:
+        gate_up = linear(held.gate_up, config.ffn, config.ffn) if up else held.gate_up
+        return FeedForward(gate_up, linear(held.down, config.dim) if down else held.down)
+
+    def norm_qkv(x, layer: Layer, *rest, config: Config):
+        return ops.norm_qkv(x, layer._replace(qkv=linear(layer.qkv, width, kv_width, kv_width)), *rest, config=config)
+
+    def project_add(h, layer: Layer, x, *, total=None):
+        return ops.project_add(h, layer._replace(o=linear(layer.o, x.shape[-1])), x, total=total)
+
+    def norm_gate_up(x, layer: Layer, *, config: Config):
+        assert isinstance(layer.ffn, FeedForward)
+        return ops.norm_gate_up(x, layer._replace(ffn=feed_forward(layer.ffn, down=False)), config=config)
+
+    def down_add(g, layer: Layer, x, *, total=None):
+        assert isinstance(layer.ffn, FeedForward)
+        return ops.down_add(g, layer._replace(ffn=feed_forward(layer.ffn, up=False)), x, total=total)
+
+    def moe_add(x, layer: Layer, *, config: Config, total=None):
+        assert isinstance(layer.ffn, Experts)
+        experts = [feed_forward(expert) for expert in layer.ffn.experts]
+        whole = layer._replace(ffn=layer.ffn._replace(experts=experts))
+        return ops.moe_add(x, whole, config=config, total=total)
+
+    def norm_logits(x, params, *, config: Config):
+        whole = params._replace(head=gathered_rows(params.head, (config.vocab,)))
+        return ops.norm_logits(x, whole, config=config)
+
+    return ops._replace(
+        norm_qkv=norm_qkv,
+        project_add=project_add,
+        norm_gate_up=norm_gate_up,
+        down_add=down_add,
+        moe_add=moe_add,
+        norm_logits=norm_logits,
+    )
+
+
+def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
+    """Put a stack of matrices with so many `rows` together from every device's part of each."""
+    if part.shape[0] == sum(rows):
+        return part
+    devices = sum(rows) // part.shape[0]
+    parts = lax.all_gather(part, AXIS)  # [devices, part, cols]
+    ends = [sum(rows[: i + 1]) // devices for i in range(len(rows) - 1)]
+    return jnp.concatenate([one.reshape(-1, part.shape[1]) for one in jnp.split(parts, ends, axis=1)])

@@ -1,0 +1,170 @@
+"""A model that lies on several devices: where each array is cut, and programs that run on all devices at once.
+
+Every program is one `jax.shard_map`. Inside it each device sees its own part of each array, and the collectives are
+those that the ops name. Nothing is left to a partitioner, which could not look into a kernel and would gather a whole
+matrix before it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from model.cache import Cache, LayerCache
+from model.forward import decode, forward, prefill
+from model.parallel.share import cut_axis
+from model.parallel.tensor import AXIS
+from model.tensors import weights
+from model.weights.params import Names, Params, array_names
+from reference.config import Config
+
+CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
+HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
+
+
+def mesh(devices: int) -> Mesh:
+    """Take the first `devices` of JAX's devices. Raises ValueError where there are fewer."""
+    found = jax.devices()
+    if len(found) < devices:
+        several = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
+        raise ValueError(
+            f"{devices} devices were asked for, and JAX has {len(found)}{several * (found[0].platform == 'cpu')}"
+        )
+    return Mesh(np.array(found[:devices]), (AXIS,))
+
+
+def layouts(params: Params, config: Config) -> Params:
+    """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` is that of the share.
+
+    Codes, scales, zero points and minima of a matrix are cut alike. A scale for a whole row is one that each device
+    has a copy of.
+    """
+    axes = {weight.name: cut_axis(weight) for weight in weights(config)}
+
+    def layout(place: Any, held: Any) -> Any:
+        axis = axes[place.names[0]] if isinstance(place, Names) else None
+        return jax.tree.map(lambda _: P() if axis is None else P(*[None] * axis, AXIS), held)
+
+    return jax.tree.map(layout, array_names(config, params.rope), params)
+
+
+def _whole(tree: Any) -> Any:
+    return jax.tree.map(lambda _: P(), tree)
+
+
+class Partition(NamedTuple):
+    """The devices that one model lies on, and how its weights and its cache are cut."""
+
+    mesh: Mesh
+    weights: Params  # a PartitionSpec in the place of each array
+    cache: Cache  # likewise
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.mesh.size
+
+    @property
+    def local(self) -> list[int]:
+        """The numbers of the devices of this process."""
+        return [i for i, device in enumerate(self.mesh.devices) if device.process_index == jax.process_index()]
+
+    def joined(self, layout: Any, parts: Sequence[Any]) -> Any:
+        """Make global arrays out of a tree of parts for each device of this process."""
+
+        def join(spec: P, *held: jax.Array) -> jax.Array:
+            shape = self._global_shape(held[0].shape, spec)
+            return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, spec), list(held))
+
+        return jax.tree.map(join, layout, *parts)
+
+    def shapes(self, layout: Any, local: Any) -> Any:
+        """Give the global shapes, with their shardings, of arrays that have the shapes `local` on each device."""
+
+        def shape(spec: P, one: Any) -> jax.ShapeDtypeStruct:
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(self._global_shape(one.shape, spec), one.dtype, sharding=sharding)
+
+        return jax.tree.map(shape, layout, local)
+
+    def replicated(self, tree: Any) -> Any:
+        """Put arrays, which every process has, whole on every device."""
+        sharding = NamedSharding(self.mesh, P())
+
+        def place(array: Any) -> jax.Array:
+            held = np.asarray(array)
+            return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])
+
+        return jax.tree.map(place, tree)
+
+    def zeros(self, layout: Any, local: Any) -> Any:
+        """Make zeros of the shapes `local` on each device."""
+
+        def make(shape: jax.ShapeDtypeStruct) -> jax.Array:
+            assert shape.sharding is not None
+            part = np.zeros(shape.sharding.shard_shape(shape.shape), shape.dtype)
+            return jax.make_array_from_callback(shape.shape, shape.sharding, lambda _: part)
+
+        return jax.tree.map(make, self.shapes(layout, local))
+
+    def jit(self, program: partial) -> "Program":
+        """Make a program of `model.forward`, given what is static, into one for all devices."""
+        return Program(self, program)
+
+    def _global_shape(self, local: tuple[int, ...], spec: P) -> tuple[int, ...]:
+        return tuple(size * (self.devices if i < len(spec) and spec[i] else 1) for i, size in enumerate(local))
+
+
+class Program(NamedTuple):
+    """A program for all devices, to be lowered for the shapes that one device sees."""
+
+    partition: Partition
+    program: partial
+
+    @property
+    def jitted(self) -> Any:
+        """The function of global arrays; it takes over the cache."""
+        mesh, weights, cache = self.partition.mesh, self.partition.weights, self.partition.cache
+        arguments, results = {
+            prefill: (4, cache),
+            forward: (4, (P(), cache)),
+            decode: (7, (P(), P(), P(), cache)),
+        }[self.program.func]
+        layout = (weights, P(), cache, *[P()] * (arguments - 3))
+        run = _agreeing(self.program) if self.program.func is decode else self.program
+        if self.program.func is forward:
+            run = partial(_with_lengths, self.program)
+        spread = jax.shard_map(run, mesh=mesh, in_specs=layout, out_specs=results, check_vma=False)
+        return jax.jit(spread, donate_argnums=CACHE)
+
+    def lower(self, params: Params, *arguments: Any) -> jax.stages.Lowered:
+        """Lower for arguments that have these shapes on each device."""
+        partition = self.partition
+        first, cache, *rest = arguments
+        whole = partition.shapes(_whole((first, rest)), (first, rest))
+        shapes = (partition.shapes(partition.weights, params), whole[0], partition.shapes(partition.cache, cache))
+        return self.jitted.lower(*shapes, *whole[1])
+
+
+def _with_lengths(run: Callable, params: Params, tokens: Any, cache: Cache, lengths: Any) -> Any:
+    return run(params, tokens, cache, lengths=lengths)
+
+
+def _agreeing(run: Callable) -> Callable:
+    """Have several processes take as many steps as the one that asks for the fewest.
+
+    Each process chooses how many tokens to draw at once by its own clock.
+    """
+    if jax.process_count() == 1:
+        return run
+    return lambda *arguments: run(*arguments[:-1], lax.pmin(arguments[-1], AXIS))
+
+
+def cache_layout(layers: int) -> Cache:
+    """Give the layout of a cache: each device holds its own kv heads."""
+    return Cache([LayerCache(HEADS, HEADS)] * layers, P())  # type: ignore[arg-type]

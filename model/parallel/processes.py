@@ -1,0 +1,210 @@
+"""Several processes that run one model together, and that end together.
+
+Every process connects to process 0, which tells it where `jax.distributed` meets. The connections stay. A collective
+waits for every device, so a process that is gone would leave the others waiting, or ending in an abort behind pages of
+C++. Each process therefore sends a beat twice a second. A connection that closes, or that is silent for `timeout`
+seconds, ends every process with one line and exit code 1.
+"""
+
+import atexit
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+BEAT = 0.5  # seconds
+GRACE = 2.0  # seconds in which an error of a collective waits for the watch to name the process that is gone
+
+
+class Group(NamedTuple):
+    """The processes that run a model, and the number of this one among them."""
+
+    coordinator: str  # HOST:PORT of process 0
+    processes: int
+    process: int
+    timeout: float  # seconds of silence after which a process counts as gone
+
+
+@contextmanager
+def joined(group: Group) -> Iterator[None]:
+    """Be one of the processes of `group` within: JAX's devices are those of all of them.
+
+    Raises ConnectionError where not all processes come within the group's timeout.
+    """
+    watch = Watch(group)
+    jax.distributed.initialize(
+        watch.meeting,
+        num_processes=group.processes,
+        process_id=group.process,
+        heartbeat_timeout_seconds=max(100, int(2 * group.timeout)),
+    )
+    with _silent_stdout():  # since Gloo prints a line there when devices first exchange anything
+        agreed(0)
+    # JAX waits at exit for all processes. After a failure the others will not come, so this handler, which runs before
+    # JAX's, ends the process at once.
+    atexit.register(watch.end)
+    try:
+        yield
+    except Exception:
+        time.sleep(GRACE)  # the watch ends the process meanwhile if another one is gone
+        raise
+    watch.leave()
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Drop what C++ writes to standard output within."""
+    sys.stdout.flush()
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
+
+
+def agreed(number: int) -> int:
+    """Give the number of process 0 to all."""
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
+
+
+class Watch:
+    """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
+
+    def __init__(self, group: Group):
+        """Connect, and begin to beat. Raises ConnectionError where not all processes come within the timeout."""
+        self._group = group
+        self._left = False
+        self._done: set[int] = set()  # processes that have said that they are done
+        try:
+            port, self._connections = self._work() if group.process else self._coordinate()
+        except OSError as error:
+            what = f"not all of {group.processes} processes came to {group.coordinator} within {group.timeout:g} s"
+            raise ConnectionError(what) from error
+        self.meeting = f"{self._host}:{port}"  # where `jax.distributed` meets
+        self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each was heard last
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def leave(self) -> None:
+        """Say that this process is done, so that its end is no failure."""
+        self._left = True
+        self._send(b"done\n")
+
+    def end(self) -> None:
+        """End the process at once if it has not left."""
+        if not self._left:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    @property
+    def _host(self) -> str:
+        return self._group.coordinator.rpartition(":")[0]
+
+    @property
+    def _port(self) -> int:
+        return int(self._group.coordinator.rpartition(":")[2])
+
+    def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
+        """Wait for all others, and tell them a free port of this machine."""
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        connections: dict[int, socket.socket] = {}
+        until = time.monotonic() + self._group.timeout
+        with socket.create_server(("", self._port)) as server:
+            while len(connections) < self._group.processes - 1:
+                server.settimeout(max(0.001, until - time.monotonic()))
+                connection, _ = server.accept()
+                connections[int(_line(connection))] = connection
+        for connection in connections.values():
+            connection.sendall(bytes(f"{port}\n", "ascii"))
+        return port, connections
+
+    def _work(self) -> tuple[int, dict[int, socket.socket]]:
+        """Connect to process 0, which may not have begun yet, and read the port."""
+        until = time.monotonic() + self._group.timeout
+        while True:
+            left = max(0.001, until - time.monotonic())
+            try:
+                connection = socket.create_connection((self._host, self._port), timeout=left)
+                break
+            except ConnectionRefusedError:
+                if left < 0.1:
+                    raise
+                time.sleep(0.1)
+        connection.sendall(bytes(f"{self._group.process}\n", "ascii"))
+        port = int(_line(connection))
+        connection.settimeout(None)
+        return port, {0: connection}
+
+    def _run(self) -> None:
+        beaten = 0.0
+        while True:
+            ready, _, _ = select.select(list(self._connections.values()), [], [], BEAT)
+            now = time.monotonic()
+            if now - beaten >= BEAT:
+                # A process that was stopped itself has heard nothing meanwhile, and must not blame others for that.
+                if beaten and now - beaten > self._group.timeout / 2:
+                    self._heard = dict.fromkeys(self._connections, now)
+                beaten = now
+                self._send(b"beat\n")
+            for number, connection in list(self._connections.items()):
+                if connection in ready:
+                    self._hear(number, connection, now)
+                elif now - self._heard[number] > self._group.timeout and number not in self._done:
+                    self._fail(number, f"has not answered for {self._group.timeout:g} s")
+            if not self._connections:
+                return
+
+    def _hear(self, number: int, connection: socket.socket, now: float) -> None:
+        try:
+            message = connection.recv(4096)
+        except OSError:
+            message = b""
+        self._heard[number] = now
+        if b"done" in message:
+            self._done.add(number)
+        for line in message.split(b"\n"):
+            if line.startswith(b"fail "):
+                _, other, what = line.decode().split(" ", 2)
+                self._fail(int(other), what)
+        if not message:
+            if number not in self._done:
+                self._fail(number, "is gone")
+            del self._connections[number]
+
+    def _fail(self, number: int, what: str) -> NoReturn:
+        """Tell the others and the user which process ended the work, and end this one."""
+        if not self._group.process:
+            self._send(bytes(f"fail {number} {what}\n", "ascii"))
+        sys.stdout.flush()
+        os.write(2, bytes(f"error: process {number} of {self._group.processes} {what}\n", "ascii"))
+        os._exit(1)
+
+    def _send(self, message: bytes) -> None:
+        for connection in list(self._connections.values()):
+            try:
+                connection.sendall(message)
+            except OSError:
+                pass  # its end is noticed where it is read
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Read a line, and nothing after it. Raises ConnectionError where the connection ends before."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := connection.recv(1)):
+            raise ConnectionError("the connection has ended")
+        line += byte
+    return line

@@ -1,0 +1,107 @@
+"""A checkpoint that holds a device's share of another one, and reads no more of its files than that.
+
+Rows of a matrix lie side by side in a file. Columns do not: a device's part of each row is read by itself. Both are
+read with the files told not to be read ahead (`Checkpoint.scattered`), which would read megabytes of others' parts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor, refused
+from model.parallel.share import Cut, cut, share
+from model.tensors import EMBEDDING, HEAD, weights
+from reference.config import Config
+
+
+def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
+    """Make the checkpoint of one of `devices`, with the configuration `share` and tensors cut as `cut` says.
+
+    Nothing is read. Raises ValueError as `share` does, and CheckpointError for quantized weights whose groups of
+    columns would be cut.
+    """
+    if devices == 1:
+        return checkpoint
+    config = share(checkpoint.config, devices)
+    untied = replace(checkpoint.config, tied=False)
+    held = {HEAD: checkpoint.tensors[EMBEDDING]} if checkpoint.config.tied else {}
+    tensors = {
+        weight.name: _part(weight.name, tensor, part, checkpoint)
+        for weight in weights(untied)
+        for tensor in [held.get(weight.name) or checkpoint.tensors[weight.name]]
+        for part in [cut(weight, untied, device=device, devices=devices)]
+    }
+    return replace(checkpoint, config=config, tensors=tensors)
+
+
+def empty_share(config: Config, devices: int, dtype: np.dtype) -> dict[str, Tensor]:
+    """Give the tensors of a share of a model that has no checkpoint: shapes, without quantization."""
+    untied = replace(config, tied=False) if devices > 1 else config
+    return {
+        weight.name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))
+        for weight in weights(untied)
+        for part in [cut(weight, untied, device=0, devices=devices)]
+    }
+
+
+def _shape(shape: tuple[int, ...], part: Cut | None) -> tuple[int, ...]:
+    return shape if part is None else (*shape[: part.axis], part.size, *shape[part.axis + 1 :])
+
+
+def _part(name: str, tensor: Tensor, part: Cut | None, checkpoint: Checkpoint) -> Tensor:
+    def read() -> np.ndarray:
+        with checkpoint.scattered() as read_at_once:
+            if part and part.axis:
+                return np.ascontiguousarray(tensor.read()[:, part.start : part.stop])
+            view = tensor.read()[part.start : part.stop] if part else tensor.read()
+            read_at_once(view)
+            rows = np.array(view)
+        return _padded(rows, part.size) if part else rows
+
+    if part is None:
+        return tensor._replace(read=read)
+    codes, shape = tensor.codes, _shape(tensor.shape, part)
+    if codes:
+        if part.axis == 1 and codes.group < tensor.shape[1] and part.size % codes.group:
+            columns = f"{tensor.shape[1]} columns in groups of {codes.group}"
+            raise refused(checkpoint.path, f"{name} has {columns}, which {_times(tensor, part)} devices would cut")
+        codes = _codes_part(codes, tensor.shape[1], part, prod(shape) / prod(tensor.shape))
+    return tensor._replace(shape=shape, read=read, codes=codes)
+
+
+def _times(tensor: Tensor, part: Cut) -> int:
+    return tensor.shape[1] // part.size
+
+
+def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
+    def rows() -> Iterator[Part]:
+        start, given = 0, 0
+        for each in codes.parts():
+            stop = start + len(each.codes)
+            wanted = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
+            if wanted.start < wanted.stop:
+                given += wanted.stop - wanted.start
+                missing = part.size - given if stop >= part.stop else 0
+                yield each._make(a[wanted] if not missing else _more(a[wanted], missing) for a in each)
+            start = stop
+            if start >= part.stop:
+                break
+
+    def columns() -> Iterator[Part]:
+        grouped = codes.group < cols
+        groups = slice(part.start // codes.group, part.stop // codes.group) if grouped else slice(None)
+        for each in codes.parts():
+            values, *rest = each
+            yield each._make((values[:, part.start : part.stop], *(a[:, groups] for a in rest)))
+
+    return codes._replace(parts=columns if part.axis else rows, bytes=round(codes.bytes * fraction))
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    return rows if len(rows) == size else _more(rows, size - len(rows))
+
+
+def _more(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)])

@@ -1,0 +1,95 @@
+"""A device's share of a model: its heads and its columns of the feed-forward layers.
+
+Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) cuts the first matrix of each pair by rows and the
+second by columns, so that a device needs no numbers of another between them. Which axis of a weight is cut follows
+from its logical axes in `model.tensors`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from model.tensors import Role, Weight
+from reference.config import Config
+
+MOST = 64  # devices that a refusal names
+
+
+class Cut(NamedTuple):
+    """The part of a weight that a device holds: indices from `start` to `stop` of `axis`, padded to `size`."""
+
+    axis: int
+    start: int
+    stop: int
+    size: int
+
+
+def share(config: Config, devices: int) -> Config:
+    """Make the configuration that each of `devices` computes with.
+
+    Fewer kv heads than devices are each held by several. The head is cut, so that it is an array of its own even where
+    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could.
+
+    >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
+    >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn
+    (1, 1, 2)
+    >>> share(config, 3)
+    Traceback (most recent call last):
+    ValueError: 4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices
+    """
+    if refusal := _refusal(config, devices):
+        raise ValueError(f"{refusal}: this model runs on {_in_words(possible(config))}")
+    if devices == 1:
+        return config
+    return replace(
+        config,
+        heads=config.heads // devices,
+        kv_heads=max(1, config.kv_heads // devices),
+        ffn=config.ffn // devices,
+        tied=False,
+    )
+
+
+def possible(config: Config) -> list[int]:
+    """List the numbers of devices that can share a model, up to 64."""
+    return [devices for devices in range(1, MOST + 1) if not _refusal(config, devices)]
+
+
+def _refusal(config: Config, devices: int) -> str | None:
+    if devices < 1:
+        return f"{devices} devices are none"
+    for what, size in (("heads", config.heads), ("columns of the feed-forward layers", config.ffn)):
+        if size % devices:
+            return f"{size} {what} cannot be cut into {devices} equal parts"
+    if config.kv_heads % devices and devices % config.kv_heads:
+        return f"{config.kv_heads} kv heads cannot be shared evenly by {devices} devices"
+    return None
+
+
+def _in_words(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last} devices" if most else "one device only"
+
+
+def cut_axis(weight: Weight) -> int | None:
+    """Give the axis that devices share of a weight; None: every device holds all of it."""
+    shared = ("heads", "kv_heads", "ffn", *(("vocab",) if weight.role is Role.HEAD else ()))
+    return next((i for i, axis in enumerate(weight.axes) if axis in shared), None)
+
+
+def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | None:
+    """Give the part of a weight of the whole model that device number `device` holds; None: all of it.
+
+    `config` is that of the whole model. The vocabulary is padded to equal parts, so the last may be shorter.
+    """
+    axis = cut_axis(weight)
+    if axis is None:
+        return None
+    whole = weight.shape[axis]
+    if weight.axes[axis] == "kv_heads":
+        size = max(1, config.kv_heads // devices) * config.head_dim
+        start = device * config.kv_heads // devices * config.head_dim
+    else:
+        size = -(-whole // devices)
+        start = device * size
+    return Cut(axis, min(start, whole), min(start + size, whole), size)

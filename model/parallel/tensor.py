@@ -1,0 +1,49 @@
+"""Tensor parallelism, as a function from a table of ops to a table of ops.
+
+Inside `jax.shard_map`, with the configuration `share` makes and with weights that lie as `layouts` says, the text of
+`model.forward` computes on each device's heads and columns. Two sums a block join them:
+
+    norm_qkv, attend, norm_gate_up        rows of q, k, v, gate and up are a device's own
+    project_add, down_add, moe_add        a partial sum, added over devices; then bias and residual; then one rounding
+    norm_logits                           a device's part of the vocabulary, gathered
+
+Partial sums leave a device in float32 and are added in float32, so the bounds of `verify.running_error` hold as they
+are: a bound of a product allows any order of its sum, and a sum over devices is one order.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from jax import lax
+from jaxtyping import Array, Float
+
+from model.ops.table import Ops
+from model.weights.params import Params
+from reference.config import Config
+
+AXIS = "devices"
+
+
+def tensor_parallel(ops: Ops) -> Ops:
+    """Make the table of ops of one device out of the table `ops` that computes on its share."""
+    return ops._replace(
+        project_add=partial(ops.project_add, total=total),
+        down_add=partial(ops.down_add, total=total),
+        moe_add=partial(ops.moe_add, total=total),
+        norm_logits=gathered_logits(ops.norm_logits),
+    )
+
+
+def total(partial_sum: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows"]:
+    """Add the partial sums of all devices."""
+    return lax.psum(partial_sum, AXIS)
+
+
+def gathered_logits(norm_logits: Callable[..., Array]) -> Callable[..., Array]:
+    """Extend an op that gives the logits of a device's part of the vocabulary to the whole vocabulary."""
+
+    def whole(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
+        logits = norm_logits(x, params, config=config)
+        return lax.all_gather(logits, AXIS, axis=logits.ndim - 1, tiled=True)[..., : config.vocab]
+
+    return whole

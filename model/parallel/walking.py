@@ -1,0 +1,121 @@
+"""A model on several devices as `verify.walk` walks through it: each op is a program for all devices.
+
+The walk gives the ops whole arrays and reads whole results, so it judges devices together as it judges one. Keys and
+values of a kv head that several devices hold are read from the first of them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from model.cache import Cache, LayerCache
+from model.candidates.walking import Walkable
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import quantized
+from model.ops.table import Ops, Positions
+from model.parallel.backend import cache_shapes, load_shares
+from model.parallel.load import Parts
+from model.parallel.partition import HEADS, Partition, cache_layout, layouts, mesh
+from model.parallel.share import share
+from model.parallel.tensor import AXIS, tensor_parallel
+from model.running.programs import Layout
+from model.running.reference_backend import load_reference_params
+from model.weights.params import Params, abstract_params
+from reference.config import Config
+
+WIDE = P(None, None, AXIS)  # [batch, seq, heads ...], [batch, seq, width] and [batch, seq, ffn]
+
+OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the rows of the cache
+
+
+@dataclass(frozen=True)
+class Held:
+    """The cache of a layer as devices hold it. Whoever reads it sees each kv head once."""
+
+    cache: LayerCache
+    copies: int  # devices that hold a kv head
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (np.asarray(a)[:, :: self.copies] for a in self.cache)
+
+
+def walkable_on(
+    checkpoint: Checkpoint,
+    table: Ops | OpsFor,
+    *,
+    devices: int,
+    dtype: np.dtype,
+    rows: int,
+    quantize: str | None = None,
+    parallel: Callable[[Ops], Ops] = tensor_parallel,
+) -> Walkable:
+    """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
+
+    `table` computes on a share. `parallel` makes it the table of one device among several.
+    """
+    whole = checkpoint.config
+    config, over, parts = share(whole, devices), mesh(devices), Parts(checkpoint, devices, quantize)
+    shares = [parts.of(i) for i in range(devices)]
+    shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
+    partition = Partition(over, layouts(shapes, config), cache_layout(config.layers))
+    params = load_shares(shares, partition, dtype=dtype, positions=rows)
+    ops = parallel(table if isinstance(table, Ops) else table(config, shapes, rows))
+    copies = max(1, devices // whole.kv_heads)
+    of_weights = {id(params): partition.weights}  # layouts, by the weights that the walk hands on
+    of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
+
+    def spread(op: Callable, *layout: Any, results: Any) -> Callable:
+        """Make an op a program for all devices. `layout` is that of its arguments, None for weights."""
+        compiled: dict[Any, Callable] = {}
+
+        def call(*arguments: Any, **static: Any) -> Any:
+            static = {name: config if name == "config" else value for name, value in static.items()}
+            plain = [a.cache if isinstance(a, Held) else a for a in arguments]
+            specs = tuple(of_weights[id(a)] if one is None else one for a, one in zip(arguments, layout, strict=True))
+            key = (static.get("window"), jax.tree.structure(plain))
+            if key not in compiled:
+                on_each = partial(op, **static)
+                compiled[key] = jax.jit(
+                    jax.shard_map(on_each, mesh=over, in_specs=specs, out_specs=results, check_vma=False)
+                )
+            return compiled[key](*plain)
+
+        return call
+
+    kept = LayerCache(HEADS, HEADS)  # type: ignore[arg-type]
+    norm_qkv: Any = spread(ops.norm_qkv, P(), None, kept, P(), results=(P(None, None, AXIS), kept))
+
+    def held_qkv(*arguments: Any, **static: Any) -> Any:
+        q, cache = norm_qkv(*arguments, **static)
+        return q, Held(cache, copies)
+
+    walked: Any = Ops(
+        norm_qkv=held_qkv,
+        attend=spread(ops.attend, WIDE, kept, P(), results=WIDE),
+        project_add=spread(ops.project_add, WIDE, None, P(), results=P()),
+        norm_gate_up=spread(ops.norm_gate_up, P(), None, results=WIDE),
+        down_add=spread(ops.down_add, WIDE, None, P(), results=P()),
+        moe_add=spread(ops.moe_add, P(), None, results=P()),
+        norm_logits=spread(ops.norm_logits, P(), None, results=P()),
+    )
+
+    def positions(at: np.ndarray) -> Positions:
+        return Positions(*map(partition.replicated, (at, *(np.asarray(angles)[at] for angles in params.rope))))
+
+    def cache(capacity: int) -> list[Any]:
+        layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype)
+        empty: Cache = partition.zeros(partition.cache, cache_shapes(layout, config))
+        return [Held(layer, copies) for layer in empty.layers]
+
+    run = quantized(checkpoint, quantize) if quantize else checkpoint
+    held = {
+        name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
+        for name, tensor in run.tensors.items()
+    }
+    exact = load_reference_params(replace(run, tensors=held), lazily=True)
+    return Walkable(params, exact, walked, cache, positions, partition.replicated)

@@ -1,0 +1,42 @@
+"""Products whose columns lie on two devices: kernels leave their partial sums in float32, and all else comes after."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.candidates.kernels import run
+from model.ops import gpu
+from model.ops.xla import XLA
+from model.weights.params import FeedForward, Layer, Linear
+
+ROWS, COLS = 16, 512
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_bias_and_residual_are_added_once_after_the_sum(dtype):
+    rng = np.random.default_rng(0)
+    weight, h, x, bias = (
+        jnp.asarray(rng.normal(size=s), dtype) for s in ((ROWS, COLS), (1, 1, COLS), (1, 1, ROWS), ROWS)
+    )
+
+    def layer(weight, bias) -> Layer:
+        linear = Linear(weight, bias)
+        return Layer(x[0, 0], linear, None, None, linear, x[0, 0], FeedForward(linear, linear))
+
+    halves = [(weight[:, :256], h[..., :256]), (weight[:, 256:], h[..., 256:])]
+    for op in ("project_add", "down_add"):
+        partial = []
+
+        def keep(y, partial=partial):
+            assert y.dtype == jnp.float32
+            partial.append(y)
+            return sum(partial)
+
+        for w, v in halves:
+            found = run(getattr(gpu, op), v, layer(w, bias), x, total=keep)
+        due = getattr(XLA, op)(h, layer(weight, bias), x)
+        assert found.dtype == dtype and len(partial) == 2
+        size = np.abs(np.asarray(due, np.float64)).max()
+        assert (
+            np.abs(np.asarray(found, np.float64) - np.asarray(due, np.float64)).max() <= size * jnp.finfo(dtype).eps * 4
+        )

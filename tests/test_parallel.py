@@ -1,0 +1,125 @@
+"""A model on several devices: every op within the bound of one device, and mistakes that people make are found."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model.parallel.reading import share_of
+from model.parallel.share import possible, share
+from model.tensors import EMBEDDING, HEAD, row_order, stacks
+from tests.on_devices import GRADIENTS, MORE, MUTANTS, SHARED_BY, SPREAD, TRAINED, WALKS, results
+from tests.random_models import CONFIGS, SMALL, random_checkpoint
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The results of a kind of cases, computed once."""
+    known = {}
+
+    def find(kind):
+        if kind not in known:
+            known[kind] = results(kind)
+        return known[kind]
+
+    return find
+
+
+@pytest.mark.parametrize("case", WALKS, ids=str)
+def test_every_op_is_within_the_bound_of_one_device(found, case):
+    walked = found("walk")[WALKS.index(case)]
+    assert (walked["wrong"], walked["ratio"] < 1) == (None, True)
+    assert walked["steps"] > 10
+
+
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_every_op_of_more_models_is_within_the_bound(found, case):
+    walked = found("more")[MORE.index(case)]
+    assert (walked["wrong"], walked["ratio"] < 1) == (None, True)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found(found, name):
+    walked = found("mutants")[[*MUTANTS].index(name)]
+    assert walked["wrong"]
+    assert walked["ratio"] > MUTANTS[name][1]
+
+
+def test_a_story_does_not_depend_on_the_number_of_devices(found):
+    alone, *shared = found("stories")
+    for devices, told in zip(SHARED_BY[1:], shared, strict=True):
+        assert (told["drawn"], told["greedy"]) == (alone["drawn"], alone["greedy"])
+        assert np.allclose(told["logits"], alone["logits"], rtol=0, atol=1e-4)
+        assert told["run"] == f"{alone['run']}, {devices} devices"
+    assert len(alone["drawn"]) > 40 and alone["drawn"] != alone["greedy"]
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", ["1 to 1, biases, scaled, tied", "experts"])
+def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
+    checkpoint = random_checkpoint(replace(CONFIGS[name], kv_heads=4), seed=1)
+    config, whole = checkpoint.config, {n: t.read() for n, t in checkpoint.tensors.items()}
+    shares = [share_of(checkpoint, device=i, devices=devices) for i in range(devices)]
+    orders = row_order(config, devices)
+    for stack in stacks(share(config, devices)):
+        for weights in (stack.weights, stack.biases):
+            names = [weight.name for weight in weights]
+            if not names or names == [HEAD]:
+                continue
+            parts = [np.concatenate([part.tensors[n].read() for n in names]) for part in shares]
+            one = np.concatenate([whole[n] for n in names])
+            if stack.field in orders:
+                assert np.array_equal(np.concatenate(parts), one[orders[stack.field]])
+            elif "ffn" in weights[0].axes or "heads" in weights[0].axes:
+                assert np.array_equal(np.concatenate(parts, axis=1), one)
+            else:
+                assert all(np.array_equal(part, one) for part in parts)
+    head = np.concatenate([part.tensors[HEAD].read() for part in shares])
+    tied = whole[EMBEDDING if config.tied else HEAD]
+    assert np.array_equal(head[: config.vocab], tied) and not head[config.vocab :].any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "words"),
+    [
+        ({}, 3, "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices"),
+        ({"ffn": 42}, 4, "42 columns of the feed-forward layers cannot be cut into 4 equal parts"),
+        (
+            {"heads": 12, "kv_heads": 6},
+            4,
+            "6 kv heads cannot be shared evenly by 4 devices: this model runs on 1 or 2 devices",
+        ),
+        (
+            {"heads": 3, "kv_heads": 1},
+            2,
+            "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
+        ),
+        ({}, 0, "0 devices are none"),
+    ],
+)
+def test_a_number_that_cannot_share_a_model_is_refused_with_those_that_can(sizes, devices, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        share(replace(SMALL, **sizes), devices)
+
+
+def test_numbers_that_are_named_can_share_the_model():
+    assert possible(replace(SMALL, heads=16, kv_heads=2, ffn=64)) == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_is_that_of_one_device(found, name):
+    error = found("gradients")[[*GRADIENTS].index(name)]["error"]
+    assert error < 1e-5 if GRADIENTS[name] else error > 0.5
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_training_that_was_killed_ends_with_the_same_bits(found, kind):
+    trained = found("trained")[TRAINED.index(kind)]
+    assert (trained["same"], trained["steps"], trained["opens"]) == (True, 4, True)
+    assert trained["losses"] < 1e-4 and 0 < trained["weights"] < 1e-3
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_cache_on_several_devices_gives_the_logits_of_one(found, name):
+    error = found("caches")[[*SPREAD].index(name)]["error"]
+    assert error < (2e-2 if name == "bfloat16" else 1e-5) if SPREAD[name] else error > 0.1

@@ -1,0 +1,160 @@
+"""Several processes that run one model: the same text, a part of the file for each, and one line when one is gone."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model.checkpoints.huggingface.write import write_huggingface
+from tests.random_models import SMALL, random_checkpoint
+
+REPOSITORY = Path(__file__).parents[1]
+STORY = ("generate", "Once", "--seed", "7", "--context", "128")
+PATIENCE = 120  # seconds
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(*arguments: str, processes: int = 2, timeout: float = 60, script: str = "import cli; cli.main()"):
+    """Start so many processes of one command, which meet at a free port."""
+    meeting = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes), "--timeout", str(timeout))
+    environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", script, *arguments, *meeting, "--process", str(i)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {"PYTHONPATH": str(REPOSITORY)},
+        )
+        for i in range(processes)
+    ]
+
+
+@pytest.fixture
+def started():
+    """`start`; whatever still runs at the end is killed."""
+    all = []
+
+    def begin(*arguments, **options):
+        all.extend(processes := start(*arguments, **options))
+        return processes
+
+    yield begin
+    for process in all:
+        process.kill()
+        process.communicate()
+
+
+def errors(process: subprocess.Popen) -> list[str]:
+    _, err = process.communicate(timeout=PATIENCE)
+    return [line for line in err.splitlines() if not line.startswith("float32 on CPU")]
+
+
+@pytest.mark.parametrize("temperature", ["0.8", "0"])
+def test_two_processes_tell_the_text_of_one(started, run, temperature):
+    request = (*STORY, "--max-new-tokens", "32", "--temperature", temperature)
+    both = started(*request)
+    told = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    code, out, _ = run(*request)
+    assert (code, told[0][0], told[1][0]) == (0, out, "")
+    assert "2 devices in 2 processes" in told[0][1]
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
+    both = started(*STORY, "--max-new-tokens", "100")
+    assert both[0].stdout.read(6) == "Once u"  # text is being drawn
+    both[victim].kill()
+    killed = time.monotonic()
+    assert errors(both[1 - victim]) == [f"error: process {victim} of 2 is gone"]
+    assert time.monotonic() - killed < 5
+    assert both[1 - victim].returncode == 1
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_process_that_hangs_is_noticed(started, victim):
+    both = started(*STORY, "--max-new-tokens", "100", timeout=4)
+    assert both[0].stdout.read(6) == "Once u"
+    both[victim].send_signal(signal.SIGSTOP)
+    assert errors(both[1 - victim]) == [f"error: process {victim} of 2 has not answered for 4 s"]
+    assert both[1 - victim].returncode == 1
+
+
+def test_a_process_that_never_comes_is_named_by_its_place(started):
+    first, second = started(*STORY, timeout=5)
+    second.kill()
+    (line,) = errors(first)
+    assert line.startswith("error: not all of 2 processes came to 127.0.0.1:")
+    assert first.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--processes", "2"), "--coordinator, --processes and --process go together"),
+        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2 is none of 2"),
+        (
+            ("--coordinator", "h:1", "--processes", "2", "--process", "0", "--devices", "3"),
+            "3 devices are not shared evenly by 2 processes",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(run, options, words):
+    code, _, err = run("generate", "Once", *options)
+    assert (code, words in err) == (2, True)
+
+
+READS = """
+import json, re, sys
+from pathlib import Path
+from model.checkpoints.open import open_checkpoint
+from model.parallel.reading import share_of
+from model.weights.params import check_weights, load_params
+import numpy as np
+def read():
+    return int(re.search(r"read_bytes: (\\d+)", Path("/proc/self/io").read_text())[1])
+checkpoint = open_checkpoint(sys.argv[1])
+part = share_of(checkpoint, device=int(sys.argv[2]), devices=4)
+before = read()
+check_weights(part)
+load_params(part, dtype=np.dtype("bfloat16"), positions=8)
+print(json.dumps(read() - before))
+"""
+
+
+def test_a_process_reads_its_part_of_a_file(tmp_path):
+    """Bytes that the disk gave: pages of the file that are in memory already are dropped first."""
+    # A device's part of a row of o or down is a page of 4 KB at least: less than a page cannot be read alone.
+    config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=14336, vocab=64, context=64)
+    import ml_dtypes
+
+    model = tmp_path / "model"
+    write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), model)
+    (file,) = model.glob("*.safetensors")
+    assert file.stat().st_size > 200e6
+    with open(file, "rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    done = subprocess.run(
+        [sys.executable, "-c", READS, str(model), "1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)
+    if not read:
+        pytest.skip("this file system reads without the disk")
+    assert read <= 0.5 * file.stat().st_size

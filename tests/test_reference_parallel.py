@@ -1,0 +1,48 @@
+"""Sequence, pipeline and expert parallelism equal the computation of one device."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.parallel import expert_parallel, pipeline, sequence_parallel
+from reference.swiglu import swiglu
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_a_feed_forward_layer_on_parts_of_the_tokens(devices, tokens, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(devices * tokens, 6))
+    gate, up = rng.normal(size=(2, 4 * devices, 6))
+    down = rng.normal(size=(6, 4 * devices))
+
+    def part(device):
+        mine = slice(4 * device, 4 * device + 4)
+        return lambda x: swiglu(x @ gate[mine].T, x @ up[mine].T) @ down[:, mine].T
+
+    whole = swiglu(x @ gate.T, x @ up.T) @ down.T
+    found = sequence_parallel(np.split(x, devices), [part(device) for device in range(devices)])
+    assert np.allclose(np.concatenate(found), whole, rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_a_pipeline_gives_all_micro_batches_in_order(stages, count):
+    batches = [np.array([float(i)]) for i in range(count)]
+    functions = [lambda x, s=s: 3 * x + s for s in range(stages)]
+    found, ticks = pipeline(batches, functions)
+    for x, y in zip(batches, found, strict=True):
+        for function in functions:
+            x = function(x)
+        assert np.array_equal(x, y)
+    assert ticks == count + stages - 1
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_each_token_hears_the_expert_that_it_chose(devices):
+    rng = np.random.default_rng(devices)
+    x = [rng.normal(size=(5, 4)) for _ in range(devices)]
+    chosen = [rng.integers(0, devices, 5) for _ in range(devices)]
+    matrices = rng.normal(size=(devices, 4, 4))
+    found = expert_parallel(x, chosen, [lambda rows, m=m: rows @ m for m in matrices])
+    for tokens, wanted, said in zip(x, chosen, found, strict=True):
+        assert np.allclose(said, [token @ matrices[e] for token, e in zip(tokens, wanted, strict=True)], atol=1e-12)

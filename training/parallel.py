@@ -1,0 +1,77 @@
+"""Training on several devices: data parallelism, with whole weights on each device or with a part of them (FSDP).
+
+The documents of a batch are spread over devices. The loss is one `jax.shard_map` that ends in a sum over devices, and
+`jax.grad` goes around it: inside, a sum would be its own transpose, and gradients would be too large without a word.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from model.ops.table import Ops
+from model.parallel.gathered import gathered, gathered_rows, row_layouts
+from model.parallel.partition import mesh
+from model.parallel.tensor import AXIS
+from model.tensors import EMBEDDING
+from reference.config import Config
+
+
+class Spread(NamedTuple):
+    """The devices of a training, and how its tensors are cut."""
+
+    mesh: Mesh
+    layout: dict[str, P]  # by the names of tensors
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.mesh.size
+
+    def shardings(self, tree: Any) -> Any:
+        """Give the shardings of tensors, of gradients, or of an optimizer's state; what has no name is everywhere."""
+
+        def sharding(path: tuple[Any, ...], _: Any) -> NamedSharding:
+            name = str(getattr(path[-1], "key", "")) if path else ""
+            return NamedSharding(self.mesh, self.layout.get(name, P()))
+
+        return jax.tree_util.tree_map_with_path(sharding, tree)
+
+    def place(self, tree: Any) -> Any:
+        """Put arrays where they belong."""
+        return jax.device_put(tree, self.shardings(tree))
+
+    def loss(self, summed_loss: Callable, *, config: Config, ops: Ops, dtype: np.dtype) -> Callable:
+        """Make `training.objective.summed_loss` that of documents on all devices, as many on each."""
+        table = gathered(ops, config)
+
+        def on_each(tensors, ids, importance):
+            whole = {**tensors, EMBEDDING: gathered_rows(tensors[EMBEDDING], (config.vocab,))}
+            loss, (plain, likeliest) = summed_loss(whole, ids, importance, config=config, ops=table, dtype=dtype)
+            return lax.psum(loss, AXIS), (lax.psum(plain, AXIS), likeliest)
+
+        layouts = (self.layout, P(AXIS), P(AXIS))
+        results = (P(), (P(), P(AXIS)))
+        return jax.shard_map(on_each, mesh=self.mesh, in_specs=layouts, out_specs=results, check_vma=False)
+
+
+def spread(config: Config, *, devices: int, fsdp: bool) -> Spread:
+    """Choose where the tensors of a training lie: cut by rows, or whole on every device.
+
+    Raises ValueError where JAX has fewer devices.
+    """
+    layout = row_layouts(config, devices)
+    return Spread(mesh(devices), layout if fsdp else dict.fromkeys(layout, P()))
+
+
+def even(rows: int, devices: int) -> int:
+    """Round a number of documents up to as many on each device.
+
+    >>> even(5, 4)
+    8
+    """
+    return -(-rows // devices) * devices
