@@ -19,8 +19,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from model.system import at_bus_error, files_cut_short
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
 SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # what a progress bar that was cut short leaves: its line, and no cursor
@@ -67,6 +65,8 @@ class Interrupts:
 
     def end_for_a_lost_page(self) -> None:
         """End the process with an error for a file that became shorter while it was read."""
+        from model.system import files_cut_short
+
         files = files_cut_short()
         said = f"{files[0]}: was cut short while it was read" if files else "a file was cut short while it was read"
         os.write(2, f"error: {said}\n".encode(errors="backslashreplace"))
@@ -115,6 +115,8 @@ def answered_at_once() -> Iterator[Interrupts]:
 
     A signal that was ignored when this process began, as after `nohup`, stays ignored.
     """
+    from model.system import at_bus_error
+
     interrupts = Interrupts()
     pipe, wake = os.pipe()
     os.set_blocking(wake, False)

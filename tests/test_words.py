@@ -21,6 +21,7 @@ REASONS = {
     "tests/test_generation.py": "sessions on both backends held to the same laws",
     "tests/test_training.py": "one loop, from its data to its weights",
     "tests/test_calibration.py": "three methods held to the same laws",
+    "tests/test_corpus.py": "one grammar, from its choices to its tokens",
     "tests/test_chat.py": "conversations under every template",
     "tests/test_quantized_checkpoints.py": "four layouts held to the same laws",
     "tests/test_tokenizers.py": "four kinds of tokenizers held to the same laws",
