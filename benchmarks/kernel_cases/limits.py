@@ -131,9 +131,9 @@ def _of_codes(product: QuantizedProduct) -> Limits:
 
     Four blocks can share a processor with 128 registers a thread, and three with 168. Tiles of more than four octets
     may take 168, because three blocks a processor cover their whole matrix. Levels of several planes may, too, since
-    they wait for instructions and not for memory. More than two vectors may take all
-    registers, with two blocks a processor: their digits alone take 12 each. Steps that are written out form no loop, so
-    neither limit is theirs.
+    they wait for instructions and not for memory, and two vectors in groups of 16, with 16 scales a row. More than two
+    vectors may take all registers, with two blocks a processor: their digits alone take 12 each. Steps that are written
+    out form no loop, so neither limit is theirs.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)
@@ -160,7 +160,8 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     one += scaled + joined + cleared
     pairs, alone = divmod(product.batch, 2) if four_bits and octets % 2 == 0 else (0, product.batch)
     total = codes + turn + pairs * two + alone * one
-    registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 else 128
+    many_scales = product.batch > 1 and product.columns < SIDE
+    registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128
     return Limits(registers, _up(total * LANES / (8 * octets * QUARTER)))
 
 
