@@ -70,7 +70,8 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
 def empty_pages(config: Config, *, pages: int, page: int, dtype: np.dtype) -> list[tuple[Array, Array]]:
     """Make the keys and values of `pages` pages for `page` positions each, by layer, without a table."""
     shape = (pages, config.kv_heads, page, _width(config, dtype))
-    return [tuple(jax.device_put(np.zeros(shape, dtype)) for _ in "kv") for _ in range(config.layers)]  # type: ignore
+    # They may take most of a GPU's memory, so they are made there.
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers)]
 
 
 def cache_bytes(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> int:

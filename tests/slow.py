@@ -9,6 +9,7 @@ SLOW: dict[str, int] = {
     # The engine: its laws have faster tests of their own.
     "tests/test_scheduler_mutants.py::test_every_mutant_is_found_out": 8,  # 70 in 3 minutes
     "tests/test_scheduler_mutants.py::test_the_right_one_passes": 0,  # 10: 12,000 steps
+    "tests/test_scheduler.py::test_memory_is_flat_after_10_000_requests": 0,  # 20
     "tests/test_serving_laws.py::test_in_any_company_as_alone": 0,  # 50: four models are compiled
     "tests/test_serving_laws.py::test_in_company_as_alone": 1,  # 4 each
     # The GPU suites and the tables of kernels. `make gates` and the suites themselves cover these as well.

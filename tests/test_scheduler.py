@@ -5,7 +5,7 @@ from hypothesis import Phase, settings
 
 from serving.request import Request
 from serving.scheduler import Limits
-from tests.scheduler_laws import LAWS
+from tests.scheduler_laws import LAWS, memory_is_flat
 from tests.scheduler_machine import SchedulerMachine, watched
 
 TestScheduler = SchedulerMachine.TestCase
@@ -15,6 +15,10 @@ TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, phase
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law(law):
     law(watched)
+
+
+def test_memory_is_flat_after_10_000_requests():
+    memory_is_flat(watched, requests=10_000)
 
 
 def test_a_cache_that_cannot_hold_a_context_is_refused():
