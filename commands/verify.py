@@ -42,7 +42,9 @@ POSITIVE = click.FloatRange(0, min_open=True)
     "[default: the ops of this package]",
 )
 @click.option("--arrays", help="What it is handed: jax, numpy, torch or cupy.  [default: jax]")
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, help="May be repeated.")
+@click.option(
+    "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
+)
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
@@ -56,12 +58,15 @@ POSITIVE = click.FloatRange(0, min_open=True)
 )
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
 @click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
+@click.option("--deterministic", is_flag=True, help="Other bits for the same inputs count as violated.")
 @click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
 @click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
-@click.option("--list", "listing", is_flag=True, help="Print contracts: how to be called, bounds, laws, mutants.")
+@click.option(
+    "--list", "listing", is_flag=True, help="Print ops, a line each; of a named op its contract: draws, bounds, laws."
+)
 @click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
@@ -82,7 +87,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     try:
         ops = [contract_for(name).name for name in names] or list(CONTRACTS)
         if listing:
-            _list_contracts(ops)
+            _list_contracts(ops, in_full=bool(names))
         elif options["model"]:
             _verify_model(**options)
         else:
@@ -103,10 +108,16 @@ def _store_in_the_cache() -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
-def _list_contracts(ops: list[str]):
+def _list_contracts(ops: list[str], *, in_full: bool):
     from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-    from verify.report import describe
+    from verify.report import describe, signature
 
+    if not in_full:
+        width = max(map(len, ops))
+        for op in ops:
+            write(f"{op:{width}}  {signature(CONTRACTS[op], brief=True)}\n")
+        write("\nllamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.\n")
+        return
     for op in ops:
         mutants = [mutant.name for mutant in IMPLEMENTATIONS[op].mutants]
         write("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
@@ -152,8 +163,8 @@ def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_j
             heed()
             found.append(trial)
             if not as_json:
-                by, seconds, examples, op, mutant = row(trial).values()
-                write(f"{by:11} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
+                by, dtype, seconds, examples, op, mutant = row(trial).values()
+                write(f"{by:11} {dtype:8} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
     if as_json:
         write_json([row(trial) for trial in found])
     else:
@@ -209,9 +220,11 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
 def _campaign(options: dict[str, Any]) -> Campaign:
     from verify.campaign import Campaign, choices
 
-    names = ("device", "python", "examples", "seed", "seconds", "timeout", "shapes", "dtypes")
+    names = ("device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
     return Campaign(
         **{name: options[name] for name in names},
+        dtypes=options["dtypes"] or ("float32",),
+        beside=() if options["dtypes"] else ("bfloat16", "float16"),
         arrays=options["arrays"] or "jax",
         only=choices(options["narrowed"]),
         folder=Path(options["replays"]),
@@ -255,7 +268,7 @@ def _verify_model(*, model: str, kernels: str, dtypes: tuple[str, ...], seed: in
         dtype = params.embedding.dtype
         return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=dtype).ops
 
-    for dtype in dtypes:
+    for dtype in dtypes or ("float32",):
         steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels")
         wrong = wrong or report.outcome == "violated"
         if as_json:

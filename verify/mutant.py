@@ -47,7 +47,7 @@ class Implementation:
         source = textwrap.dedent(inspect.getsource(self.function))
         if source.count(mutant.old) != 1:
             raise ValueError(f"{self.function.__name__}, {mutant.name}: {mutant.old!r} must occur once in it")
-        helpers = {"bf16": bf16, "f16": f16, "whole": whole}
+        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # the last outlives a call
         scope: dict[str, Any] = {**helpers, **vars(sys.modules[self.function.__module__])}
         exec(compile(source.replace(mutant.old, mutant.new), f"<{mutant.name}>", "exec"), scope)
         return scope[self.function.__name__]

@@ -11,16 +11,21 @@ import numpy as np
 
 from verify.contract import Arguments, Contract
 from verify.domain import domain
+from verify.draw import KINDS
 from verify.examination import LAW, Draw
 from verify.precision import precision
 from verify.runner import Report
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves
+MOST_KINDS = 6  # kinds of input that a line shows
 
 
 def headline(report: Report) -> str:
     """One line: the verdict, and what it rests on."""
+    if report.not_taken:
+        why = f"{report.not_taken}; --dtype {report.dtype} asks for a verdict"
+        return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
     if report.cut_short:
         number += " until the time was up"
@@ -30,7 +35,7 @@ def headline(report: Report) -> str:
         number += f", seed {report.seed}"
     rest = f"{number}, {report.seconds:.1f} s"
     if report.outcome != "violated":
-        rest += f", at most {report.worst.hard:.2g} of the bound"
+        rest += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
     return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"
 
 
@@ -45,8 +50,10 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     finding = report.worst.finding
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
+    if report.differs:
+        lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
     if finding is None:
-        return lines
+        return [*lines, *_nearness(report)]
     if report.worst.draw:
         lines.append("  " + _draw(report.worst.draw))
     if contract and (inputs := _inputs(contract, report)):
@@ -58,6 +65,25 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
         lines.append("  " + hint)
     if replay:
         lines.append(f"  {replay}")
+    return lines
+
+
+def _nearness(report: Report) -> list[str]:
+    """The share of the bound that each kind of array used, and where the result came nearest to it.
+
+    Shares below a hundredth of the largest are left out; the largest comes first.
+    """
+    lines = []
+    for name, used in report.shares_used.items():
+        if not set(used) <= set(KINDS):
+            continue
+        largest = max(used.values())
+        ranked = sorted(((share, kind) for kind, share in used.items() if share), reverse=True)
+        shown = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
+        if len(used) > 1 and shown:
+            lines.append(f"  of the bound, by {name}: {', '.join(shown[:MOST_KINDS])}")
+    if report.nearest.place:
+        lines.append(f"  nearest {report.nearest.place}, for {_draw(report.nearest.draw)}")
     return lines
 
 
@@ -134,6 +160,10 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "compared": report.compared,
                 "narrowed": {name: list(share) for name, share in report.shares.items()},
                 "cut_short": report.cut_short,
+                "not_taken": report.not_taken,
+                "not_deterministic": report.differs,
+                "of_the_bound": {name: dict(used) for name, used in report.shares_used.items()},
+                "nearest": report.nearest.place,
                 "seconds": round(report.seconds, 3),
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
@@ -173,11 +203,19 @@ def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> st
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
+def signature(contract: Contract, *, brief: bool = False) -> str:
+    """Parameters of a definition with shapes and dtypes; `brief`: their names alone."""
+    parameters = inspect.signature(contract.definition)
+    if brief:
+        bare = [one.replace(annotation=one.empty) for one in parameters.parameters.values()]
+        return str(inspect.Signature(bare))
+    return re.sub(r"jaxtyping\.|np\.|numpy\.|ndarray, ", "", str(parameters)).replace("'", "")
+
+
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
     """A contract as `--list` prints it: how a candidate is called, and what it is held to."""
-    signature = re.sub(r"jaxtyping\.|np\.|numpy\.|ndarray, ", "", str(inspect.signature(contract.definition)))
     lines = [
-        contract.name + signature.replace("'", ""),
+        contract.name + signature(contract),
         f"  is      {contract.definition.__module__}.{contract.name}",
         f"  domain  {contract.domain}",
         f"  bound   {contract.bound}",
