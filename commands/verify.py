@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from model.weights.params import Params
     from reference.config import Config
     from verify.campaign import Campaign, Job
+    from verify.contract import Contract
+    from verify.mutant import Implementation
     from verify.runner import Report
     from verify.walk import Step
 
@@ -41,6 +43,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
     help="The function to verify, of a module or a file.py; without :FUNCTION those called as the ops are.  "
     "[default: the ops of this package]",
 )
+@click.option("--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as verify.declare makes.")
 @click.option("--arrays", help="What it is handed: jax, numpy, torch or cupy.  [default: jax]")
 @click.option(
     "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
@@ -78,24 +81,27 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     import secrets
 
     _store_in_the_cache()
-    from verify.catalogue import CONTRACTS, contract_for
+    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:
-        ops = [contract_for(name).name for name in names] or list(CONTRACTS)
+        path = options["contract_file"]
+        contracts, implementations = in_file(path) if path else (CONTRACTS, IMPLEMENTATIONS)
+        ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
-            _list_contracts(ops, in_full=bool(names))
+            _list_contracts([contracts[op] for op in ops], implementations, in_full=bool(names or path))
         elif options["model"]:
             _verify_model(**options)
         else:
             with _heeded() as heed:
                 if mutants:
-                    _verify_mutants(ops, heed, seed=options["seed"], as_json=options["as_json"])
+                    pairs = [(contracts[op], implementations[op]) for op in ops if op in implementations]
+                    _verify_mutants(pairs, heed, seed=options["seed"], as_json=options["as_json"])
                 else:
-                    _verify(ops, heed, named=bool(names), **options)
+                    _verify(ops, heed, contracts=contracts, named=bool(names or path), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
@@ -108,19 +114,18 @@ def _store_in_the_cache() -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
-def _list_contracts(ops: list[str], *, in_full: bool):
-    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Implementation], *, in_full: bool):
     from verify.report import describe, signature
 
     if not in_full:
-        width = max(map(len, ops))
-        for op in ops:
-            write(f"{op:{width}}  {signature(CONTRACTS[op], brief=True)}\n")
+        width = max(len(contract.name) for contract in contracts)
+        for contract in contracts:
+            write(f"{contract.name:{width}}  {signature(contract, brief=True)}\n")
         write("\nllamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.\n")
         return
-    for op in ops:
-        mutants = [mutant.name for mutant in IMPLEMENTATIONS[op].mutants]
-        write("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
+    for contract in contracts:
+        right = implementations.get(contract.name)
+        write("\n".join(describe(contract, [mutant.name for mutant in right.mutants] if right else [])) + "\n\n")
 
 
 @contextmanager
@@ -153,13 +158,17 @@ def _heeded() -> Iterator[Callable[[], None]]:
                 signal.signal(number, handler)
 
 
-def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_json: bool):
+def _verify_mutants(
+    pairs: list[tuple[Contract, Implementation]], heed: Callable[[], None], *, seed: int, as_json: bool
+):
     from verify.mutation import row, table, trials
 
+    if not pairs:
+        raise ValueError("there are no mutants: verify.mutant.implementation makes some")
     click.echo(f"seed {seed}", err=True)
     found = []
-    for op in ops:
-        for trial in trials(op, seed=seed):
+    for contract, implementation in pairs:
+        for trial in trials(contract, implementation, seed=seed):
             heed()
             found.append(trial)
             if not as_json:
@@ -175,16 +184,16 @@ def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_j
         sys.exit(1)
 
 
-def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options: Any):
-    from model.system import usable_cpus
+def _verify(
+    ops: list[str], heed: Callable[[], None], *, contracts: Mapping[str, Contract], named: bool, **options: Any
+):
     from verify.campaign import again, run, run_side_by_side
-    from verify.catalogue import CONTRACTS
     from verify.report import as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
-    campaign = _campaign(options)
-    jobs = [] if replay else _jobs(ops, candidate, named=named)
-    at_once = 1 if candidate else min(len(jobs), len(usable_cpus()), 4)
+    campaign = _campaign(options, contracts)
+    jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
+    at_once = 1 if candidate or replay else _at_once(jobs)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
@@ -209,7 +218,7 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
         if as_json_text:
             write_json(as_json(reports))
         if options["junit"]:
-            Path(options["junit"]).write_text(as_junit(reports, CONTRACTS), encoding="utf-8")
+            Path(options["junit"]).write_text(as_junit(reports, contracts), encoding="utf-8")
     if problem:
         raise problem
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
@@ -217,12 +226,19 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
         sys.exit(1)
 
 
-def _campaign(options: dict[str, Any]) -> Campaign:
+def _at_once(jobs: list[Job]) -> int:
+    from model.system import usable_cpus
+
+    return min(len(jobs), len(usable_cpus()), 4)
+
+
+def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
     from verify.campaign import Campaign, choices
 
-    names = ("device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
+    names = ("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
     return Campaign(
         **{name: options[name] for name in names},
+        contracts=contracts,
         dtypes=options["dtypes"] or ("float32",),
         beside=() if options["dtypes"] else ("bfloat16", "float16"),
         arrays=options["arrays"] or "jax",
@@ -231,7 +247,7 @@ def _campaign(options: dict[str, Any]) -> Campaign:
     )
 
 
-def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
+def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
     """A job for each op of the candidate; or else for each function of this package that is called as an op is.
 
     Ops that this package has no such function for are left out, which a line on stderr says.
@@ -242,6 +258,8 @@ def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
         if not named and ":" not in candidate:
             raise ValueError("--candidate is a module: name the ops that it has")
         return jobs_for(ops, candidate)
+    if contract_file:
+        raise ValueError("--contract is for a function of yours: name it with --candidate")
     from model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)

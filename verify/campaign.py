@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
 from verify.candidate import ENDING, NoVerdict, Worker, check_seconds
-from verify.catalogue import contract_for
+from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
 from verify.examination import Examination, examine
@@ -45,6 +45,8 @@ class Campaign:
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     folder: Path | None = None  # for replay files; None writes none
     deterministic: bool = False  # other bits for the same inputs are a fault
+    contracts: Mapping[str, Contract] = field(default_factory=lambda: CONTRACTS, repr=False)
+    contract_file: str | None = None  # that holds them, where they are one's own
 
     def fewer(self) -> "Campaign":
         """The campaign for a dtype that nobody asked for: a third of everything."""
@@ -183,7 +185,7 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
     for name in (*campaign.dtypes, *campaign.beside):
         precision(name)
     for job in jobs:
-        narrowed(contract_for(job.op), job.within(campaign).only)
+        narrowed(contract_for(job.op, campaign.contracts), job.within(campaign).only)
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
@@ -194,7 +196,7 @@ def _run_all(job: Job, campaign: Campaign) -> list[Told]:
 
 
 def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
-    contract, campaign = contract_for(job.op), job.within(campaign)
+    contract, campaign = contract_for(job.op, campaign.contracts), job.within(campaign)
     violated = False
     with campaign.worker(job.candidate) as worker:
         worker.start()
@@ -250,7 +252,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
     """
     saved = replays.load(path)
-    contract = contract_for(saved.op)
+    contract = contract_for(saved.op, campaign.contracts)
     wanted = precision(saved.dtype)
     replays.check(saved, contract, path)
     start = monotonic()
@@ -290,7 +292,8 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
         finding=f"{finding.kind}: {finding.message}",
     )
     try:
-        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}"
+        own = f" --contract {shlex.quote(campaign.contract_file)}" if campaign.contract_file else ""
+        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}{own}"
     except OSError as error:
         return f"no replay file was written: {error.filename or campaign.folder}: {error.strerror}"
 

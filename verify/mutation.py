@@ -5,7 +5,8 @@ from statistics import median
 from typing import NamedTuple
 
 from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.contract import Contract
+from verify.mutant import Implementation
 from verify.precision import precision
 from verify.runner import Report, verify
 
@@ -25,16 +26,15 @@ class Trial(NamedTuple):
         return self.report.worst.finding is not None
 
 
-def trials(op: str, *, seed: int) -> Iterator[Trial]:
-    """Hold every mutant of `op` to its contract, in each of `STAGES` until a result is wrong."""
-    implementation = IMPLEMENTATIONS[op]
+def trials(contract: Contract, implementation: Implementation, *, seed: int) -> Iterator[Trial]:
+    """Hold every mutant of an implementation to its contract, in each of `STAGES` until a result is wrong."""
     for mutant in implementation.mutants:
         candidate = Direct(implementation.mutated(mutant), name=mutant.name)
         trial = None
         for dtype, most in STAGES:
             if trial is None or not trial.killed:
                 report = verify(
-                    CONTRACTS[op],
+                    contract,
                     candidate,
                     precision=precision(dtype),
                     examples=most,
@@ -42,7 +42,7 @@ def trials(op: str, *, seed: int) -> Iterator[Trial]:
                     only=implementation.only,
                     shrink=False,
                 )
-                trial = Trial(op, mutant.name, report)
+                trial = Trial(contract.name, mutant.name, report)
         if trial is not None:
             yield trial
 

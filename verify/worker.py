@@ -177,7 +177,7 @@ def load(name: str) -> Callable[..., Any]:
     if not module or not path:
         raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
     try:
-        found: Any = _load_file(module) if module.endswith(".py") else import_module(module)
+        found: Any = _module_in(module) if module.endswith(".py") else import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except Exception as error:
@@ -187,7 +187,15 @@ def load(name: str) -> Callable[..., Any]:
     return found
 
 
-def _load_file(path: str) -> Any:
+def load_file(path: str) -> Any:
+    """Import the file at `path`. Raises ImportError with one line for what cannot be imported."""
+    try:
+        return _module_in(path)
+    except Exception as error:
+        raise ImportError(f"{path} cannot be imported: {_describe(error)}") from error
+
+
+def _module_in(path: str) -> Any:
     """The module in the file at `path`, which may import its neighbors."""
     folder, file = os.path.split(os.path.abspath(path))
     if not os.path.isfile(path):
