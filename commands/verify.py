@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +15,7 @@ from commands.loading import cache_folder, prepare_jax
 from commands.options import Verb, json_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
+from commands.verifying import heeded, verify_progress
 
 if TYPE_CHECKING:
     from model.candidates.walking import OpsFor
@@ -44,7 +42,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
     "[default: the ops of this package]",
 )
 @click.option("--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as verify.declare makes.")
-@click.option("--arrays", help="What it is handed: jax, numpy, torch or cupy.  [default: jax]")
+@click.option("--arrays", help="What it is handed: jax, numpy, torch, cupy.  [default: jax if it is here, or numpy]")
 @click.option(
     "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
 )
@@ -65,6 +63,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
 @click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
 @click.option(
@@ -96,7 +95,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         elif options["model"]:
             _verify_model(**options)
         else:
-            with _heeded() as heed:
+            with heeded() as heed:
                 if mutants:
                     pairs = [(contracts[op], implementations[op]) for op in ops if op in implementations]
                     _verify_mutants(pairs, heed, seed=options["seed"], as_json=options["as_json"])
@@ -126,36 +125,6 @@ def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Imp
     for contract in contracts:
         right = implementations.get(contract.name)
         write("\n".join(describe(contract, [mutant.name for mutant in right.mutants] if right else [])) + "\n\n")
-
-
-@contextmanager
-def _heeded() -> Iterator[Callable[[], None]]:
-    """Hand out a check that ends the command where a signal told it to.
-
-    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
-    a counterexample takes its place. The check calls the handler again.
-    """
-    numbers: list[int] = []
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        numbers.append(number)
-        handlers[number](number, frame)
-
-    def heed() -> None:
-        if numbers:
-            handlers[numbers[0]](numbers[0], None)
-
-    for number in handlers:
-        signal.signal(number, note)
-    try:
-        yield heed
-        heed()
-    finally:
-        if not numbers:  # or whoever handled the signal has said what becomes of others
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def _verify_mutants(
@@ -188,7 +157,7 @@ def _verify(
     ops: list[str], heed: Callable[[], None], *, contracts: Mapping[str, Contract], named: bool, **options: Any
 ):
     from verify.campaign import again, run, run_side_by_side
-    from verify.report import as_json, as_junit
+    from verify.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -197,7 +166,7 @@ def _verify(
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
-    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
+    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             told = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
@@ -217,6 +186,8 @@ def _verify(
     if reports or not problem:
         if as_json_text:
             write_json(as_json(reports))
+        if options["github"]:
+            click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
         if options["junit"]:
             Path(options["junit"]).write_text(as_junit(reports, contracts), encoding="utf-8")
     if problem:
@@ -224,6 +195,13 @@ def _verify(
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
+
+
+def _library() -> str:
+    """Name the library whose arrays a candidate is handed: jax where it is installed."""
+    from importlib.util import find_spec
+
+    return "numpy" if find_spec("jax") is None else "jax"
 
 
 def _at_once(jobs: list[Job]) -> int:
@@ -241,7 +219,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
         contracts=contracts,
         dtypes=options["dtypes"] or ("float32",),
         beside=() if options["dtypes"] else ("bfloat16", "float16"),
-        arrays=options["arrays"] or "jax",
+        arrays=options["arrays"] or _library(),
         only=choices(options["narrowed"]),
         folder=Path(options["replays"]),
     )
@@ -327,39 +305,3 @@ def _walk(checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, n
     model = walkable(checkpoint, ops, dtype=precision(dtype).dtype, rows=rows)
     with progress_bar() as progress:
         return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)
-
-
-@contextmanager
-def _verify_progress(
-    examples: int, heed: Callable[[], None]
-) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
-    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
-
-    Nothing is shown where nobody looks. Every step calls `heed`.
-    """
-    if not sys.stderr.isatty():
-        yield lambda stage: lambda done: heed(), nullcontext
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=examples)
-
-        def begin(stage: str) -> Callable[[int], object]:
-            bar.reset(task, description=stage, total=examples)
-
-            def step(done: int) -> None:
-                heed()
-                bar.update(task, completed=done)
-
-            return step
-
-        @contextmanager
-        def aside():
-            bar.stop()
-            yield
-            bar.start()
-
-        yield begin, aside

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -201,6 +202,43 @@ def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> st
             ElementTree.SubElement(case, "system-out").text = text
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def as_annotations(reports: Sequence[Report]) -> list[str]:
+    """Lines that GitHub Actions shows beside the code: an error for each violation, a warning for each suspicion.
+
+    A candidate that is named by its file is annotated at the line where it is defined.
+    """
+    lines = []
+    for report in reports:
+        finding = report.worst.finding
+        if finding is None:
+            continue
+        kind = "error" if report.outcome == "violated" else "warning"
+        fields = {"title": f"{report.op} {report.dtype}", **_defined(report.candidate)}
+        message = f"{finding.kind}: {finding.message}; for {_draw(report.worst.draw)}"
+        lines.append(f"::{kind} {','.join(f'{k}={_escaped(v)}' for k, v in fields.items())}::{_escaped(message)}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    """Escape what ends a field or a command of GitHub Actions."""
+    for character in "%\r\n:,":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _defined(candidate: str) -> dict[str, str]:
+    """File and line of a candidate called file.py:function, as far as they can be read."""
+    path, _, name = candidate.rpartition(":")
+    try:
+        source = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""
+    except OSError:
+        return {}
+    found = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
+    if not found:
+        return {"file": path} if source else {}
+    return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
 
 
 def signature(contract: Contract, *, brief: bool = False) -> str:
