@@ -295,7 +295,6 @@ UFUNCS: dict[np.ufunc, Callable[..., Any]] = {
     np.minimum: _larger(np.minimum),
     np.matmul: _matmul,
     np.isfinite: lambda x: np.isfinite(x.value),
-    np.isneginf: lambda x: np.isneginf(x.value),
     **{
         ufunc: _compared(ufunc)
         for ufunc in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
@@ -309,6 +308,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.where: _where,
     np.concatenate: _concatenate,
     np.shape: lambda x: x.shape,
+    np.isneginf: lambda x: np.isneginf(x.value),
     **{
         move: _moving(move)
         for move in (
