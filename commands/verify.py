@@ -216,7 +216,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     names = ("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
     return Campaign(
         **{name: options[name] for name in names},
-        contracts=contracts,
+        own=contracts if options["contract_file"] else None,
         dtypes=options["dtypes"] or ("float32",),
         beside=() if options["dtypes"] else ("bfloat16", "float16"),
         arrays=options["arrays"] or _library(),

@@ -45,7 +45,7 @@ class Campaign:
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     folder: Path | None = None  # for replay files; None writes none
     deterministic: bool = False  # other bits for the same inputs are a fault
-    contracts: Mapping[str, Contract] = field(default_factory=lambda: CONTRACTS, repr=False)
+    own: Mapping[str, Contract] | None = None  # contracts that take the place of ours
     contract_file: str | None = None  # that holds them, where they are one's own
 
     def fewer(self) -> "Campaign":
@@ -185,7 +185,7 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
     for name in (*campaign.dtypes, *campaign.beside):
         precision(name)
     for job in jobs:
-        narrowed(contract_for(job.op, campaign.contracts), job.within(campaign).only)
+        narrowed(contract_for(job.op, campaign.own or CONTRACTS), job.within(campaign).only)
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
@@ -196,7 +196,7 @@ def _run_all(job: Job, campaign: Campaign) -> list[Told]:
 
 
 def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
-    contract, campaign = contract_for(job.op, campaign.contracts), job.within(campaign)
+    contract, campaign = contract_for(job.op, campaign.own or CONTRACTS), job.within(campaign)
     violated = False
     with campaign.worker(job.candidate) as worker:
         worker.start()
@@ -252,7 +252,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
     """
     saved = replays.load(path)
-    contract = contract_for(saved.op, campaign.contracts)
+    contract = contract_for(saved.op, campaign.own or CONTRACTS)
     wanted = precision(saved.dtype)
     replays.check(saved, contract, path)
     start = monotonic()
