@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +15,7 @@ from commands.loading import cache_folder, prepare_jax
 from commands.options import Verb, devices_option, json_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
+from commands.verifying import heeded, verify_progress
 
 if TYPE_CHECKING:
     from model.candidates.walking import OpsFor
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from model.weights.params import Params
     from reference.config import Config
     from verify.campaign import Campaign, Job
+    from verify.contract import Contract
+    from verify.mutant import Implementation
     from verify.runner import Report
     from verify.walk import Step
 
@@ -41,8 +41,11 @@ POSITIVE = click.FloatRange(0, min_open=True)
     help="The function to verify, of a module or a file.py; without :FUNCTION those called as the ops are.  "
     "[default: the ops of this package]",
 )
-@click.option("--arrays", help="What it is handed: jax, numpy, torch or cupy.  [default: jax]")
-@click.option("--dtype", "dtypes", multiple=True, default=["float32"], show_default=True, help="May be repeated.")
+@click.option("--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as verify.declare makes.")
+@click.option("--arrays", help="What it is handed: jax, numpy, torch, cupy.  [default: jax if it is here, or numpy]")
+@click.option(
+    "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
+)
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
@@ -56,13 +59,17 @@ POSITIVE = click.FloatRange(0, min_open=True)
 )
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
 @click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
+@click.option("--deterministic", is_flag=True, help="Other bits for the same inputs count as violated.")
 @click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
 @click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
 @devices_option
-@click.option("--list", "listing", is_flag=True, help="Print contracts: how to be called, bounds, laws, mutants.")
+@click.option(
+    "--list", "listing", is_flag=True, help="Print ops, a line each; of a named op its contract: draws, bounds, laws."
+)
 @click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
@@ -74,7 +81,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     import secrets
 
     _store_in_the_cache()
-    from verify.catalogue import CONTRACTS, contract_for
+    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
@@ -83,17 +90,20 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(2**32)
     try:
-        ops = [contract_for(name).name for name in names] or list(CONTRACTS)
+        path = options["contract_file"]
+        contracts, implementations = in_file(path) if path else (CONTRACTS, IMPLEMENTATIONS)
+        ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
-            _list_contracts(ops)
+            _list_contracts([contracts[op] for op in ops], implementations, in_full=bool(names or path))
         elif options["model"]:
             _verify_model(**options)
         else:
-            with _heeded() as heed:
+            with heeded() as heed:
                 if mutants:
-                    _verify_mutants(ops, heed, seed=options["seed"], as_json=options["as_json"])
+                    pairs = [(contracts[op], implementations[op]) for op in ops if op in implementations]
+                    _verify_mutants(pairs, heed, seed=options["seed"], as_json=options["as_json"])
                 else:
-                    _verify(ops, heed, named=bool(names), **options)
+                    _verify(ops, heed, contracts=contracts, named=bool(names or path), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
@@ -106,57 +116,36 @@ def _store_in_the_cache() -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
-def _list_contracts(ops: list[str]):
-    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-    from verify.report import describe
+def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Implementation], *, in_full: bool):
+    from verify.report import describe, signature
 
-    for op in ops:
-        mutants = [mutant.name for mutant in IMPLEMENTATIONS[op].mutants]
-        write("\n".join(describe(CONTRACTS[op], mutants)) + "\n\n")
-
-
-@contextmanager
-def _heeded() -> Iterator[Callable[[], None]]:
-    """Hand out a check that ends the command where a signal told it to.
-
-    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
-    a counterexample takes its place. The check calls the handler again.
-    """
-    numbers: list[int] = []
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        numbers.append(number)
-        handlers[number](number, frame)
-
-    def heed() -> None:
-        if numbers:
-            handlers[numbers[0]](numbers[0], None)
-
-    for number in handlers:
-        signal.signal(number, note)
-    try:
-        yield heed
-        heed()
-    finally:
-        if not numbers:  # or whoever handled the signal has said what becomes of others
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+    if not in_full:
+        width = max(len(contract.name) for contract in contracts)
+        for contract in contracts:
+            write(f"{contract.name:{width}}  {signature(contract, brief=True)}\n")
+        write("\nllamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.\n")
+        return
+    for contract in contracts:
+        right = implementations.get(contract.name)
+        write("\n".join(describe(contract, [mutant.name for mutant in right.mutants] if right else [])) + "\n\n")
 
 
-def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_json: bool):
+def _verify_mutants(
+    pairs: list[tuple[Contract, Implementation]], heed: Callable[[], None], *, seed: int, as_json: bool
+):
     from verify.mutation import row, table, trials
 
+    if not pairs:
+        raise ValueError("there are no mutants: verify.mutant.implementation makes some")
     click.echo(f"seed {seed}", err=True)
     found = []
-    for op in ops:
-        for trial in trials(op, seed=seed):
+    for contract, implementation in pairs:
+        for trial in trials(contract, implementation, seed=seed):
             heed()
             found.append(trial)
             if not as_json:
-                by, seconds, examples, op, mutant = row(trial).values()
-                write(f"{by:11} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
+                by, dtype, seconds, examples, op, mutant = row(trial).values()
+                write(f"{by:11} {dtype:8} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
     if as_json:
         write_json([row(trial) for trial in found])
     else:
@@ -167,20 +156,20 @@ def _verify_mutants(ops: list[str], heed: Callable[[], None], *, seed: int, as_j
         sys.exit(1)
 
 
-def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options: Any):
-    from model.system import usable_cpus
+def _verify(
+    ops: list[str], heed: Callable[[], None], *, contracts: Mapping[str, Contract], named: bool, **options: Any
+):
     from verify.campaign import again, run, run_side_by_side
-    from verify.catalogue import CONTRACTS
-    from verify.report import as_json, as_junit
+    from verify.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
-    campaign = _campaign(options)
-    jobs = [] if replay else _jobs(ops, candidate, named=named)
-    at_once = 1 if candidate else min(len(jobs), len(usable_cpus()), 4)
+    campaign = _campaign(options, contracts)
+    jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
+    at_once = 1 if candidate or replay else _at_once(jobs)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
     reports, problem = [], None
-    with _verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
+    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
@@ -200,8 +189,10 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
     if reports or not problem:
         if as_json_text:
             write_json(as_json(reports))
+        if options["github"]:
+            click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
         if options["junit"]:
-            Path(options["junit"]).write_text(as_junit(reports, CONTRACTS), encoding="utf-8")
+            Path(options["junit"]).write_text(as_junit(reports, contracts), encoding="utf-8")
     if problem:
         raise problem
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
@@ -209,19 +200,35 @@ def _verify(ops: list[str], heed: Callable[[], None], *, named: bool, **options:
         sys.exit(1)
 
 
-def _campaign(options: dict[str, Any]) -> Campaign:
+def _library() -> str:
+    """Name the library whose arrays a candidate is handed: jax where it is installed."""
+    from importlib.util import find_spec
+
+    return "numpy" if find_spec("jax") is None else "jax"
+
+
+def _at_once(jobs: list[Job]) -> int:
+    from model.system import usable_cpus
+
+    return min(len(jobs), len(usable_cpus()), 4)
+
+
+def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
     from verify.campaign import Campaign, choices
 
-    names = ("device", "python", "examples", "seed", "seconds", "timeout", "shapes", "dtypes")
+    names = ("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
     return Campaign(
         **{name: options[name] for name in names},
-        arrays=options["arrays"] or "jax",
+        own=contracts if options["contract_file"] else None,
+        dtypes=options["dtypes"] or ("float32",),
+        beside=() if options["dtypes"] else ("bfloat16", "float16"),
+        arrays=options["arrays"] or _library(),
         only=choices(options["narrowed"]),
         folder=Path(options["replays"]),
     )
 
 
-def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
+def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
     """A job for each op of the candidate; or else for each function of this package that is called as an op is.
 
     Ops that this package has no such function for are left out, which a line on stderr says.
@@ -232,6 +239,8 @@ def _jobs(ops: list[str], candidate: str | None, *, named: bool) -> list[Job]:
         if not named and ":" not in candidate:
             raise ValueError("--candidate is a module: name the ops that it has")
         return jobs_for(ops, candidate)
+    if contract_file:
+        raise ValueError("--contract is for a function of yours: name it with --candidate")
     from model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)
@@ -260,7 +269,7 @@ def _verify_model(
         dtype = params.embedding.dtype
         return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=dtype).ops
 
-    for dtype in dtypes:
+    for dtype in dtypes or ("float32",):
         steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels", devices=devices)
         wrong = wrong or report.outcome == "violated"
         if as_json:
@@ -309,39 +318,3 @@ def _walk(
         model = walkable(checkpoint, ops, **sizes)
     with progress_bar() as progress:
         return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)
-
-
-@contextmanager
-def _verify_progress(
-    examples: int, heed: Callable[[], None]
-) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
-    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
-
-    Nothing is shown where nobody looks. Every step calls `heed`.
-    """
-    if not sys.stderr.isatty():
-        yield lambda stage: lambda done: heed(), nullcontext
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=examples)
-
-        def begin(stage: str) -> Callable[[int], object]:
-            bar.reset(task, description=stage, total=examples)
-
-            def step(done: int) -> None:
-                heed()
-                bar.update(task, completed=done)
-
-            return step
-
-        @contextmanager
-        def aside():
-            bar.stop()
-            yield
-            bar.start()
-
-        yield begin, aside

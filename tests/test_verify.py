@@ -1,5 +1,6 @@
 """The verifier itself: its draws, its judgment, and counterexamples that are small and can be replayed."""
 
+import dataclasses
 import json
 import zlib
 from xml.etree import ElementTree
@@ -171,7 +172,7 @@ def test_what_is_wrong_only_once_is_not_the_same_twice():
 
     finding = run(races).worst.finding
     assert finding and finding.kind == "not the same twice"
-    assert finding.message.startswith("right when called again with the same inputs; the first time: value: at [0, 6]")
+    assert finding.message.startswith("right when called again with the same inputs; the first time: value: at [0, 7]")
 
 
 def test_draws_can_be_narrowed():
@@ -243,8 +244,10 @@ def test_a_replay_is_the_same_call(tmp_path):
     inputs = replay.digest(RMSNORM, "float32", report.worst.draw)
     told = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
     path = replay.save(told, tmp_path)
-    assert path.name == f"verify-rmsnorm-{inputs[:8]}.json"
     assert replay.load(path) == told
+    another = replay.save(dataclasses.replace(told, candidate="m:g"), tmp_path)  # wrong for the same inputs
+    assert another != path and replay.load(path) == told
+    assert replay.save(told, tmp_path) == path
     assert {"python", "llamaspec", "numpy"} <= set(json.loads(path.read_text())["versions"])
 
 

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from cli import llamaspec
+from verify.catalogue import CONTRACTS
 
 CANDIDATES = """
 import numpy as np
@@ -72,7 +73,7 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, tmp_path_factory, monke
     assert (cache / "llamaspec" / "hypothesis").exists() == has_cache
 
 
-NUMPY = ("--arrays", "numpy", "--examples", "40", "--seed", "1")
+NUMPY = ("--arrays", "numpy", "--examples", "40", "--seed", "1", "--dtype", "float32")
 
 
 def test_a_wrong_softmax(verify, tmp_path):
@@ -98,7 +99,8 @@ def test_a_wrong_softmax(verify, tmp_path):
 
 
 def test_a_right_softmax(verify, tmp_path):
-    [line] = verify("softmax", "--candidate", "mine:right", *NUMPY, "--strict").stdout.splitlines()
+    line, *of_the_bound = verify("softmax", "--candidate", "mine:right", *NUMPY, "--strict").stdout.splitlines()
+    assert [text.split(":")[0] for text in of_the_bound] == ["  of the bound, by x", "  nearest at [3700, 17]"]
     assert re.match(r"within bounds softmax float32  mine:right  \(40 examples, [\d,]+ numbers compared, seed 1", line)
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == []
 
@@ -122,6 +124,33 @@ def test_an_environment_that_lacks_something_is_no_verdict(verify, tmp_path):
     assert not (tmp_path / "verify-replays").exists()
 
 
+def test_other_dtypes_are_looked_at_without_being_asked_for(verify, tmp_path):
+    (tmp_path / "narrow.py").write_text(
+        """
+import numpy as np
+from mine import right
+
+def half(x):
+    top = np.maximum(x.max(axis=-1, keepdims=True), np.asarray(-6e4, x.dtype))
+    e = np.exp(x - top)
+    return e / np.maximum(e.sum(axis=-1, keepdims=True), np.asarray(1e-7, x.dtype))
+
+def only_float32(x):
+    if x.dtype != np.float32:
+        raise TypeError(f"float32 alone, not {x.dtype}")
+    return right(x)
+"""
+    )
+    arguments = (*NUMPY[:-2], "--set", "hidden=none")
+    out = verify("softmax", "--candidate", "narrow:half", *arguments, status=1).stdout
+    verdicts = [line.split("  ")[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert verdicts == ["within bounds softmax float32", "violated", "violated"]
+    out = verify("softmax", "--candidate", "narrow:only_float32", *arguments).stdout
+    assert "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); --dtype bfloat16 asks for a verdict)" in out
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["within", "not", "not"]
+    verify("softmax", "--candidate", "narrow:only_float32", *arguments, "--dtype", "bfloat16", status=1)
+
+
 def test_verdicts_outlive_a_candidate_that_is_missing(verify):
     done = verify("softmax", "add", "--candidate", "mine_too", *NUMPY, "--json", status=2)
     assert [report["op"] for report in json.loads(done.stdout)["reports"]] == ["softmax"]
@@ -130,7 +159,7 @@ def test_verdicts_outlive_a_candidate_that_is_missing(verify):
 
 def test_a_candidate_in_a_file_that_prints(verify):
     out = verify("softmax", "--candidate", "mine.py:prints", *NUMPY, "--examples", "20").stdout
-    assert out.splitlines()[1:] == ["  it printed, at last:", *["    \\x1b[1mhere"] * 10]
+    assert out.splitlines()[-11:] == ["  it printed, at last:", *["    \\x1b[1mhere"] * 10]
 
 
 @pytest.mark.parametrize("text", ["nan", "0", "-1", "soon"])
@@ -247,6 +276,9 @@ def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
 
 
 def test_the_list_of_contracts(verify):
+    *ops, _, how = verify("--list").stdout.splitlines()
+    assert len(ops) == len(CONTRACTS) and "rmsnorm                 (x, weight, *, eps)" in ops
+    assert how.startswith("llamaspec verify --list OP prints")
     text = verify("--list", "rmsnorm", "add").stdout
     assert "rmsnorm(x: Float[*batch dim], weight: Float[dim], *, eps: float) -> Float[*batch dim]" in text
     assert "add(x: Float[*batch dim], y: Float[*batch dim])" in text
@@ -283,7 +315,7 @@ def test_wrong_usage(folder, arguments, error):
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
     """Side by side; an op that no function of this package is called as has no line."""
-    done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1")
+    done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1", "--dtype", "float32")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "model.candidates.kernels:softmax",
         "model.candidates.plain:draw",

@@ -25,6 +25,7 @@ REASONS = {
     "tests/test_chat.py": "conversations under every template",
     "tests/test_quantized_checkpoints.py": "four layouts held to the same laws",
     "tests/test_tokenizers.py": "four kinds of tokenizers held to the same laws",
+    "tests/test_verify_cli.py": "one command",
     "training/stories/lexicon.py": "words of the grammar: data",
     "training/stories/plots.py": "plots of the grammar: data",
     "verify/contracts/attention.py": "attention over sequences, caches and pages: one bound",

@@ -15,10 +15,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
 from verify.candidate import ENDING, NoVerdict, Worker, check_seconds
-from verify.catalogue import contract_for
+from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
-from verify.examination import examine
+from verify.examination import Examination, examine
 from verify.precision import precision
 from verify.replay import Replay
 from verify.report import counterexample
@@ -35,6 +35,7 @@ class Campaign:
     seed: int
     arrays: str = "jax"
     dtypes: tuple[str, ...] = ("float32",)
+    beside: tuple[str, ...] = ()  # dtypes that nobody asked for: fewer draws, and no verdict where they are not taken
     device: str | None = None
     python: str = sys.executable
     examples: int = 200
@@ -43,6 +44,14 @@ class Campaign:
     shapes: int | None = None
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     folder: Path | None = None  # for replay files; None writes none
+    deterministic: bool = False  # other bits for the same inputs are a fault
+    own: Mapping[str, Contract] | None = None  # contracts that take the place of ours
+    contract_file: str | None = None  # that holds them, where they are one's own
+
+    def fewer(self) -> "Campaign":
+        """The campaign for a dtype that nobody asked for: a third of everything."""
+        shapes = None if self.shapes is None else -(-self.shapes // 3)
+        return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
 
     def worker(self, candidate: str) -> Worker:
         """The process that a candidate runs in."""
@@ -70,6 +79,7 @@ class Job:
             campaign,
             arrays=arrays,
             dtypes=dtypes or self.dtypes,
+            beside=tuple(name for name in campaign.beside if not self.dtypes or (name in self.dtypes and dtypes)),
             seconds=self.share * campaign.seconds,
             timeout=max(self.timeout, campaign.timeout),
             shapes=campaign.shapes or self.shapes or (SHAPES if arrays == "jax" else None),
@@ -172,10 +182,10 @@ def _end_when_told() -> None:
 def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
     """Raise ValueError for a time, a dtype or a narrowed draw that means nothing, before anything runs."""
     check_seconds(campaign.seconds)
-    for name in campaign.dtypes:
+    for name in (*campaign.dtypes, *campaign.beside):
         precision(name)
     for job in jobs:
-        narrowed(contract_for(job.op), job.within(campaign).only)
+        narrowed(contract_for(job.op, campaign.own or CONTRACTS), job.within(campaign).only)
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
@@ -186,23 +196,45 @@ def _run_all(job: Job, campaign: Campaign) -> list[Told]:
 
 
 def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
-    contract, campaign = contract_for(job.op), job.within(campaign)
+    contract, campaign = contract_for(job.op, campaign.own or CONTRACTS), job.within(campaign)
+    violated = False
     with campaign.worker(job.candidate) as worker:
         worker.start()
         for dtype in campaign.dtypes:
-            report = verify(
-                contract,
-                worker,
-                precision=precision(dtype),
-                examples=campaign.examples,
-                seed=campaign.seed,
-                seconds=campaign.seconds,
-                shapes=campaign.shapes,
-                only=campaign.only,
-                progress=progress(f"{job.op} {dtype}"),
-            )
-            report = replace(report, said=worker.said)
+            report = _verified(contract, worker, dtype, campaign, progress)
+            violated = violated or report.outcome == "violated"
             yield report, _told(report, contract, replay=_save(contract, report, campaign))
+        for dtype in campaign.beside if not violated else ():
+            try:
+                report = _verified(contract, worker, dtype, campaign.fewer(), progress)
+            except NoVerdict as error:
+                report = _not_taken(contract, worker, dtype, campaign, str(error))
+            finding = report.worst.finding
+            if finding and finding.kind == "raised" and report.examples == 1:
+                report = _not_taken(contract, worker, dtype, campaign, f"raised {finding.message}")
+            yield report, _told(report, contract, replay=_save(contract, report, campaign))
+
+
+def _verified(
+    contract: Contract, worker: Worker, dtype: str, campaign: Campaign, progress: Callable[[str], Progress]
+) -> Report:
+    report = verify(
+        contract,
+        worker,
+        precision=precision(dtype),
+        examples=campaign.examples,
+        seed=campaign.seed,
+        seconds=campaign.seconds,
+        shapes=campaign.shapes,
+        only=campaign.only,
+        deterministic=campaign.deterministic,
+        progress=progress(f"{contract.name} {dtype}"),
+    )
+    return replace(report, said=worker.said)
+
+
+def _not_taken(contract: Contract, worker: Worker, dtype: str, campaign: Campaign, why: str) -> Report:
+    return Report(contract.name, worker.name, dtype, campaign.seed, 0, 0.0, Examination({}), not_taken=why)
 
 
 def _told(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
@@ -220,13 +252,13 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
     """
     saved = replays.load(path)
-    contract = contract_for(saved.op)
+    contract = contract_for(saved.op, campaign.own or CONTRACTS)
     wanted = precision(saved.dtype)
     replays.check(saved, contract, path)
     start = monotonic()
     with replace(campaign, arrays=arrays or saved.arrays).worker(candidate or saved.candidate) as worker:
         worker.start()
-        found = examine(contract, worker, wanted, saved.draw)
+        found = examine(contract, worker, wanted, saved.draw, deterministic=campaign.deterministic)
         report = Report(
             saved.op,
             worker.name,
@@ -237,6 +269,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
             found,
             compared=found.compared,
             said=worker.said,
+            differs=found.differs,
         )
     if found.finding is None and not found.compared:
         raise NoVerdict(f"{path}: no number was compared, which is no verdict")
@@ -259,7 +292,8 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
         finding=f"{finding.kind}: {finding.message}",
     )
     try:
-        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}"
+        own = f" --contract {shlex.quote(campaign.contract_file)}" if campaign.contract_file else ""
+        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}{own}"
     except OSError as error:
         return f"no replay file was written: {error.filename or campaign.folder}: {error.strerror}"
 

@@ -41,10 +41,11 @@ class Failure(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Arrays that a call returned, and the names of the arguments that it wrote to."""
+    """Arrays that a call returned, the names of the arguments that it wrote to, and whether to the result before."""
 
     arrays: tuple[np.ndarray, ...]
     changed: tuple[str, ...]
+    overwritten: bool = False  # the call wrote to the result of the call before
 
 
 @runtime_checkable
@@ -69,11 +70,10 @@ class Direct:
         self.function = function
         self.arrays = check_library(arrays)
         self.name = name or f"{function.__module__}:{function.__qualname__}"
+        self._caller = worker.Caller(function, self.arrays, None)
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        request = _as_bytes(positional), _as_bytes(keyword)
-        reply = worker.call(self.function, list(request[0].values()), request[1], self.arrays, None)
-        return _outcome(reply, positional)
+        return _outcome(self._caller(list(_as_bytes(positional).values()), _as_bytes(keyword)), positional)
 
 
 class Worker:
@@ -335,4 +335,4 @@ def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failu
             arrays.append(worker.to_numpy(array))
         except (TypeError, AttributeError, ImportError):
             return Failure("dtype", f"returned an array of {printable(array.dtype)[:100]}, which is no number here")
-    return Outputs(tuple(arrays), changed)
+    return Outputs(tuple(arrays), changed, reply.overwritten is True)

@@ -5,22 +5,29 @@ A contract is in this table because a module of `verify/contracts` holds it, and
 """
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import verify.contracts
 import verify.mutants
 from verify.contract import Contract
 from verify.mutant import Implementation
+from verify.worker import load_file
+
+
+def _held[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the instances of `kind` in `module`, each once."""
+    yield from {id(value): value for value in vars(module).values() if isinstance(value, kind)}.values()
 
 
 def found[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
     """Yield the instances of `kind` that the modules of `package` hold by a name of their own, each once."""
     seen: set[int] = set()
     for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
-        for value in vars(import_module(f"{package.__name__}.{name}")).values():
-            if isinstance(value, kind) and id(value) not in seen:
+        for value in _held(import_module(f"{package.__name__}.{name}"), kind):
+            if id(value) not in seen:
                 seen.add(id(value))
                 yield value
 
@@ -40,13 +47,23 @@ def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
 
 
 CONTRACTS: dict[str, Contract] = by_op((one.name, one) for one in found(verify.contracts, Contract))
-IMPLEMENTATIONS: dict[str, Implementation] = by_op(
-    (one.function.__name__, one) for one in found(verify.mutants, Implementation)
-)
+IMPLEMENTATIONS: dict[str, Implementation] = by_op((one.of, one) for one in found(verify.mutants, Implementation))
 
 
-def contract_for(name: str) -> Contract:
+def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Contract:
     """Look up the contract of an op. Raises ValueError for an op that has none."""
-    if name not in CONTRACTS:
-        raise ValueError(f"no contract is called {name}: there are {', '.join(CONTRACTS)}")
-    return CONTRACTS[name]
+    if name not in contracts:
+        raise ValueError(f"no contract is called {name}: there are {', '.join(contracts)}")
+    return contracts[name]
+
+
+def in_file(path: str) -> tuple[dict[str, Contract], dict[str, Implementation]]:
+    """Contracts, and implementations with mutants, that the Python file at `path` holds by a name of its own.
+
+    Raises ImportError, in one line, for a file that cannot be imported, and ValueError for one without a contract.
+    """
+    module = load_file(path)
+    contracts = by_op((one.name, one) for one in _held(module, Contract))
+    if not contracts:
+        raise ValueError(f"{path} holds no contract: verify.declare makes one")
+    return contracts, by_op((one.of, one) for one in _held(module, Implementation))

@@ -159,7 +159,7 @@ def _as_number(text: str) -> int | float | None:
 
 def domain(strategy: st.SearchStrategy) -> Domain:
     """The domain of a draw, read from its strategy."""
-    strategy = _unwrapped(strategy)
+    strategy = unwrapped(strategy)
     if (alternatives := getattr(strategy, "original_strategies", None)) is not None:
         return _either([domain(alternative) for alternative in alternatives])
     if getattr(strategy, "target", None) is Values:
@@ -172,12 +172,12 @@ def domain(strategy: st.SearchStrategy) -> Domain:
     if hasattr(strategy, "elements") and not getattr(strategy, "_transformations", ()):
         return _of_values(strategy.elements)  # type: ignore
     if getattr(strategy, "pack", None) is tuple:
-        entries = domain(getattr(_unwrapped(strategy.mapped_strategy), "element_strategy"))  # type: ignore  # noqa: B009
+        entries = domain(getattr(unwrapped(strategy.mapped_strategy), "element_strategy"))  # type: ignore  # noqa: B009
         return Domain(lists=entries.whole)
-    return _of_values(_sampled(strategy))
+    return _of_values(sampled(strategy))
 
 
-def _unwrapped(strategy: Any) -> Any:
+def unwrapped(strategy: Any) -> Any:
     while hasattr(strategy, "wrapped_strategy"):
         strategy = strategy.wrapped_strategy
     return strategy
@@ -207,7 +207,7 @@ def _either(domains: Sequence[Domain]) -> Domain:
     return Domain(tuple(value for one in domains for value in one.drawn), **parts)
 
 
-def _sampled(strategy: st.SearchStrategy) -> list[Any]:
+def sampled(strategy: st.SearchStrategy) -> list[Any]:
     """Values that a strategy of an unknown form draws."""
     found: dict[str, Any] = {}
 

@@ -7,11 +7,14 @@ import numpy as np
 
 from verify.candidate import Candidate, Failure, NoVerdict
 from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
+from verify.draw import SEEDS, Values
 from verify.judge import Finding, broken, judge, returned_precision
 from verify.precision import Precision
 
 LAW = "law"  # the draw that says which law is looked at beside the values
+AGAIN = "again"  # value of that draw: another call between two of the same inputs
 NOT_TWICE = "not the same twice"  # kind of a finding
+REUSED = "reused"  # kind of a finding
 
 Draw = dict[str, Any]
 
@@ -25,6 +28,8 @@ class Examination:
     alarm: float = 0.0
     finding: Finding | None = None
     compared: int = 0  # numbers that have a bound
+    place: str = ""  # where the result is nearest to its hard bound, and how near
+    differs: str = ""  # where two results for the same inputs have other bits, both within the bound
 
     @property
     def violated(self) -> bool:
@@ -35,16 +40,22 @@ class Unjudged(RuntimeError):
     """The judge itself failed, with the same draw twice: a fault of this package, and no verdict."""
 
 
-def examine(contract: Contract, candidate: Candidate, precision: Precision, draw: Draw) -> Examination:
+def examine(
+    contract: Contract, candidate: Candidate, precision: Precision, draw: Draw, *, deterministic: bool = False
+) -> Examination:
     """Judge one draw: its values, and the law that it names.
 
     A judge that fails once, and not with the same draw again, was given two different results: that is a finding.
+    Results of other bits for the same inputs are one too where they should be `deterministic`.
     Raises Unjudged where it fails again, NoVerdict where no inputs can be made of the draw, and whatever `call` of the
     candidate raises.
     """
     arguments, expected = _due(contract, precision, draw)
     try:
-        return _judged(contract, candidate, precision, draw, arguments, expected)
+        examination = _judged(contract, candidate, precision, draw, arguments, expected)
+        if deterministic and examination.differs and not examination.violated:
+            return replace(examination, finding=Finding(NOT_TWICE, examination.differs))
+        return examination
     except (NoVerdict, ImportError):
         raise
     except Exception as error:
@@ -83,13 +94,17 @@ def _judged(
     if isinstance(called, Finding):
         return Examination(draw, np.inf, np.inf, called)
     verdict = judge(called, expected, precision)
-    examination = Examination(draw, verdict.hard, verdict.alarm, verdict.finding, verdict.compared)
+    examination = Examination(draw, verdict.hard, verdict.alarm, verdict.finding, verdict.compared, place=verdict.place)
+    if examination.violated:
+        return examination
+    if draw.get(LAW) == AGAIN:
+        return _called_again(contract, candidate, precision, examination, arguments, expected, called)
     law = next((law for law in contract.laws if law.name == draw.get(LAW)), None)
-    if examination.violated or law is None:
+    if law is None:
         return examination
 
     def again(**changes: Any) -> tuple[np.ndarray, ...]:
-        outputs = _call(contract, candidate, {**arguments, **changes})
+        outputs = _call(contract, candidate, {**arguments, **changes}, first=False)
         if isinstance(outputs, Finding):
             raise _Failed(outputs)
         return outputs
@@ -102,9 +117,65 @@ def _judged(
     try:
         claim = law.check(Trial(arguments, called, tuple(bounds), again))
         finding = broken(law, claim) if claim else None
+        if claim and finding and (differs := _difference(called, again())):
+            # A candidate that adds up in another order each time cannot keep a law to the bit, but within its bounds.
+            held = claim._replace(tolerance=claim.tolerance + 2 * max(map(_largest_bound, bounds)))
+            finding, examination = broken(law, held), replace(examination, differs=differs)
     except _Failed as failed:
         finding = failed.finding
     return replace(examination, finding=finding) if finding else examination
+
+
+def _called_again(
+    contract: Contract,
+    candidate: Candidate,
+    precision: Precision,
+    examination: Examination,
+    arguments: Arguments,
+    expected: tuple[Expected, ...],
+    called: tuple[np.ndarray, ...],
+) -> Examination:
+    """Call with other numbers, and once more with the same: no state of the candidate may decide its result."""
+    between = _call(contract, candidate, _others(contract, precision, examination.draw), first=False)
+    if isinstance(between, Finding) and between.kind == REUSED:
+        return replace(examination, finding=between)
+    second = _call(contract, candidate, arguments, first=False)
+    if not isinstance(second, Finding):
+        found = judge(second, expected, precision).finding
+        if found is None or found.kind == "suspicious":
+            return replace(examination, differs=_difference(called, second))
+        second = found
+    if second.kind in ("hung", "crashed", REUSED):
+        return replace(examination, finding=second)
+    message = f"right at first; after a call with other inputs, for the same ones: {second.kind}: {second.message}"
+    return replace(examination, finding=Finding(NOT_TWICE, message, second.condition))
+
+
+def _others(contract: Contract, precision: Precision, draw: Draw) -> Arguments:
+    """Make arguments of the same shapes and kinds with other numbers."""
+
+    def other(value: Any) -> Any:
+        return replace(value, seed=(value.seed + 1) % SEEDS) if isinstance(value, Values) else value
+
+    return contract.arguments(precision=precision, **{k: other(v) for k, v in draw.items() if k != LAW})
+
+
+def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> str:
+    """Say where two results have other bits; empty where they are the same."""
+    for one, two in zip(first, second, strict=True):
+        if one.dtype != two.dtype or one.shape != two.shape:
+            return f"{two.dtype.name} {two.shape} after {one.dtype.name} {one.shape} for the same inputs"
+        if one.tobytes() != two.tobytes():
+            bits = [np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (one, two)]
+            apart = np.any(bits[0] != bits[1], axis=1)
+            at = np.unravel_index(int(np.argmax(apart)), one.shape)
+            place = ", ".join(str(int(i)) for i in at)
+            return f"at [{place}] {two[at]:.9g} after {one[at]:.9g} for the same inputs"
+    return ""
+
+
+def _largest_bound(bound: np.ndarray) -> float:
+    return float(np.max(bound, initial=0, where=np.isfinite(bound)))
 
 
 class _Failed(Exception):
@@ -115,12 +186,17 @@ class _Failed(Exception):
         self.finding = finding
 
 
-def _call(contract: Contract, candidate: Candidate, arguments: Arguments) -> tuple[np.ndarray, ...] | Finding:
+def _call(
+    contract: Contract, candidate: Candidate, arguments: Arguments, *, first: bool = True
+) -> tuple[np.ndarray, ...] | Finding:
+    """Call the candidate. A call that is not the `first` of an examination must leave the result before it alone."""
     outcome = candidate.call(*contract.split(arguments))
     if isinstance(outcome, Failure):
         return Finding(outcome.kind, outcome.message)
     if outcome.changed:
         return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
+    if outcome.overwritten and not first:
+        return Finding(REUSED, "wrote to the result of the call before: two calls share a buffer")
     return tuple(_at_most_float32(array) for array in outcome.arrays)
 
 

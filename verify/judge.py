@@ -14,8 +14,8 @@ SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.running
 class Finding(NamedTuple):
     """A fault of a result.
 
-    Its kind is one of raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, and not
-    the same twice; or suspicious, which is a doubt and no fault.
+    Its kind is one of raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, reused,
+    and not the same twice; or suspicious, which is a doubt and no fault.
     """
 
     kind: str
@@ -24,12 +24,16 @@ class Finding(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How near a result came to its bounds (1 is at them), what is wrong, and how many numbers had a bound."""
+    """How near a result came to its bounds (1 is at them), what is wrong, and how many numbers had a bound.
+
+    `place` says where the result is nearest to its hard bound.
+    """
 
     hard: float
     alarm: float
     finding: Finding | None
     compared: int = 0
+    place: str = ""
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
@@ -45,6 +49,7 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
             hard=max(worst.hard, verdict.hard),
             alarm=max(worst.alarm, verdict.alarm),
             compared=worst.compared + verdict.compared,
+            place=verdict.place if verdict.hard > worst.hard or not worst.place else worst.place,
         )
     return worst
 
@@ -67,13 +72,14 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
     over, near = (_ratio(error, bound) for bound in (hard, alarm))
     at = _worst(over)
     finding = None
+    place = _off(which, at, actual, value, hard, "bound") if error[at] else ""
     if not over[at] <= 1:
         kind = "value" if np.isfinite(got[at]) else "not finite"
         finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(due, at))
     elif near[_worst(near)] > 1:
         at = _worst(near)
         finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(due, at))
-    return Verdict(_largest(over), _largest(near), finding, int(np.count_nonzero(hard < SAYS_NOTHING)))
+    return Verdict(_largest(over), _largest(near), finding, int(np.count_nonzero(hard < SAYS_NOTHING)), place)
 
 
 def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precision) -> Precision | Finding:

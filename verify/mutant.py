@@ -10,7 +10,6 @@ running sums. Their contracts must accept them. Beside each is a list of changes
 
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,12 @@ class Implementation:
     function: Callable[..., Any]
     mutants: tuple[Mutant, ...]
     only: Mapping[str, Sequence[Any]]  # the draws that the function is made for
+    op: str = ""  # that the function is for, where that is not its own name
+
+    @property
+    def of(self) -> str:
+        """The op that the function is for."""
+        return self.op or self.function.__name__
 
     @property
     def name(self) -> str:
@@ -57,16 +62,18 @@ class Implementation:
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
         """Apply a mutant's change. Raises ValueError as `text` does."""
         source = self.text(mutant)
-        helpers = {"bf16": bf16, "f16": f16, "whole": whole}
-        scope: dict[str, Any] = {**helpers, **vars(sys.modules[self.function.__module__])}
+        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # the last outlives a call
+        scope: dict[str, Any] = {**helpers, **self.function.__globals__}
         exec(compile(source, f"<{mutant.name}>", "exec"), scope)
         return scope[self.function.__name__]
 
 
 def implementation(
-    function: Callable[..., Any], changes: str, *, only: Mapping[str, Sequence[Any]] | None = None
+    function: Callable[..., Any], changes: str, *, only: Mapping[str, Sequence[Any]] | None = None, op: str = ""
 ) -> Implementation:
-    """`function` and its mutants, from a text: names, and under each the old lines after "-" and the new after "+".
+    """`function`, for the op called `op` or as the function is, and its mutants.
+
+    They come from a text: names, and under each the old lines after "-" and the new after "+".
 
     >>> implementation(f32, '''
     ... narrower than it should be
@@ -86,7 +93,7 @@ def implementation(
         if name:
             found.append(Mutant(name, "\n".join(old), "\n".join(new)))
         name, old, new = line.strip(), [], []
-    return Implementation(function, tuple(found), only or {})
+    return Implementation(function, tuple(found), only or {}, op)
 
 
 def f32(array: Any) -> np.ndarray:

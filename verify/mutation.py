@@ -5,11 +5,13 @@ from statistics import median
 from typing import NamedTuple
 
 from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.contract import Contract
+from verify.mutant import Implementation
 from verify.precision import precision
 from verify.runner import Report, verify
 
-EXAMPLES = (40, 200, 1000)  # draws of a first look, of a user's defaults, and until a mutant counts as one that lives
+# Draws of a first look, of a user's defaults, and until a mutant counts as one that lives.
+STAGES = (("float32", 40), ("float32", 200), ("bfloat16", 67), ("float16", 67), ("float32", 1000))
 
 
 class Trial(NamedTuple):
@@ -24,24 +26,23 @@ class Trial(NamedTuple):
         return self.report.worst.finding is not None
 
 
-def trials(op: str, *, seed: int, examples: Sequence[int] = EXAMPLES) -> Iterator[Trial]:
-    """Hold every mutant of `op` to its contract in float32, with more `examples` each time until one is wrong."""
-    implementation = IMPLEMENTATIONS[op]
+def trials(contract: Contract, implementation: Implementation, *, seed: int) -> Iterator[Trial]:
+    """Hold every mutant of an implementation to its contract, in each of `STAGES` until a result is wrong."""
     for mutant in implementation.mutants:
         candidate = Direct(implementation.mutated(mutant), name=mutant.name)
         trial = None
-        for most in examples:
+        for dtype, most in STAGES:
             if trial is None or not trial.killed:
                 report = verify(
-                    CONTRACTS[op],
+                    contract,
                     candidate,
-                    precision=precision("float32"),
+                    precision=precision(dtype),
                     examples=most,
                     seed=seed,
                     only=implementation.only,
                     shrink=False,
                 )
-                trial = Trial(op, mutant.name, report)
+                trial = Trial(contract.name, mutant.name, report)
         if trial is not None:
             yield trial
 
@@ -51,6 +52,7 @@ def row(trial: Trial) -> dict[str, str | int | float]:
     finding = trial.report.worst.finding
     return {
         "found by": finding.kind if finding else "lives",
+        "dtype": trial.report.dtype,
         "seconds": round(trial.report.seconds, 2),
         "examples": trial.report.examples,
         "op": trial.op,

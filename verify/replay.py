@@ -13,7 +13,7 @@ import numpy as np
 from verify.contract import Arguments, Contract
 from verify.domain import narrowed
 from verify.draw import Values
-from verify.examination import LAW, Draw
+from verify.examination import AGAIN, LAW, Draw
 from verify.precision import precision
 
 FORMAT = 1  # raised when a draw stands for other inputs than before
@@ -34,7 +34,9 @@ class Replay:
 
     @property
     def file_name(self) -> str:
-        return f"verify-{self.op}-{self.inputs[:8]}.json"
+        """A name that another candidate, or the same with other arrays, does not get for the same inputs."""
+        called = f"{self.candidate} {self.arrays} {self.dtype} {self.draw.get(LAW)} {self.inputs}"
+        return f"verify-{self.op}-{hashlib.sha256(called.encode()).hexdigest()[:8]}.json"
 
 
 def digest(contract: Contract, dtype: str, draw: Draw) -> str:
@@ -95,7 +97,9 @@ def check(replay: Replay, contract: Contract, path: Path) -> None:
     """Raise ValueError where the draw of a replay is none of its contract, or stands for other inputs than it did."""
     law = replay.draw.get(LAW)
     drawn = {name: value for name, value in replay.draw.items() if name != LAW}
-    if set(drawn) != set(contract.draws) or not (law is None or law in {known.name for known in contract.laws}):
+    if set(drawn) != set(contract.draws) or not (
+        law in (None, AGAIN) or law in {known.name for known in contract.laws}
+    ):
         raise ValueError(f"{path}: its draw is none of {contract.name}; it was made by another version")
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items()})

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,16 +12,21 @@ import numpy as np
 
 from verify.contract import Arguments, Contract
 from verify.domain import domain
+from verify.draw import KINDS
 from verify.examination import LAW, Draw
 from verify.precision import precision
 from verify.runner import Report
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves
+MOST_KINDS = 6  # kinds of input that a line shows
 
 
 def headline(report: Report) -> str:
     """One line: the verdict, and what it rests on."""
+    if report.not_taken:
+        why = f"{report.not_taken}; --dtype {report.dtype} asks for a verdict"
+        return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
     if report.cut_short:
         number += " until the time was up"
@@ -30,7 +36,7 @@ def headline(report: Report) -> str:
         number += f", seed {report.seed}"
     rest = f"{number}, {report.seconds:.1f} s"
     if report.outcome != "violated":
-        rest += f", at most {report.worst.hard:.2g} of the bound"
+        rest += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
     return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"
 
 
@@ -45,8 +51,10 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     finding = report.worst.finding
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
+    if report.differs:
+        lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
     if finding is None:
-        return lines
+        return [*lines, *_nearness(report)]
     if report.worst.draw:
         lines.append("  " + _draw(report.worst.draw))
     if contract and (inputs := _inputs(contract, report)):
@@ -58,6 +66,25 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
         lines.append("  " + hint)
     if replay:
         lines.append(f"  {replay}")
+    return lines
+
+
+def _nearness(report: Report) -> list[str]:
+    """The share of the bound that each kind of array used, and where the result came nearest to it.
+
+    Shares below a hundredth of the largest are left out; the largest comes first.
+    """
+    lines = []
+    for name, used in report.shares_used.items():
+        if not set(used) <= set(KINDS):
+            continue
+        largest = max(used.values())
+        ranked = sorted(((share, kind) for kind, share in used.items() if share), reverse=True)
+        shown = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
+        if len(used) > 1 and shown:
+            lines.append(f"  of the bound, by {name}: {', '.join(shown[:MOST_KINDS])}")
+    if report.nearest.place:
+        lines.append(f"  nearest {report.nearest.place}, for {_draw(report.nearest.draw)}")
     return lines
 
 
@@ -134,6 +161,10 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "compared": report.compared,
                 "narrowed": {name: list(share) for name, share in report.shares.items()},
                 "cut_short": report.cut_short,
+                "not_taken": report.not_taken,
+                "not_deterministic": report.differs,
+                "of_the_bound": {name: dict(used) for name, used in report.shares_used.items()},
+                "nearest": report.nearest.place,
                 "seconds": round(report.seconds, 3),
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
@@ -173,11 +204,56 @@ def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> st
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
+def as_annotations(reports: Sequence[Report]) -> list[str]:
+    """Lines that GitHub Actions shows beside the code: an error for each violation, a warning for each suspicion.
+
+    A candidate that is named by its file is annotated at the line where it is defined.
+    """
+    lines = []
+    for report in reports:
+        finding = report.worst.finding
+        if finding is None:
+            continue
+        kind = "error" if report.outcome == "violated" else "warning"
+        fields = {"title": f"{report.op} {report.dtype}", **_defined(report.candidate)}
+        message = f"{finding.kind}: {finding.message}; for {_draw(report.worst.draw)}"
+        lines.append(f"::{kind} {','.join(f'{k}={_escaped(v)}' for k, v in fields.items())}::{_escaped(message)}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    """Escape what ends a field or a command of GitHub Actions."""
+    for character in "%\r\n:,":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _defined(candidate: str) -> dict[str, str]:
+    """File and line of a candidate called file.py:function, as far as they can be read."""
+    path, _, name = candidate.rpartition(":")
+    try:
+        source = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""
+    except OSError:
+        return {}
+    found = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
+    if not found:
+        return {"file": path} if source else {}
+    return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
+
+
+def signature(contract: Contract, *, brief: bool = False) -> str:
+    """Parameters of a definition with shapes and dtypes; `brief`: their names alone."""
+    parameters = inspect.signature(contract.definition)
+    if brief:
+        bare = [one.replace(annotation=one.empty) for one in parameters.parameters.values()]
+        return str(inspect.Signature(bare))
+    return re.sub(r"jaxtyping\.|np\.|numpy\.|ndarray, ", "", str(parameters)).replace("'", "")
+
+
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
     """A contract as `--list` prints it: how a candidate is called, and what it is held to."""
-    signature = re.sub(r"jaxtyping\.|np\.|numpy\.|ndarray, ", "", str(inspect.signature(contract.definition)))
     lines = [
-        contract.name + signature.replace("'", ""),
+        contract.name + signature(contract),
         f"  is      {contract.definition.__module__}.{contract.name}",
         f"  domain  {contract.domain}",
         f"  bound   {contract.bound}",

@@ -1,7 +1,8 @@
 """The runner: draw, call, judge, and once something is wrong, look for the smallest draw that shows it."""
 
+import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from verify.candidate import Candidate, NoVerdict
 from verify.contract import Contract
 from verify.domain import narrowed, parsed, shares
+from verify.draw import Values
+from verify.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
 from verify.examination import LAW, NOT_TWICE, Draw, Examination, Unjudged, examine
 from verify.judge import Finding
 from verify.precision import Precision
 
 LARGE = 5  # one shape in so many is a large one
+SIMPLE = 4  # one draw in so many is Hypothesis's, which prefers simple values; others are uniform
 SHRINKING = 20.0  # seconds that the search for a smaller counterexample may take
 
 Progress = Callable[[int], object]  # told after each example how many there were
@@ -39,9 +43,15 @@ class Report:
     compared: int = 0  # numbers, in all examples
     shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of draws that were narrowed, as `shares` has
     said: Sequence[str] = ()  # last lines that the candidate printed
+    nearest: Examination = field(default_factory=lambda: Examination({}))  # to its hard bound
+    shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the bound, by draw and its value
+    differs: str = ""  # where two results for the same inputs have other bits, both within the bound
+    not_taken: str = ""  # why a dtype that nobody asked for is not judged
 
     @property
     def outcome(self) -> str:
+        if self.not_taken:
+            return "not judged"
         if self.worst.violated:
             return "violated"
         return "suspicious" if self.worst.finding else "within bounds"
@@ -66,10 +76,12 @@ def verify(
     shapes: int | None = None,
     only: Mapping[str, Sequence[Any]] | None = None,
     shrink: bool = True,
+    deterministic: bool = False,
     progress: Progress = lambda examples: None,
 ) -> Report:
     """Hold `candidate` to `contract` on `examples` draws, or as many as can be had in `seconds`.
 
+    Other bits for the same inputs are a fault where the result should be `deterministic`; else they are named.
     `shapes` limits the number of different shapes, for candidates that are compiled for each; `only` replaces the
     values that a draw of a contract is taken from. Raises ValueError for a draw that the contract does not have, or a
     value that is not in its domain; NoVerdict where nothing can be said of the candidate, not one number having been
@@ -77,17 +89,20 @@ def verify(
     """
     start = monotonic()
     only = narrowed(contract, only or {})
-    search = _Search(contract, candidate, precision, seconds, shrink, progress)
+    search = _Search(contract, candidate, precision, seconds, shrink, deterministic, progress)
     large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
-    search.run(_strategy(contract, seed=seed, shapes=shapes, only=only), examples=examples - 2 * len(large), seed=seed)
+    rest = examples - 2 * len(large)
+    simple = -(-rest // SIMPLE)
+    pool = pool_of_shapes(narrowed_draws(contract.shapes, only), shapes, seed=seed) if shapes is not None else None
+    search.run(strategy(contract, pool, only), examples=simple, seed=seed)
+    search.walk(itertools.islice(uniform(contract, pool, only, seed=seed), rest - simple), all_draws(contract, only))
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
         if not search.smallest and not search.cut_short:
-            strategy = _strategy(contract, seed=seed, shapes=None, only=parsed(sizes))
-            search.run(strategy, examples=2, seed=seed + number)
+            search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
     if search.may_shrink and shapes is not None:  # a smaller one may exist among all shapes
-        any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, lambda examples: None)
+        any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, deterministic, lambda examples: None)
         try:
-            any_shape.run(_strategy(contract, seed=seed, shapes=None, only=only), examples=examples, seed=seed)
+            any_shape.run(strategy(contract, None, only), examples=examples, seed=seed)
         except (NoVerdict, ImportError, Unjudged):
             pass  # the counterexample that there is stays
         search.prefer(any_shape.smallest)
@@ -109,21 +124,26 @@ def verify(
         cut_short=search.cut_short,
         compared=search.compared,
         shares=shares(contract, only),
+        nearest=search.nearest,
+        shares_used=search.shares_used,
+        differs=search.differs,
     )
 
 
 class _Search:
     """State of a search while Hypothesis draws, and when it is to stop."""
 
-    def __init__(self, contract, candidate, precision, seconds, shrink, progress):
+    def __init__(self, contract, candidate, precision, seconds, shrink, deterministic, progress):
         self.contract, self.candidate, self.precision = contract, candidate, precision
-        self.shrink, self.progress = shrink, progress
+        self.shrink, self.deterministic, self.progress = shrink, deterministic, progress
         self.end = monotonic() + seconds
         self.examples = 0
         self.compared = 0
         self.first: Draw = {}
         self.fault: BaseException | None = None  # that ended the search: none of the candidate's
-        self.worst = Examination({})
+        self.worst = self.nearest = Examination({})
+        self.shares_used: dict[str, dict[str, float]] = {}
+        self.differs = ""
         self.smallest: Examination | None = None  # that is wrong
         self.cut_short = False
 
@@ -147,6 +167,37 @@ class _Search:
             except errors.Flaky:
                 if self.smallest is None:  # or `settled` says that it was not the same twice
                     raise
+        self._raise_fault()
+
+    def walk(self, draws: Iterable[Draw], strategies: Mapping[str, st.SearchStrategy]) -> None:
+        """Judge `draws` in order, and at the first that is wrong, look for simpler values of `strategies`."""
+        if self.smallest or self.cut_short:
+            return
+        try:
+            for draw in draws:
+                self.examine(draw)
+        except _Wrong:
+            while self.shrink and self._simplified(strategies):
+                pass
+        except _Enough:
+            pass
+        self._raise_fault()
+
+    def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
+        """Whether a draw with one simpler value is wrong too; it then takes the place of the counterexample."""
+        before = self.smallest
+        assert before is not None
+        for draw in simpler(strategies, before.draw):
+            try:
+                self.examine(draw)
+            except _Wrong:
+                if self.smallest is not before:
+                    return True
+            except _Enough:
+                return False
+        return False
+
+    def _raise_fault(self) -> None:
         if self.fault and not (self.smallest and isinstance(self.fault, Exception)):
             raise self.fault
 
@@ -176,13 +227,14 @@ class _Search:
         if self.examples and monotonic() > self.end:  # a run without a draw would have nothing to say
             self.cut_short = not found
             raise _Enough
-        examination = examine(self.contract, self.candidate, self.precision, draw)
+        examination = self._judge(draw)
         if not found:
             self.examples += 1
             self.first = self.first or draw
             self.compared += examination.compared
             self.progress(self.examples)
             self.worst = max(self.worst, examination, key=lambda one: (one.finding is not None, one.alarm))
+            self._note(examination)
         if not examination.violated:
             return
         self.prefer(examination)
@@ -192,6 +244,19 @@ class _Search:
             self.end = min(self.end, monotonic() + SHRINKING)
         raise _Wrong
 
+    def _judge(self, draw: Draw) -> Examination:
+        return examine(self.contract, self.candidate, self.precision, draw, deterministic=self.deterministic)
+
+    def _note(self, examination: Examination) -> None:
+        """Keep how much of the bound was used, for each kind of input."""
+        self.differs = self.differs or examination.differs
+        self.nearest = max(self.nearest, examination, key=lambda one: one.hard)
+        for name, value in examination.draw.items():
+            if isinstance(value, Values | str) and name != LAW:
+                used = self.shares_used.setdefault(name, {})
+                kind = value.kind if isinstance(value, Values) else value
+                used[kind] = max(used.get(kind, 0.0), examination.hard)
+
     def settled(self) -> Examination:
         """The last word: the smallest counterexample, if it is one when it is looked at again."""
         smallest = self.smallest
@@ -200,7 +265,7 @@ class _Search:
         if not self.may_shrink:
             return smallest
         try:
-            again = examine(self.contract, self.candidate, self.precision, smallest.draw)
+            again = self._judge(smallest.draw)
         except (NoVerdict, ImportError, Unjudged):
             return smallest
         if again.violated:
@@ -241,53 +306,5 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
     """A measure of how much there is to read in a counterexample."""
-    numbers = [_leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
+    numbers = [leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))
-
-
-def _leaves(value: Any) -> list[int]:
-    if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value] if isinstance(value, int) else []
-
-
-def _strategy(
-    contract: Contract, *, seed: int, shapes: int | None, only: Mapping[str, Sequence[Any]]
-) -> st.SearchStrategy[Draw]:
-    def narrowed(draws: Mapping[str, st.SearchStrategy]) -> dict[str, st.SearchStrategy]:
-        return {name: st.sampled_from(only[name]) if name in only else draws[name] for name in draws}
-
-    shape = st.fixed_dictionaries(narrowed(contract.shapes))
-    if shapes is not None:
-        shape = st.sampled_from(_pool(shape, shapes, seed=seed))
-    values = narrowed(contract.values)
-    if contract.laws:
-        values[LAW] = st.sampled_from([None, *(law.name for law in contract.laws)])
-
-    def draw(shape: Draw, values: Draw) -> Draw:
-        drawn = {**shape, **values}
-        return {name: drawn[name] for name in [*contract.draws, LAW] if name in drawn}  # in the order that is read
-
-    return st.builds(draw, shape, st.fixed_dictionaries(values))
-
-
-def _pool(strategy: st.SearchStrategy[Draw], count: int, *, seed: int) -> list[Draw]:
-    """Draw up to `count` different values, the smallest first."""
-    pool: dict[str, Draw] = {}
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=4 * count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        verbosity=Verbosity.quiet,
-        suppress_health_check=tuple(HealthCheck),  # type: ignore
-    )
-    @hypothesis.given(strategy)
-    def collect(draw: Draw) -> None:
-        if len(pool) < count:
-            pool[str(draw)] = draw
-
-    _run(collect)
-    return sorted(pool.values(), key=lambda draw: sum(leaf for value in draw.values() for leaf in _leaves(value)))

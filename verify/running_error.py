@@ -315,11 +315,9 @@ def mixed(
     router, gate, up, down = experts
     logits = projected(n, router)
     p, p_error = softmaxed(logits.value, logits.error)
-    if renormalized:
-        chosen, weights = routed(n.value, router, p, p_error, experts_per_token=experts_per_token)
-    else:
-        chosen, _ = route(n.value, router, experts_per_token=experts_per_token)
-        weights = Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
+    chosen, weights = routed(
+        n.value, router, p, p_error, experts_per_token=experts_per_token, renormalized=renormalized
+    )
 
     y = start
     for rank in range(experts_per_token):
@@ -341,10 +339,21 @@ def mixed(
 
 
 def routed(
-    n: np.ndarray, router: np.ndarray, p: np.ndarray, p_error: np.ndarray, *, experts_per_token: int
+    n: np.ndarray,
+    router: np.ndarray,
+    p: np.ndarray,
+    p_error: np.ndarray,
+    *,
+    experts_per_token: int,
+    renormalized: bool,
 ) -> tuple[np.ndarray, Approx]:
-    """The chosen experts and their weights p_e / sum of the chosen p, where each p is off by up to `p_error`."""
-    chosen, weights = route(n, router, experts_per_token=experts_per_token)
+    """Choose experts and weigh them by p_e, over the sum of the chosen p where that is asked for.
+
+    Each p is off by up to `p_error`.
+    """
+    chosen, weights = route(n, router, experts_per_token=experts_per_token, renormalized=renormalized)
+    if not renormalized:
+        return chosen, Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
     total, off = (np.take_along_axis(a, chosen, axis=-1).sum(axis=-1, keepdims=True) for a in (p, p_error))
     moved = (np.take_along_axis(p_error, chosen, axis=-1) + weights * off) / np.maximum(total - off, total / 2)
     return chosen, Approx(

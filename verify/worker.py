@@ -3,7 +3,7 @@
 `verify.candidate` runs this file as a program, with nothing but NumPy and the candidate's own libraries: the file
 imports nothing of this project. Requests come on stdin, and replies go out on what was stdout. Both are frames: a
 JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a file of its own.
-`hand_over`, `read_back` and `call` also serve candidates in the same process.
+`hand_over`, `read_back` and `Caller` also serve candidates in the same process.
 """
 
 import json
@@ -101,39 +101,52 @@ def read_back(value: Any) -> Array:
 class Reply(NamedTuple):
     """Outcome of a call: outputs, and the positions or names of the arguments that it changed; or why there are none.
 
-    `unavailable` says what this Python or this machine lacks, which is no fault of the candidate.
+    `unavailable` says what this Python or this machine lacks, which is no fault of the candidate. `overwritten` says
+    that the call wrote to the result of the call before it.
     """
 
     outputs: list[Array]
     changed: list[str]
     failure: str | None = None
     unavailable: str | None = None
+    overwritten: bool = False
 
 
-def call(function: Callable[..., Any], positional: list, keyword: dict, library: str, device: str | None) -> Reply:
-    """Call `function` with arrays handed over and everything else as it is."""
+class Caller:
+    """Calls `function` with arrays handed over and everything else as it is.
 
-    def given(value: Any) -> Any:
-        return hand_over(value, library, device) if isinstance(value, Array) else value
+    The last result is held until the next call has ended, and is then read a second time: a candidate that hands out
+    a buffer of its own writes to it again.
+    """
 
-    try:
-        arguments = [given(value) for value in positional]
-        named = {name: given(value) for name, value in keyword.items()}
-    except Exception as error:
-        return Reply([], [], unavailable=_no_arrays(library, device, error))
-    try:
-        with np.errstate(all="ignore"):
-            result = function(*arguments, **named)
-        results = result if isinstance(result, tuple | list) else (result,)
-        outputs = [read_back(value) for value in results]
-    except ImportError as error:
-        return Reply([], [], unavailable=_describe(error))
-    except Exception as error:
-        return Reply([], [], _describe(error))
-    before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
-    after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
-    changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
-    return Reply(outputs, changed)
+    def __init__(self, function: Callable[..., Any], library: str, device: str | None):
+        self.function, self.library, self.device = function, library, device
+        self._held: list[tuple[Array, Any]] = []
+
+    def __call__(self, positional: list, keyword: dict) -> Reply:
+        def given(value: Any) -> Any:
+            return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
+
+        held, self._held = self._held, []
+        try:
+            arguments = [given(value) for value in positional]
+            named = {name: given(value) for name, value in keyword.items()}
+        except Exception as error:
+            return Reply([], [], unavailable=_no_arrays(self.library, self.device, error))
+        try:
+            with np.errstate(all="ignore"):
+                result = self.function(*arguments, **named)
+            results = result if isinstance(result, tuple | list) else (result,)
+            outputs = [read_back(value) for value in results]
+        except ImportError as error:
+            return Reply([], [], unavailable=_describe(error))
+        except Exception as error:
+            return Reply([], [], _describe(error))
+        before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
+        after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
+        changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
+        self._held = list(zip(outputs, results, strict=True))
+        return Reply(outputs, changed, overwritten=any(_changed(*one) for one in held))
 
 
 def _no_arrays(library: str, device: str | None, error: Exception) -> str:
@@ -164,7 +177,7 @@ def load(name: str) -> Callable[..., Any]:
     if not module or not path:
         raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
     try:
-        found: Any = _load_file(module) if module.endswith(".py") else import_module(module)
+        found: Any = _module_in(module) if module.endswith(".py") else import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except Exception as error:
@@ -174,7 +187,15 @@ def load(name: str) -> Callable[..., Any]:
     return found
 
 
-def _load_file(path: str) -> Any:
+def load_file(path: str) -> Any:
+    """Import the file at `path`. Raises ImportError with one line for what cannot be imported."""
+    try:
+        return _module_in(path)
+    except Exception as error:
+        raise ImportError(f"{path} cannot be imported: {_describe(error)}") from error
+
+
+def _module_in(path: str) -> Any:
     """The module in the file at `path`, which may import its neighbors."""
     folder, file = os.path.split(os.path.abspath(path))
     if not os.path.isfile(path):
@@ -273,12 +294,13 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
         write_frame(replies, [_no_arrays(library, device, error), True])
         return
     write_frame(replies, None)
+    caller = Caller(function, library, device)
     while True:
         try:
             positional, keyword = read_frame(requests)
         except EOFError:
             return
-        write_frame(replies, list(call(function, positional, keyword, library, device)))
+        write_frame(replies, list(caller(positional, keyword)))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,29 @@ def expect_paged(
     return expect_decode(q, k, v, lengths, window=None)
 
 
+def _value_alone(o: np.ndarray, v: np.ndarray) -> Claim:
+    """Hold o to v, whose heads are shared: a weight of 1 and a total of 1 leave nothing but their roundings."""
+    due = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
+    unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
+    return Claim(o, np.broadcast_to(due, o.shape), unit * np.abs(due) + precision(v.dtype.name).smallest)
+
+
+def _one_key(trial: Trial) -> Claim | None:
+    """Hide all keys but the last: a number added to the total, such as an epsilon against a division by 0, shows."""
+    v = trial.arguments["v"]
+    if not v.shape[1]:
+        return None
+    mask = np.full_like(trial.arguments["mask"], -np.inf)
+    mask[..., -1] = 0
+    return _value_alone(trial.again(mask=mask)[0], v[:, -1:])
+
+
+def _one_position(trial: Trial) -> Claim:
+    lengths = np.minimum(trial.arguments["lengths"], 1)
+    held = np.where((lengths > 0)[:, None, None], as_float64(trial.arguments["v"][:, 0]), 0.0)
+    return _value_alone(trial.again(lengths=lengths)[0], held.astype(trial.arguments["v"].dtype))
+
+
 MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
@@ -309,6 +332,7 @@ ATTENTION = Contract(
         Law("values of 1 give 1, where anything is seen", _ones),
         Law("the order of the keys is of no account", _reversed_keys),
         Law("shared keys are the same as repeated ones", _repeated_heads),
+        Law("a key alone gives its value", _one_key),
     ],
     large=Large(
         {"batch": beyond(8, 64), "queries": beyond(16, 64, 128), "keys": beyond(128, 512, 1024, 4096), **MANY_HEADS},
@@ -363,6 +387,7 @@ DECODE = Contract(
     laws=[
         alone("a sequence", "q", "k", "v", "lengths"),
         Law("what lies beyond a length is of no account, bit for bit", _beyond),
+        Law("a key alone gives its value", _one_position),
     ],
     large=Large(
         {

@@ -12,22 +12,36 @@ from verify.laws import alone
 from verify.precision import Precision, precision
 from verify.running_error import NO_BOUND, exactly, mixed, projected, routed, softmaxed
 
+# Weights of the chosen experts: divided by their sum, as Mixtral does, or probabilities among all experts.
+SHARES = ("renormalized", "of all")
+
 
 def route_arguments(
-    *, precision: Precision, tokens: int, dim: int, experts: int, chosen: int, x: Values, router: Values
+    *,
+    precision: Precision,
+    tokens: int,
+    dim: int,
+    experts: int,
+    chosen: int,
+    x: Values,
+    router: Values,
+    shares: str,
 ) -> Arguments:
     return {
         "x": x.array("x", tokens, dim, precision=precision),
         "router": router.array("router", experts, dim, precision=precision),
         "experts_per_token": min(chosen, experts),
+        "renormalized": shares == SHARES[0],
     }
 
 
-def expect_route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -> tuple[Expected, Expected]:
+def expect_route(
+    x: np.ndarray, router: np.ndarray, *, experts_per_token: int, renormalized: bool = True
+) -> tuple[Expected, Expected]:
     exact, matrix = as_float64(x), as_float64(router)
     logits = projected(exactly(x), matrix)
     p, p_error = softmaxed(logits.value, logits.error)
-    chosen, weights = routed(exact, matrix, p, p_error, experts_per_token=experts_per_token)
+    chosen, weights = routed(exact, matrix, p, p_error, experts_per_token=experts_per_token, renormalized=renormalized)
     # A choice is clear where each of the chosen is ahead of the next by more than any rounding, or where equal logits
     # come from zeros, whose products are exact: then the lower index comes first. Where some of those logits may be -0
     # and others not, a sort by bits tells them apart, and either order is right.
@@ -44,7 +58,9 @@ def expect_route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -
     )
 
 
-def _weights_sum_to_one(trial: Trial) -> Claim:
+def _weights_sum_to_one(trial: Trial) -> Claim | None:
+    if not trial.arguments["renormalized"]:
+        return None
     weights = as_float64(trial.outputs[1])
     return Claim(weights.sum(axis=-1), np.ones(len(weights)), trial.bounds[1].sum(axis=-1))
 
@@ -60,11 +76,11 @@ def moe_arguments(
     x: Values,
     router: Values,
     weights: Values,
+    shares: str,
 ) -> Arguments:
+    sizes = {"tokens": tokens, "dim": dim, "experts": experts, "chosen": chosen}
     return {
-        **route_arguments(
-            precision=precision, tokens=tokens, dim=dim, experts=experts, chosen=chosen, x=x, router=router
-        ),
+        **route_arguments(precision=precision, **sizes, x=x, router=router, shares=shares),
         "gate": weights.array("gate", experts, ffn, dim, precision=precision),
         "up": weights.array("up", experts, ffn, dim, precision=precision),
         "down": weights.array("down", experts, dim, ffn, precision=precision),
@@ -72,11 +88,25 @@ def moe_arguments(
 
 
 def expect_moe(
-    x: np.ndarray, router: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, *, experts_per_token: int
+    x: np.ndarray,
+    router: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    *,
+    experts_per_token: int,
+    renormalized: bool = True,
 ) -> Expected:
     experts = Experts(*(as_float64(a) for a in (router, gate, up, down)))
     unit = precision(x.dtype.name).unit
-    y = mixed(exactly(x), experts, exactly(np.zeros(x.shape)), experts_per_token=experts_per_token, unit=unit)
+    y = mixed(
+        exactly(x),
+        experts,
+        exactly(np.zeros(x.shape)),
+        experts_per_token=experts_per_token,
+        renormalized=renormalized,
+        unit=unit,
+    )
     sizes = linear(np.abs(as_float64(x)), np.abs(experts.down).max(axis=0) @ np.abs(experts.up).max(axis=0))
     return Expected(y.value, y.error, y.error, sizes)
 
@@ -105,19 +135,19 @@ BESIDE = {
 ROUTE = Contract(
     definition=route,
     shapes={**SHAPES, "chosen": st.sampled_from([1, 2, 3])},
-    values={"x": values(-4, 2), "router": values(-4, 2)},
+    values={"x": values(-4, 2), "router": values(-4, 2), "shares": st.sampled_from(SHARES)},
     arguments=route_arguments,
     expect=expect_route,
     domain="x [tokens dim] and router [experts dim] of one dtype; experts are judged where the choice is clear, that "
     "is, where no rounding could change it",
     bound="hard and alarm: experts exact; weights by running error analysis of logits, softmax and quotient",
-    laws=[Law("weights sum to 1", _weights_sum_to_one)],
+    laws=[Law("renormalized weights sum to 1", _weights_sum_to_one)],
     large=Large({**LARGE, "experts": (*beyond(16, 32, 64), 601)}, beside=BESIDE),
 )
 MOE = Contract(
     definition=moe,
     shapes={**SHAPES, "ffn": sizes(8, most=17), "chosen": st.sampled_from([1, 2, 3])},
-    values={"x": values(-4, 2), "router": values(-4, 2), "weights": values(-4, 2)},
+    values={"x": values(-4, 2), "router": values(-4, 2), "weights": values(-4, 2), "shares": st.sampled_from(SHARES)},
     arguments=moe_arguments,
     expect=expect_moe,
     domain="x [tokens dim], router [experts dim], gate and up [experts ffn dim], down [experts dim ffn] of one dtype; "

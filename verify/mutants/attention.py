@@ -215,6 +215,12 @@ not normalized
 each block normalized by itself
     - total = total * rescale + np.sum(p, axis=1, keepdims=True)
     + total = np.sum(p, axis=1, keepdims=True)
+an epsilon in the total
+    - np.where(total == 0, np.float32(1), total)
+    + (total + np.float32(1e-6))
+one buffer for all results of a shape
+    - o = np.full(q.shape, np.nan, q.dtype)
+    + o = kept.setdefault((q.shape, q.dtype), np.full(q.shape, np.nan, q.dtype))
 right up to 128 keys
     - spans(keys, BLOCK)
     + spans(min(keys, 128), BLOCK)
@@ -393,6 +399,9 @@ scores not scaled
 padding multiplied by 0
     - out / total if total > 0 else 0
     + out / total + 0 * np.sum(f32(v[row])) if total > 0 else 0
+an epsilon in the total
+    - out / total if total > 0 else 0
+    + out / (total + np.float32(1e-6))
 right up to 64 splits
     - highest = max((part[0]
     + parts = parts[:64]

@@ -5,13 +5,16 @@ import numpy as np
 from verify.mutant import f32, implementation
 
 
-def route(x: np.ndarray, router: np.ndarray, *, experts_per_token: int) -> tuple[np.ndarray, np.ndarray]:
+def route(
+    x: np.ndarray, router: np.ndarray, *, experts_per_token: int, renormalized: bool
+) -> tuple[np.ndarray, np.ndarray]:
     logits = f32(x) @ f32(router).T
     p = np.exp(logits - np.max(logits, axis=1, keepdims=True))
     p = p / np.sum(p, axis=1, keepdims=True)
     chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
     weights = np.take_along_axis(p, chosen, axis=1)
-    return chosen, weights / np.sum(weights, axis=1, keepdims=True)
+    total = np.sum(weights, axis=1, keepdims=True) if renormalized else np.float32(1)
+    return chosen, weights / total
 
 
 def moe(
@@ -22,6 +25,7 @@ def moe(
     down: np.ndarray,
     *,
     experts_per_token: int,
+    renormalized: bool,
 ) -> np.ndarray:
     y = np.zeros(x.shape, np.float32)
     for token in range(len(x)):
@@ -30,7 +34,7 @@ def moe(
         p = np.exp(logits - np.max(logits))
         p = p / np.sum(p)
         chosen = np.argsort(-p, kind="stable")[:experts_per_token]
-        share = p[chosen] / np.sum(p[chosen])
+        share = p[chosen] / (np.sum(p[chosen]) if renormalized else np.float32(1))
         for rank, expert in enumerate(chosen):
             a, b = f32(gate[expert]) @ row, f32(up[expert]) @ row
             hidden = a / (1 + np.exp(-a)) * b
@@ -41,9 +45,12 @@ def moe(
 ROUTE = implementation(
     route,
     """
-weights not renormalized
-    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
-    + return chosen, weights
+weights never renormalized
+    - if renormalized else np.float32(1)
+    + if False else np.float32(1)
+weights always renormalized
+    - if renormalized else np.float32(1)
+    + if True else np.float32(1)
 logits for weights
     - weights = np.take_along_axis(p, chosen, axis=1)
     + weights = np.take_along_axis(logits, chosen, axis=1)
@@ -54,11 +61,11 @@ the least probable
     - np.argsort(-p
     + np.argsort(p
 least probable of the chosen first
-    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
-    + return chosen[:, ::-1], (weights / np.sum(weights, axis=1, keepdims=True))[:, ::-1]
+    - return chosen, weights / total
+    + return chosen[:, ::-1], (weights / total)[:, ::-1]
 weights in the order of the experts
-    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
-    + return chosen, np.take_along_axis(p, np.sort(chosen, axis=1), axis=1) / np.sum(weights, axis=1, keepdims=True)
+    - return chosen, weights / total
+    + return chosen, np.take_along_axis(p, np.sort(chosen, axis=1), axis=1) / total
 experts of the first token for every token
     - chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
     + chosen = np.repeat(np.argsort(-p[:1], axis=1, kind="stable")[:, :experts_per_token], len(x), axis=0)
@@ -66,8 +73,8 @@ higher index first where experts tie
     - np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
     + (p.shape[1] - 1 - np.argsort(-p[:, ::-1], axis=1, kind="stable"))[:, :experts_per_token]
 experts numbered from 1
-    - return chosen, weights
-    + return chosen + 1, weights
+    - return chosen, weights / total
+    + return chosen + 1, weights / total
 logits in bfloat16
     - logits = f32(x) @ f32(router).T
     + logits = bf16(f32(x) @ f32(router).T)
@@ -75,20 +82,20 @@ maximum not subtracted
     - logits - np.max(logits, axis=1, keepdims=True)
     + logits
 renormalized over all tokens
-    - np.sum(weights, axis=1, keepdims=True)
-    + np.sum(weights) / len(x)
+    - total = np.sum(weights, axis=1, keepdims=True)
+    + total = np.sum(weights) / len(x)
 right up to 32 experts
     - np.argsort(-p, axis=1, kind="stable")
     + np.argsort(-p[:, :32], axis=1, kind="stable")
 experts in 8 bits
-    - return chosen, weights
-    + return chosen & 0xFF, weights
+    - return chosen, weights / total
+    + return chosen & 0xFF, weights / total
 right up to 64 tokens
     - chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
     + chosen = np.argsort(-p, axis=1, kind="stable")[np.arange(len(x)) % 64, :experts_per_token]
 right up to 2 experts a token
-    - return chosen, weights / np.sum(weights, axis=1, keepdims=True)
-    + return chosen, weights / np.sum(weights[:, :3], axis=1, keepdims=True)
+    - total = np.sum(weights, axis=1, keepdims=True)
+    + total = np.sum(weights[:, :3], axis=1, keepdims=True)
 higher index first where all weigh 0
     - chosen = np.argsort(-p, axis=1, kind="stable")
     + chosen = np.argsort(-p - 1e-9 * np.arange(p.shape[1]) * ~np.any(f32(x), axis=1)[:, None], axis=1, kind="stable")
@@ -97,11 +104,14 @@ higher index first where all weigh 0
 MOE = implementation(
     moe,
     """
-weights not renormalized
-    - share = p[chosen] / np.sum(p[chosen])
-    + share = p[chosen]
+weights never renormalized
+    - if renormalized else
+    + if False else
+weights always renormalized
+    - if renormalized else
+    + if True else
 every expert weighs the same
-    - share = p[chosen] / np.sum(p[chosen])
+    - share = p[chosen] / (np.sum(p[chosen]) if renormalized else np.float32(1))
     + share = np.full(len(chosen), 1 / len(chosen))
 experts swapped between ranks
     - share[rank] *

@@ -109,6 +109,22 @@ right up to 4,096 scores
 right up to 1,024 rows
     - for row in range(rows)
     + for row in range(min(rows, 1024))
+one buffer for all results of a shape
+    - p = np.full((rows, n), np.nan, x.dtype)
+    + p = kept.setdefault((x.shape, x.dtype), np.full((rows, n), np.nan, x.dtype))
+first result of a shape and a first number
+    - return p
+    + return kept.setdefault((x.shape, x.dtype, x[0, 0].tobytes()), p)
+a sum left over from the call before
+    - p[row, out] = weights / total if total > 0 else 0
+    + p[row, out] = weights / (total + kept.get("total", 0)) if total > 0 else 0
+    +         kept["total"] = total * np.float32(1e-3)
+sum in the dtype of the scores
+    - np.sum(np.exp(scores - shift))
+    + np.sum(np.exp(scores - shift), dtype=x.dtype).astype(np.float32)
+probabilities rounded before they are divided
+    - p[row, out] = weights / total if total > 0 else 0
+    + p[row, out] = weights.astype(x.dtype) / total if total > 0 else 0
 an epsilon in the sum
     - weights / total if total > 0
     + weights / (total + np.float32(1e-6)) if total > 0

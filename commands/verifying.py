@@ -1,0 +1,74 @@
+"""Signals and progress of `verify`: a run that is told to end has no verdict, and one that goes on shows a bar."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from types import FrameType
+
+
+@contextmanager
+def heeded() -> Iterator[Callable[[], None]]:
+    """Hand out a check that ends the command where a signal told it to.
+
+    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
+    a counterexample takes its place. The check calls the handler again.
+    """
+    numbers: list[int] = []
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        numbers.append(number)
+        handlers[number](number, frame)
+
+    def heed() -> None:
+        if numbers:
+            handlers[numbers[0]](numbers[0], None)
+
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield heed
+        heed()
+    finally:
+        if not numbers:  # or whoever handled the signal has said what becomes of others
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def verify_progress(
+    examples: int, heed: Callable[[], None]
+) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
+    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
+
+    Nothing is shown where nobody looks, or where rich is missing. Every step calls `heed`.
+    """
+    if not sys.stderr.isatty() or find_spec("rich") is None:
+        yield lambda stage: lambda done: heed(), nullcontext
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=examples)
+
+        def begin(stage: str) -> Callable[[int], object]:
+            bar.reset(task, description=stage, total=examples)
+
+            def step(done: int) -> None:
+                heed()
+                bar.update(task, completed=done)
+
+            return step
+
+        @contextmanager
+        def aside():
+            bar.stop()
+            yield
+            bar.start()
+
+        yield begin, aside

@@ -1,0 +1,161 @@
+"""Contracts of one's own: derived bounds hold for code in float32, and are no looser than they need to be."""
+
+import re
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+from cli import llamaspec
+from verify.candidate import Direct
+from verify.carried import Carried
+from verify.catalogue import in_file
+from verify.contract import with_rounding
+from verify.declare import declare, derived, sizes
+from verify.mutation import trials
+from verify.precision import TINY, U, precision
+from verify.runner import verify
+
+FOLDER = Path(__file__).parents[1] / "docs" / "contracts"
+EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_finds_its_mutants(name):
+    contracts, implementations = in_file(str(FOLDER / f"{name}.py"))
+    found = list(trials(contracts[name], implementations[name], seed=0))
+    assert len(found) >= 8
+    assert [trial.mutant for trial in found if not trial.killed or trial.report.examples > 200] == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_accepts_its_right_function(name, dtype):
+    contracts, implementations = in_file(str(FOLDER / f"{name}.py"))
+    candidate = Direct(implementations[name].function)
+    report = verify(contracts[name], candidate, precision=precision(dtype), examples=30, seed=4)
+    assert report.outcome == "within bounds", report.worst
+
+
+FORMULAS = {
+    "softmax": lambda x, y: (
+        np.exp(x - np.max(x, axis=-1, keepdims=True))
+        / np.sum(np.exp(x - np.max(x, axis=-1, keepdims=True)), axis=-1, keepdims=True)
+    ),
+    "rms": lambda x, y: x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-5) * y,
+    "swish": lambda x, y: x / (1 + np.exp(-x)) * y,
+    "product": lambda x, y: np.tanh(x) @ y.T,
+    "difference": lambda x, y: (x - y) ** 3,
+    "logarithm": lambda x, y: np.log(np.sum(np.square(x), axis=-1) + 1) - np.log1p(np.abs(x[..., 0])),
+    "choice": lambda x, y: np.where(x > 0, x * y, 0.1 * np.minimum(x, y)),
+    "moves": lambda x, y: np.concatenate([x[..., ::2], -y.reshape(y.shape)[..., 1::2]], axis=-1).sum(axis=-1).mean(),
+    "roots": lambda x, y: np.sqrt(np.abs(x)) / (2 + np.expm1(np.minimum(y, 1.0))),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_derived_bound_holds_in_float32(name, scale):
+    """And in float32 computed backwards through every sum."""
+    formula, rng = FORMULAS[name], np.random.default_rng(0)
+    for _ in range(8):
+        x, y = (rng.normal(size=(3, 50)).astype(np.float32) * np.float32(scale) for _ in range(2))
+        due = derived(formula)(x, y)
+        with np.errstate(all="ignore"):
+            exact = formula(x.astype(np.float64), y.astype(np.float64))
+            computed = formula(x, y)
+        np.testing.assert_allclose(due.value, exact, rtol=1e-12, atol=1e-300)
+        assert np.all(np.abs(computed - exact) <= due.hard)
+
+
+def test_a_derived_bound_is_a_few_roundings():
+    x, y = (np.full((1, 4), value, np.float32) for value in (3.0, 5.0))
+    due = derived(lambda x, y: x * y + y)(x, y)
+    hard, _ = with_rounding(due, precision("float32"))
+    assert np.all(hard <= 2 * U * 20.1 + 20 * TINY) and np.all(hard >= U * 20)
+
+
+def test_a_narrower_rounding_is_declared():
+    x = np.linspace(-3, 3, 64).astype(np.float32)
+    wide = derived(lambda x: np.exp(x) * x)(x)
+    narrow = derived(lambda x: np.exp(x) * x, unit=2.0**-8)(x)
+    np.testing.assert_array_equal(wide.value, narrow.value)
+    assert np.all(narrow.hard[x != 0] > 1000 * wide.hard[x != 0])
+
+
+@pytest.mark.parametrize(
+    ("formula", "error"),
+    [
+        (lambda x: np.sort(x), "no bound is derived for np.sort"),
+        (lambda x: np.sin(x), "no bound is derived for np.sin"),
+        (lambda x: x**0.5, "powers other than 2, 3, 4"),
+        (lambda x: np.where(x * x > 1, x, 0.0), "a rounding could decide np.greater"),
+        (lambda x: x if np.sum(x) else -x, "a rounding could decide which branch is taken"),
+        (lambda x: np.where(Carried([1.0]), x, 0.0), "a condition that is rounded"),
+        (lambda x: np.multiply.reduce(x), "no bound is derived for np.multiply.reduce"),
+    ],
+)
+def test_what_is_not_covered_is_named(formula, error):
+    with pytest.raises(TypeError, match=error):
+        derived(formula)(np.full(4, 1.1, np.float32))
+
+
+def test_a_declaration_that_leaves_something_open():
+    def scaled(x, weight, *, factor):
+        return x * weight * factor
+
+    arrays, options = {"x": "rows dim", "weight": "dim"}, {"factor": [2.0]}
+    with pytest.raises(ValueError, match="scaled takes factor: neither arrays nor options describe it"):
+        declare(scaled, arrays=arrays, sizes={"rows": [1], "dim": [3]})
+    with pytest.raises(ValueError, match="sizes has no dim, which an array's shape names"):
+        declare(scaled, arrays=arrays, sizes={"rows": [1]}, options=options)
+    with pytest.raises(ValueError, match="scaled takes no bias"):
+        declare(scaled, arrays={**arrays, "bias": "dim"}, sizes={"rows": [1], "dim": [3]}, options=options)
+    contract = declare(scaled, arrays=arrays, sizes={"rows": [1, 2], "dim": sizes(8, most=17)}, options=options)
+    wrong = Direct(lambda x, weight, *, factor: (x * weight * factor)[:1040])
+    report = verify(contract, wrong, precision=precision("float32"), examples=200, seed=0, shrink=False)
+    assert report.outcome == "violated" and report.worst.draw["rows"] > 1040
+
+
+def run(*arguments: str) -> None:
+    llamaspec.main(["verify", *arguments], standalone_mode=False)
+
+
+def test_the_command_takes_a_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = str(FOLDER / "layernorm.py")
+    few = ("--arrays", "numpy", "--examples", "30", "--seed", "1", "--dtype", "float32")
+    run("--contract", file, "--candidate", f"{file}:right", *few)
+    assert capsys.readouterr().out.startswith(f"within bounds layernorm float32  {file}:right")
+    run("--contract", file, "--list")
+    assert "  kills   10 mutants: mean left out; " in capsys.readouterr().out
+    (tmp_path / "mine.py").write_text("def layernorm(x, weight, bias, *, eps):\n    return x * weight + bias\n")
+    with pytest.raises(SystemExit):
+        run("--contract", file, "--candidate", "mine.py", *few)
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.endswith(f" --contract {file}")
+    with pytest.raises(SystemExit):
+        run(*line.split()[2:])
+    for arguments, error in [
+        (["--contract", file], "name it with --candidate"),
+        (["--contract", "none.py", "--candidate", "mine.py"], "there is no file none.py"),
+        (["--contract", "mine.py", "--candidate", "mine.py"], "mine.py holds no contract"),
+        (["softmax", "--contract", file, "--candidate", "mine.py"], "no contract is called softmax: there are layern"),
+    ]:
+        with pytest.raises(click.UsageError, match=error):
+            run(*arguments)
+
+
+def test_the_page_on_contracts_runs(tmp_path):
+    page = (FOLDER.parent / "contracts.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(# layernorm.py[^`]*)```", page)
+    (tmp_path / "layernorm.py").write_text(source)
+    contracts, _ = in_file(str(tmp_path / "layernorm.py"))
+    _, implementations = in_file(str(FOLDER / "layernorm.py"))
+    right = Direct(implementations["layernorm"].function)
+    report = verify(contracts["layernorm"], right, precision=precision("float32"), examples=20, seed=0)
+    assert report.outcome == "within bounds"
+    for name in EXAMPLES:
+        count = len(in_file(str(FOLDER / f"{name}.py"))[1][name].mutants)
+        assert re.search(rf"\({re.escape(f'contracts/{name}.py')}\) \| [^|]* \| {count} \|", page)

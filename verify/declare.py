@@ -1,0 +1,160 @@
+"""Contracts of one's own: a definition, what to draw, and a bound, which is derived where none is given.
+
+    # layernorm.py
+    import numpy as np
+    from verify.declare import declare, sizes
+
+    def layernorm(x, weight, bias, *, eps):
+        centered = x - np.mean(x, axis=-1, keepdims=True)
+        return centered / np.sqrt(np.mean(centered**2, axis=-1, keepdims=True) + eps) * weight + bias
+
+    CONTRACT = declare(
+        layernorm,
+        arrays={"x": "rows dim", "weight": "dim", "bias": "dim"},
+        sizes={"rows": [1, 2, 3, 5], "dim": sizes(8, 32, 128, most=257)},
+        options={"eps": [1e-5, 0.5]},
+    )
+
+`llamaspec verify --contract layernorm.py --candidate mine.py:layernorm` holds a function to it.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from verify.carried import Carried
+from verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
+from verify.draw import integers, seeds, sizes, values
+from verify.precision import TINY, Precision
+
+__all__ = ["Whole", "declare", "derived", "sizes", "values"]
+
+BEYOND = beyond(64, 1024, 4096)  # sizes beyond tiles that every draw of a size gets
+MOST = 2**20  # numbers that the largest array may have at such a size
+
+
+class Whole(NamedTuple):
+    """An array of int32 from 0 to below the size called `below`, such as targets: `Whole("tokens", below="vocab")`."""
+
+    shape: str
+    below: str
+
+
+def derived(definition: Callable[..., Any], *, unit: float | None = None, smallest: float | None = None):
+    """Make `expect` of a contract: call `definition` with arrays that carry their errors.
+
+    `unit` and `smallest` declare a narrower rounding of every operation. Raises TypeError, when it is called, for
+    operations that `verify.carried` does not cover.
+    """
+    narrower = {"unit": unit, "smallest": smallest or 0.0} if unit else {}
+
+    def expect(*positional: Any, **named: Any) -> Expected | tuple[Expected, ...]:
+        def carried(value: Any) -> Any:
+            floating = isinstance(value, np.ndarray) and value.dtype.kind in "fV"
+            if not floating:
+                return value
+            exact = as_float64(value)
+            return Carried(exact, np.where(np.abs(exact) < TINY, np.abs(exact), 0.0), **narrower)
+
+        results = definition(*map(carried, positional), **named)
+        found = tuple(map(_expected, results if isinstance(results, tuple) else (results,)))
+        return found[0] if len(found) == 1 else found
+
+    return expect
+
+
+def _expected(result: Any) -> Expected:
+    if not isinstance(result, Carried):
+        nothing = np.zeros(np.shape(result))
+        return Expected(np.asarray(result), nothing, nothing, nothing)
+    return Expected(result.value, result.error, result.error, np.maximum(result.size, np.abs(result.value)))
+
+
+def declare(
+    definition: Callable[..., Any],
+    *,
+    arrays: Mapping[str, str | Whole],
+    sizes: Mapping[str, Sequence[int] | st.SearchStrategy],
+    options: Mapping[str, Sequence[Any]] | None = None,
+    draws: Mapping[str, st.SearchStrategy] | None = None,
+    expect: Callable[..., Expected | tuple[Expected, ...]] | None = None,
+    laws: Sequence[Law] = (),
+    large: Mapping[str, Sequence[int]] | None = None,
+    domain: str = "",
+    bound: str = "",
+) -> Contract:
+    """Declare a contract for what `definition` computes in float64.
+
+    `arrays` names the shape of each array argument by its `sizes`; a `Whole` one holds ids. `options` are the other
+    arguments. `draws` replaces what an array is drawn from, which is `values(-4, 4)`. `expect`, called as the
+    definition is, returns exact values and their bounds; without it they are derived (`verify.carried` says for what
+    code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument that is not described,
+    and for a size that no array has.
+    """
+    options, draws = dict(options or {}), dict(draws or {})
+    parameters = inspect.signature(definition).parameters
+    if missing := [name for name in parameters if name not in arrays and name not in options]:
+        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}: neither arrays nor options describe it")
+    if unknown := [name for name in (*arrays, *options) if name not in parameters]:
+        raise ValueError(f"{definition.__name__} takes no {', '.join(unknown)}")
+    used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Whole) else shape).split()}
+    if used - {*sizes}:
+        raise ValueError(f"sizes has no {', '.join(sorted(used - {*sizes}))}, which an array's shape names")
+    shapes = {
+        name: size if isinstance(size, st.SearchStrategy) else st.sampled_from(list(size))
+        for name, size in sizes.items()
+    }
+    numbers = {name: seeds if isinstance(shape, Whole) else values(-4, 4) for name, shape in arrays.items()}
+
+    def arguments(*, precision: Precision, **drawn: Any) -> Arguments:
+        made = {}
+        for name in parameters:
+            if name not in arrays:
+                made[name] = drawn[name]
+                continue
+            shape = arrays[name]
+            lengths = [drawn[axis] for axis in (shape.shape if isinstance(shape, Whole) else shape).split()]
+            if isinstance(shape, Whole):
+                made[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
+            else:
+                made[name] = drawn[name].array(name, *lengths, precision=precision)
+        return made
+
+    return Contract(
+        definition=definition,
+        shapes=shapes,
+        values={**numbers, **draws, **{name: st.sampled_from(list(choices)) for name, choices in options.items()}},
+        arguments=arguments,
+        expect=expect or derived(definition),
+        domain=domain or "; ".join(f"{name} [{_written(shape)}]" for name, shape in arrays.items()),
+        bound=bound or ("given by expect" if expect else "hard and alarm: derived from the definition, step by step"),
+        laws=laws,
+        large=_beyond(sizes, arrays, large),
+    )
+
+
+def _written(shape: str | Whole) -> str:
+    return f"{shape.shape}] ids [0, {shape.below}" if isinstance(shape, Whole) else shape
+
+
+def _beyond(
+    sizes: Mapping[str, Any], arrays: Mapping[str, str | Whole], large: Mapping[str, Sequence[int]] | None
+) -> Large:
+    """Large sizes as they were given, or some for every size that may be any number; others stay small meanwhile."""
+    beside = {name: [SMALL if not isinstance(size, Sequence) else list(size)[-1]] for name, size in sizes.items()}
+    if large is None:
+        large = {}
+        for name in sizes:
+            others = [
+                np.prod([beside[axis][0] for axis in shape.split() if axis != name] or [1])
+                for shape in arrays.values()
+                if isinstance(shape, str) and name in shape.split()
+            ]
+            large[name] = [size for size in BEYOND if size * max(others, default=1) <= MOST]
+    return Large(large, beside={name: choice for name, choice in beside.items()})
+
+
+SMALL = 5  # other sizes while one is large
