@@ -154,6 +154,18 @@ def a_worse_priority_gives_way(make: Made) -> None:
     run.finish()
     assert run.scheduler.preemptions <= 2
 
+    # What is fed again takes whole bursts, also where little is left to draw.
+    run = make(Limits(pages=64, page=2, rows=1, chunk=8, burst=4, context=30))
+    run.submit(long_answer((1,), 8, priority=1))
+    for _ in range(7):
+        run.plan(burst=1)
+        run.done()
+    run.submit(Request((0,), 1, priority=BEST))
+    run.plan()
+    run.done()
+    run.finish()
+    assert run.scheduler.preemptions == 1 and run.scheduler.plans == 7 + 1 + 2
+
 
 def memory_is_flat(make: Made, requests: int = 300) -> None:
     """After any number of requests a scheduler holds what it held after few."""
