@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
 from xml.etree import ElementTree
@@ -38,7 +38,7 @@ def installed(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def verify(installed, tmp_path) -> Iterator:
+def verify(installed, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     (tmp_path / "mine.py").write_text(WRONG)
     (tmp_path / "right.py").write_text(WRONG.replace(" + np.float32(1e-6)", " + np.float32(1e-37)"))
 

@@ -35,9 +35,10 @@ class Link(NamedTuple):
         return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
 
 
-# An all-reduce of 16 KB on two H100 is reported to take about 6 us (NVIDIA/nccl issue 1259). NVLink 4 moves 450 GB/s in
-# each direction. `llamaspec bench --suite collectives` measures both where there are several devices.
-NVLINK = Link(alpha=3e-6, beta=1 / 450e9)
+# Both were measured on two H100s (benchmarks/results/several-h100.md). Each of the 64 all-reduces in a decode step of an
+# 8B model takes about 20 us, which is two messages; large ones move 140 GB/s. An all-reduce that is a program of its own
+# takes 44 us. `llamaspec bench --suite collectives` measures these.
+NVLINK = Link(alpha=10e-6, beta=1 / 140e9)
 
 
 class DeviceLimits(NamedTuple):

@@ -92,6 +92,7 @@ def walkable_on(
 
     def held_qkv(*arguments: Any, **static: Any) -> Any:
         q, cache = norm_qkv(*arguments, **static)
+        assert isinstance(cache, LayerCache)
         return q, Held(cache, copies)
 
     walked: Any = Ops(
@@ -110,7 +111,7 @@ def walkable_on(
     def cache(capacity: int) -> list[Any]:
         layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype)
         empty: Cache = partition.zeros(partition.cache, cache_shapes(layout, config))
-        return [Held(layer, copies) for layer in empty.layers]
+        return [Held(layer, copies) for layer in empty.layers if isinstance(layer, LayerCache)]
 
     run = quantized(checkpoint, quantize) if quantize else checkpoint
     held = {

@@ -37,7 +37,8 @@ def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     bits, group = BITS_AND_GROUPS[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
-    return ScaledCodes(*(jnp.asarray(a) for a in (int4.pack(codes) if bits == 4 else codes, scales.astype(np.float32))))
+    packed = jnp.asarray(int4.pack(codes) if bits == 4 else codes)
+    return ScaledCodes(packed, jnp.asarray(scales.astype(np.float32)))
 
 
 def check(actual, expected: Approx):
