@@ -15,8 +15,8 @@ _TABLE = [
         NORMS, "softmax", "maximum starts at 0",
         "A row of very negative scores comes out as NaN or zeros.",
         "What is the maximum of a row in which every score is below -200?",
-        "Kernels that start a running maximum at 0 pass every test on random normal scores.",
-        "",
+        "NNlib.jl subtracted the larger of 0 and the maximum.",
+        "FluxML/NNlib.jl/pull/43",
     ),
     (
         NORMS, "softmax", "sum not rescaled when the maximum rises",
@@ -134,8 +134,8 @@ _TABLE = [
         ATTENTION, "attention", "scores scaled by a width padded to 8",
         "Heads of 64 are right, heads of 20 are slightly too flat.",
         "By the root of which number are scores divided?",
-        "Kernels pad heads to a width that their tiles have; the scale must not follow.",
-        "",
+        "An fp8 attention for images in a fork of SGLang scaled by the padded width.",
+        "bytedance-iaas/sglang/pull/485",
     ),
     (
         ATTENTION, "attention", "weighted sum not rescaled",
@@ -176,8 +176,8 @@ _TABLE = [
         ATTENTION, "attention_decode", "totals of splits not rescaled",
         "Long caches, which are read in several splits, give weights that do not sum to 1.",
         "A split's total is relative to its own maximum.",
-        "Split-K decoding combines partial softmaxes; both the sums and the totals need the same factor.",
-        "",
+        "FlashInfer's log-sum-exp was wrong where the keys were split.",
+        "flashinfer-ai/flashinfer/pull/58",
     ),
     (
         ATTENTION, "attention_paged", "last page left out where it is full",
@@ -197,8 +197,8 @@ _TABLE = [
         QUANTIZERS, "quantize", "largest weight for largest magnitude",
         "Groups with one large negative weight are clipped.",
         "What is the scale of a group whose largest weight is 0.1 and whose smallest is -3?",
-        "max in place of max(abs) passes on symmetric random weights most of the time.",
-        "",
+        "onediff took the largest weight, without its magnitude, for a scale.",
+        "siliconflow/onediff/issues/893",
     ),
     (
         QUANTIZERS, "quantize", "truncated for rounded",
@@ -288,8 +288,8 @@ _TABLE = [
         SAMPLING, "route", "weights in the order of the experts",
         "A mixture of experts gives fluent nonsense.",
         "The weights and the indices are two lists. Are they in the same order?",
-        "Routers return experts by rank, and kernels that sort them by index must move the weights along.",
-        "",
+        "xberg's gate for DeepSeek-OCR took the indices for the weights.",
+        "xberg-io/xberg/issues/1211",
     ),
 ]  # fmt: skip
 
