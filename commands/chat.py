@@ -48,7 +48,7 @@ questions about them. It knows nothing else.
   Tell me a story about a kitten and a storm.
   Tell me a story about Anna and a carrot.
   Tell me a story about a bear who learns to
-  swim.
+    swim.
   Tell me another story.
 Once it has told one:
   Who was the story about?

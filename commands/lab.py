@@ -50,7 +50,7 @@ def list_exercises():
 @NUMBER
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Make the folder lab-NN in this folder.")
 def start(number: int, into: str):
-    """Make the folder of an exercise: a kernel, its test, and what is known about it."""
+    """Make the folder of an exercise."""
     from learn.lab.folder import exercise, name_of
     from learn.lab.folder import write as write_folder
 

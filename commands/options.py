@@ -17,7 +17,7 @@ from commands.output import say
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
-    "Several devices": ("devices", "coordinator", "processes", "process", "timeout"),
+    "Several devices": ("devices", "coordinator", "processes", "process", "silence"),
     "Choice of the next token": (
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
     ),
@@ -64,7 +64,7 @@ def broken_example(line: str, width: int) -> list[str]:
 class Verb(click.Command):
     """A command whose help is in sections, and that takes --debug wherever a person writes it: `cli.main` looks for it.
 
-    Its help has sections if it has options of more than one.
+    Its help has sections if the command draws tokens.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -90,7 +90,7 @@ class Verb(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section."""
         home = {name: section for section, names in SECTIONS.items() for name in names}
-        sampled = any(home.get(param.name or "") == "Choice of the next token" for param in self.params)
+        sampled = any(param.name == "temperature" for param in self.params)
         sections: dict[str, list[tuple[str, str]]] = {"Options": []} | {name: [] for name in SECTIONS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
@@ -183,6 +183,7 @@ processes_options = combined(
     click.option("--process", type=click.IntRange(0), metavar="I", help="Be process I of N, from 0 on."),
     click.option(
         "--timeout",
+        "silence",  # `verify` has a --timeout of its own
         type=click.FloatRange(1),
         default=30.0,
         show_default=True,

@@ -23,7 +23,7 @@ def taking_part(params: dict[str, Any]) -> Iterator[None]:
     asked for. Of several processes only the first writes to stdout, and all draw with its seed.
     """
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
-    timeout, given = params.pop("timeout", None), [value for value in processes.values() if value is not None]
+    silence, given = params.pop("silence", None), [value for value in processes.values() if value is not None]
     if given and len(given) < len(processes):
         raise click.UsageError("--coordinator, --processes and --process go together")
     several, number = processes.get("processes") or 1, processes.get("process") or 0
@@ -44,7 +44,7 @@ def taking_part(params: dict[str, Any]) -> Iterator[None]:
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, timeout)):
+    with joined(Group(processes["coordinator"], several, number, silence)):
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()

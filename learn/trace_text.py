@@ -1,5 +1,6 @@
 """A trace as text for a terminal, and as JSON."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ def _legend(trace: Trace) -> Iterator[str]:
             continue
         shown.add(layer.name)
         yield f"  {layer.name:13} {layer.file}:{layer.line}"
-        yield from (f"      {line}" for part in layer.formula for line in part.split("        "))
+        yield from (f"      {line}" for part in layer.formula for line in re.split(" {7,}", part))
 
 
 def _visit(visit: Visit) -> Iterator[str]:

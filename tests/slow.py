@@ -96,7 +96,7 @@ SLOW: dict[str, int] = {
     # A form, type or scheme after the other: a few stay.
     "tests/test_decode_hlo.py::test_products_run_on_all_cores_and_copy_no_weight": 2,  # 4 to 9 each
     "tests/test_gguf_codes.py::test_logits_are_those_of_the_reference": 2,  # 5 to 8 each
-    "tests/test_gguf_codes.py::test_kernels_leave_what_they_do_not_read_to_the_plain_form": 1,  # 1 to 2 each
+    "tests/test_gguf_codes.py::test_kernels_leave_rows_that_are_too_short_to_the_plain_form": 1,  # 1 to 2 each
     "tests/test_gguf_codes.py::test_the_text_is_that_of_the_weights_in_float32": 0,  # 5 each
     "tests/test_gguf_by_llama_cpp.py::test_jax_computes_what_the_reference_does": 4,  # 4 each
     "tests/test_gguf_goldens.py::test_the_story_is_that_of_llama_cpp": 2,  # 2 to 7 each

@@ -247,7 +247,7 @@ def signature(contract: Contract, *, brief: bool = False) -> str:
     if brief:
         bare = [one.replace(annotation=one.empty) for one in parameters.parameters.values()]
         return str(inspect.Signature(bare))
-    return re.sub(r"jaxtyping\.|np\.|numpy\.|ndarray, ", "", str(parameters)).replace("'", "")
+    return re.sub(r"jaxtyping\.|(?<=\[)(np\.|numpy\.)?ndarray, |np\.|numpy\.", "", str(parameters)).replace("'", "")
 
 
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:

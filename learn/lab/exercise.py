@@ -1,4 +1,4 @@
-"""What an exercise is."""
+"""The parts of an exercise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -207,7 +207,7 @@ def as_text(plan: Plan) -> str:
     lines.append("FLOP and bytes are those of a token.")
     if plan.devices > 1:
         step = plan.work[-1]
-        lines.append(f"Sums over devices take {step.sums / step.seconds:.0%} of a step, where a message takes 3 us.")
+        lines.append(f"Sums over devices take {step.sums / step.seconds:.0%} of a step.")
     if plan.experts:
         lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
     return "\n".join(lines) + "\n"
