@@ -51,7 +51,8 @@ def list_exercises():
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Make the folder lab-NN in this folder.")
 def start(number: int, into: str):
     """Make the folder of an exercise."""
-    from learn.lab.folder import exercise, name_of
+    from learn.lab.exercise import Broken
+    from learn.lab.folder import name_of
     from learn.lab.folder import write as write_folder
 
     one = _exercise(number)
@@ -60,7 +61,8 @@ def start(number: int, into: str):
         write_folder(one, folder)
     except FileExistsError:
         raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again") from None
-    say(f"{exercise(number).title}\nMend {folder}/kernel.py, then: llamaspec lab check {number}")
+    task = "Mend" if isinstance(one, Broken) else "Fill in"
+    say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}")
     write(f"{folder}\n")
 
 

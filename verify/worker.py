@@ -165,7 +165,8 @@ def _describe(error: Exception) -> str:
     """One line that names what was raised, and the innermost line of code outside this file."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
+    message = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}{': ' if message else ''}{message}{where}"
 
 
 def load(name: str) -> Callable[..., Any]:
