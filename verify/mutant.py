@@ -10,6 +10,7 @@ running sums. Their contracts must accept them. Beside each is a list of changes
 
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,9 @@ class Implementation:
         """Apply a mutant's change. Raises ValueError as `text` does."""
         source = self.text(mutant)
         helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # the last outlives a call
-        scope: dict[str, Any] = {**helpers, **self.function.__globals__}
+        # A class has no globals of its own, and a file that a user names is no module that could be looked up.
+        of_module = getattr(self.function, "__globals__", None) or vars(sys.modules[self.function.__module__])
+        scope: dict[str, Any] = {**helpers, **of_module}
         exec(compile(source, f"<{mutant.name}>", "exec"), scope)
         return scope[self.function.__name__]
 

@@ -96,7 +96,9 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
             values, *rest = each
             yield each._make((values[:, part.start : part.stop], *(a[:, groups] for a in rest)))
 
-    return codes._replace(parts=columns if part.axis else rows, bytes=round(codes.bytes * fraction))
+    # Without its source, a share is cut from the codes of the whole matrix: a scale may be that of a whole row.
+    cut = columns if part.axis else rows
+    return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None)
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
