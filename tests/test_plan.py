@@ -145,7 +145,7 @@ def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_t
         assert one["seconds_of_sums"] == 0 < each["seconds_of_sums"]
         assert each["tokens_per_second"] < 8 * one["tokens_per_second"]
     step = eight["work"][1]
-    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (3e-6 + 4 * 8192 / 450e9))  # a tree of 8
+    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (10e-6 + 4 * 8192 / 140e9))  # a tree of 8
 
 
 def test_a_plan_over_the_memory_at_hand_says_so(run):
