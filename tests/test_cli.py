@@ -52,8 +52,8 @@ def test_text_is_the_prompt_and_its_continuation(run, stories):
     assert code == 0
     assert out.startswith(prompt)
     assert out.endswith("\n")
-    code, out, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9", "--json")
-    story = json.loads(out)
+    _, as_json, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9", "--json")
+    story = json.loads(as_json)
     assert set(story) == {"text", "completion", "prompt_tokens", "tokens", "finish_reason", "seed", "timings"}
     assert story["text"] + "\n" == out
     assert story["text"] == prompt + story["completion"]
@@ -111,7 +111,7 @@ def test_chat_takes_commands(tmp_path):
     saved = tmp_path / "talk.json"
     script = f"How are you?\n/save {saved}\n/help\nexit\nnever read\n"
     done = run_llamaspec("chat", "--temperature", "0", stdin=script)
-    assert (done.code, done.out) == (0, "I am well, thank you.\n")
+    assert (done.code, done.out) == (0, "I am well, thank you. Ask me for a story.\n")
     assert "/reset" in done.err and "Tell me a story about Anna and a carrot." in done.err
     roles = [message["role"] for message in json.loads(saved.read_text())]
     assert roles == ["user", "assistant"]

@@ -133,4 +133,4 @@ def test_logits_of_a_quantized_model(run, tmp_path):
     logits = written_logits(run, tmp_path, "1,5,9,200", forms)
     quantized, exact, plain = logits
     assert [rows.dtype.name for rows in logits] == ["float32", "float64", "float64"]
-    assert np.abs(quantized - exact).max() < np.abs(exact - plain).min()
+    assert np.abs(quantized - exact).max() < np.abs(exact - plain).mean() / 1000

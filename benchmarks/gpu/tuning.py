@@ -64,9 +64,11 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """Key of `tile_for` for a case; None if it has no tile or several vectors, which are not measured."""
+    """Key of `tile_for` for a case; None if it has no tile of its own, or several vectors."""
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None
     w, x, *_ = case.arrays
+    if isinstance(w, tuple):  # matrices of several forms take the tile of the first
+        return None
     return (key_of(op, w), *w.shape, np.dtype(case.dtype)) if len(x.shape) == 2 and x.shape[0] == 1 else None
