@@ -335,10 +335,10 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
             raise Killed
 
     def seen(
-        config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, platform: str
+        config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, **where: Any
     ) -> Step:
         compiled.append((ops, dtype))
-        return compile_step(config, transform, ops=ops, dtype=dtype, platform=platform)
+        return compile_step(config, transform, ops=ops, dtype=dtype, **where)
 
     monkeypatch.setattr(loop, "compile_step", seen)
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
