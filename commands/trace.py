@@ -12,9 +12,7 @@ from commands.output import say, write, write_json
 from commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from model.ops.table import Ops
-    from model.weights.params import Params
-    from reference.config import Config
+    pass
 
 
 @click.command(cls=Verb)
@@ -77,23 +75,15 @@ def trace(
         raise click.UsageError(f"--position {position}: the text has tokens 0 to {len(tokens) - 1}")
 
     prepare_jax()
-    import numpy as np
-
-    from model.candidates.walking import walkable
-    from model.ops.choice import ops_for
+    from model.candidates.walking import chosen_ops, walkable
     from verify.precision import precision
-
-    def chosen(config: Config, params: Params, rows: int) -> Ops:
-        return ops_for(
-            kernels, config, params, batch=1, capacity=rows, cache_dtype=np.dtype(params.embedding.dtype)
-        ).ops
 
     def text_of(token: int) -> str:
         spelt = vocabulary.bytes_of(token).decode(errors="replace")
         return spelt or vocabulary.piece(token)
 
     with progress_bar() as progress:
-        walker = walkable(checkpoint, chosen, dtype=precision(dtype).dtype, rows=len(tokens))
+        walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))
         found = walk(
             walker, tokens, position=position, config=config, dtype=dtype, layers=layers or None, progress=progress
         )

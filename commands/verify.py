@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from model.candidates.walking import OpsFor
     from model.checkpoints.checkpoint import Checkpoint
     from model.ops.table import Ops
-    from model.weights.params import Params
-    from reference.config import Config
     from verify.campaign import Campaign, Job
     from verify.contract import Contract
     from verify.mutant import Implementation
@@ -256,8 +254,8 @@ def _verify_model(
     *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, **_: Any
 ):
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
+    from model.candidates.walking import chosen_ops
     from model.checkpoints.open import open_checkpoint
-    from model.ops.choice import ops_for
     from verify.report import counterexample
     from verify.walk import table
 
@@ -265,12 +263,8 @@ def _verify_model(
     click.echo(f"seed {seed}", err=True)
     wrong = False
 
-    def chosen(config: Config, params: Params, rows: int) -> Ops:
-        dtype = params.embedding.dtype
-        return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=dtype).ops
-
     for dtype in dtypes or ("float32",):
-        steps, report = _walk(checkpoint, chosen, dtype, seed, name=f"{kernels} kernels", devices=devices)
+        steps, report = _walk(checkpoint, chosen_ops(kernels), dtype, seed, name=f"{kernels} kernels", devices=devices)
         wrong = wrong or report.outcome == "violated"
         if as_json:
             write_json([step._asdict() for step in steps])

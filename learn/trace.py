@@ -21,7 +21,7 @@ from model.candidates.walking import Walkable
 from model.insight.cost import decode_bytes
 from model.ops.table import Ops
 from reference.add import add
-from reference.attention import attention, causal_mask
+from reference.attention import attention, attention_weights, causal_mask
 from reference.config import Config
 from reference.linear import linear
 from reference.moe import moe
@@ -269,11 +269,8 @@ def _likeliest(logits: np.ndarray) -> list[Guess]:
 
 def _weights(attend: Result, keys: Result, position: int, layer: int, config: Config) -> np.ndarray:
     """Compute the weights of the token's heads [heads keys] in float64, from the queries and keys that ran."""
-    q = attend.given[position].astype(np.float64).reshape(config.kv_heads, -1, config.head_dim)
-    k = keys.actual[: position + 1].astype(np.float64)
     mask = causal_mask(1, position + 1, offset=position, window=config.window(layer))
-    scores = np.einsum("kgd,nkd->kgn", q, k) / np.sqrt(config.head_dim) + mask
-    return softmax(scores).reshape(config.heads, -1)
+    return attention_weights(attend.given[[position]], keys.actual[: position + 1], mask)[:, 0]
 
 
 def by_layer(visits: Iterable[Visit]) -> dict[int | None, list[Visit]]:

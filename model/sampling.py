@@ -58,11 +58,17 @@ def sample(
     A token at position m is drawn with the m-th number of its row's key. A row of logits that holds NaN gives the id
     `vocab`, which is no token.
     """
-    raw, penalty = logits.astype(jnp.float32), sampling.repetition_penalty
-    penalized = jnp.where(seen, jnp.where(raw > 0, raw / penalty, raw * penalty), raw)
+    penalized = penalize(logits.astype(jnp.float32), seen, sampling.repetition_penalty)
     if greedy:
         return largest(penalized)
     return draw(distribution(penalized, sampling), jax.vmap(uniform)(keys, positions))
+
+
+def penalize(
+    logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"], penalty: Any
+) -> Float[Array, "batch vocab"]:
+    """Make the tokens that were `seen` less likely, as `reference.sampling.penalise` does; `penalty` may be by row."""
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 @jax.named_scope("sample")

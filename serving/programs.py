@@ -20,7 +20,7 @@ from model.cache import Cache, LayerPages, empty_pages
 from model.forward import hidden_states
 from model.ops.table import Ops
 from model.running.compile import compiler_options
-from model.sampling import Sampling, sample_by_row
+from model.sampling import Sampling, penalize, sample_by_row
 from model.weights.params import Params
 from reference.config import Config
 from serving.request import MOST_LOGPROBS, MOST_STOPS
@@ -160,9 +160,7 @@ def decode(
 
 def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: Rows) -> Float[Array, "rows vocab"]:
     """Apply penalties and bias. A row that has none keeps its logits, whatever the state holds."""
-    penalty = rows.sampling.repetition_penalty
-    seen = state.prompted | (state.counts > 0)
-    logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = penalize(logits, state.prompted | (state.counts > 0), rows.sampling.repetition_penalty)
     logits = logits - rows.presence * (state.counts > 0) - rows.frequency * state.counts
     return logits + state.bias
 

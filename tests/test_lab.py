@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from learn.lab.check import _imported, check, solution
+from learn.lab.check import check, solution
 from learn.lab.exercise import Broken
 from learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, write
 from reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
@@ -16,6 +16,7 @@ from verify.catalogue import contract_for
 from verify.mutants import quantized
 from verify.precision import precision
 from verify.runner import verify
+from verify.worker import load_file
 
 BROKEN = [one for one in ALL.values() if isinstance(one, Broken)]
 
@@ -24,7 +25,7 @@ def outcome(one, text, tmp_path, examples):
     """The verdict of the contract on the text of a kernel, called in this process."""
     file = tmp_path / KERNEL
     file.write_text(text, encoding="utf-8")
-    function = getattr(_imported(file), function_of(one))
+    function = getattr(load_file(str(file)), function_of(one))
     return verify(
         contract_for(one.op),
         Direct(function, arrays="numpy", name="lab"),

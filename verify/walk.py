@@ -121,17 +121,14 @@ def results(
         for i, layer in enumerate(model.params.layers):
             asked = layers is None or i in layers
             defined = model.exact.layers[i] if asked else None
-            given = x
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
-            k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
-            if defined:
-                due = bound.norm_qkv(_first(given), defined, at, config=config, unit=unit)
-                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
-                    yield Result(i, "norm_qkv", name, _read(given)[0], actual, part)
-
             window = config.window(i)
             h = model.ops.attend(q, caches[i], positions, window=window, config=config)
             if defined:
+                k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
+                due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
+                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
+                    yield Result(i, "norm_qkv", name, _read(x)[0], actual, part)
                 mask = causal_mask(len(tokens), used, offset=start, window=window)
                 part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)

@@ -2,13 +2,13 @@
 
 import difflib
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
 from learn.lab.exercise import Broken, Exercise
 from learn.lab.folder import KERNEL, function_of, kernel, only
 from verify.campaign import Campaign, Job, run
+from verify.worker import load_file
 
 EXAMPLES, SECONDS = 1000, 60.0
 SEEN_BY = {  # who saw a fault, by the kind of the finding
@@ -51,18 +51,10 @@ def check(one: Exercise, folder: Path, *, seed: int = 0) -> Outcome:
 
 def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> Outcome:
     try:
-        wrong = judge(getattr(_imported(file), function))
+        wrong = judge(getattr(load_file(str(file)), function))
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"
     return Outcome(False, [wrong]) if wrong else Outcome(True, ["Solved."])
-
-
-def _imported(file: Path):
-    spec = spec_from_file_location("lab_kernel", file)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def solution(one: Exercise) -> list[str]:

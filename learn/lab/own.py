@@ -1,6 +1,7 @@
 """Layers to write: from an empty function to a whole Llama that tells a story."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
@@ -45,9 +46,7 @@ def _judge_llama(candidate: Callable) -> str | None:
     checkpoint = open_checkpoint("stories")
     params, config = load_reference_params(checkpoint), checkpoint.config
     tokenizer = tokenizer_of(checkpoint, None)
-    story = [1]
-    for token, _ in zip(llama.greedy(params, np.array(story), config=config), range(LENGTH), strict=False):
-        story.append(token)
+    story = [1, *islice(llama.greedy(params, np.array([1]), config=config), LENGTH)]
     due, _ = llama.forward(params, np.array(story), llama.empty_cache(config), config=config)
     for length in (1, 2, 7, len(story)):
         got = np.asarray(candidate(params, np.array(story[:length]), config=config))

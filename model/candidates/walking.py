@@ -19,6 +19,7 @@ import numpy as np
 from model.cache import empty_cache
 from model.candidates.kernels import runnable, walked_ops
 from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.ops.choice import ops_for
 from model.ops.cpu import CPU
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
@@ -40,6 +41,15 @@ class Walkable:
 
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from weights, and the rows of the cache, to a table made for them
+
+
+def chosen_ops(kernels: str) -> OpsFor:
+    """Choose the table of ops for a sequence as the option `--kernels` says. It raises ValueError as `ops_for` does."""
+
+    def table(config: Config, params: Params, rows: int) -> Ops:
+        return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=params.embedding.dtype).ops
+
+    return table
 
 
 class Table(NamedTuple):
