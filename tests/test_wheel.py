@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "commands", "benchmarks")
+PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands", "benchmarks")
 NOT_PACKED = tuple(f"benchmarks/{name}" for name in ("results/", "gpu_compile/", "others/"))
 
 

@@ -15,6 +15,7 @@ LAW = "law"  # the draw that says which law is looked at beside the values
 AGAIN = "again"  # value of that draw: another call between two of the same inputs
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
+OTHERS = "for other numbers than these, of the same kinds: every seed plus one"
 
 Draw = dict[str, Any]
 
@@ -136,9 +137,14 @@ def _called_again(
     called: tuple[np.ndarray, ...],
 ) -> Examination:
     """Call with other numbers, and once more with the same: no state of the candidate may decide its result."""
-    between = _call(contract, candidate, _others(contract, precision, examination.draw), first=False)
-    if isinstance(between, Finding) and between.kind == REUSED:
-        return replace(examination, finding=between)
+    others = _others(contract, precision, examination.draw)
+    due = contract.expected(others)
+    between = _call(contract, candidate, others, first=False)
+    found = between if isinstance(between, Finding) else judge(between, due, precision).finding
+    if found and found.kind == REUSED:
+        return replace(examination, finding=found)
+    if found and found.kind != "suspicious":
+        return replace(examination, finding=found._replace(condition=OTHERS))
     second = _call(contract, candidate, arguments, first=False)
     if not isinstance(second, Finding):
         found = judge(second, expected, precision).finding
