@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float
 from reference.attention import attention
 from reference.config import Config
 from reference.linear import linear
-from reference.llama import Experts, FeedForward, Layer
+from reference.llama import Experts, FeedForward, Layer, rotation
 from reference.moe import route
 from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, rope_halves
+from reference.rope import rope_halves
 from reference.softmax import softmax
 from reference.swiglu import swiglu
 from verify.precision import TINY, U
@@ -118,10 +118,10 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     """RoPE with cos and sin rounded to float32: two products and a sum of each pair."""
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    value = rope_halves(x.value, positions, turns)
+    turns, length = rotation(config)
+    value = rope_halves(x.value, positions, turns, magnitude=length)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
-    cos, sin = np.abs(np.cos(angles)), np.abs(np.sin(angles))
+    cos, sin = length * np.abs(np.cos(angles)), length * np.abs(np.sin(angles))
 
     def spread(part: np.ndarray) -> np.ndarray:
         a, b = np.split(part, 2, axis=-1)

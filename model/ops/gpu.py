@@ -76,6 +76,20 @@ FIELDS: dict[str, Known] = {
     "o_bias": Known(("project_add",)),
     "ffn_bias": Known(("norm_gate_up", "down_add")),
     "qk_norm": Known(refused=("norm_qkv",)),
+    "activation": Known(refused=("norm_gate_up",)),
+    "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
+    "post_norms": Known(),  # what follows the ops that add is plain: see `block.join`
+    "wide_qk_norm": Known(refused=("norm_qkv",)),
+    "rotary_dim": Known(refused=("norm_qkv",)),
+    "rotary_layers": Known(("norm_qkv",)),  # in the angles
+    "local_theta": Known(("norm_qkv",)),
+    "attention_scale": Known(refused=("attend",)),
+    "attention_cap": Known(refused=("attend",)),
+    "logit_cap": Known(refused=("norm_logits",)),
+    "logit_divisor": Known(refused=("norm_logits",)),
+    "embedding_scale": Known(),
+    "residual_scale": Known(),
+    "shared_ffn": Known(),  # moe_add's, which has no kernel
 }
 
 
@@ -390,7 +404,7 @@ def calls(
     cache = cache_of(batch)
 
     def positions(batch: int, seq: int) -> Positions:
-        angles = _array(batch, seq, config.head_dim // 2, dtype=np.dtype(np.float32))
+        angles = _array(batch, seq, config.turned // 2, dtype=np.dtype(np.float32))
         return Positions(_array(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
 
     def q(batch: int, seq: int) -> Any:

@@ -27,11 +27,11 @@ from reference.backward.swiglu import swiglu_backward
 from reference.config import Config
 from reference.embedding import embedding
 from reference.linear import linear
-from reference.llama import Experts, Layer, Linear, Params, feed_forward
+from reference.llama import Experts, Layer, Linear, Params, feed_forward, rotation
 from reference.losses import cross_entropy, cross_entropy_backward
 from reference.qk_norm import qk_norm
 from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, rope_halves
+from reference.rope import rope_halves
 from reference.swiglu import swiglu
 
 
@@ -56,8 +56,9 @@ def loss_and_gradient(
 
     `weights[i]` belongs to the prediction of `tokens[i]`; the first token is not predicted, so `weights[0]` is not
     used. The gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own
-    part, and the gradient of the one matrix is their sum.
+    part, and the gradient of the one matrix is their sum. Raises ValueError for a switch that no Llama has.
     """
+    config.check_llama("gradients")
     x, kept = embedding(tokens, params.embedding), []
     for i, layer in enumerate(params.layers):
         values = _attend(x, layer, window=config.window(i), config=config)
@@ -89,8 +90,8 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
     q, k = raw_q, raw_k
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    q, k = rope_halves(q, np.arange(seq), turns), rope_halves(k, np.arange(seq), turns)
+    turns, length = rotation(config)
+    q, k = (rope_halves(part, np.arange(seq), turns, magnitude=length) for part in (q, k))
     mask = causal_mask(seq, seq, window=window)
     return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
 
@@ -100,8 +101,8 @@ def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config
     seq = len(dy)
     dheads, o = _linear_backward(kept.heads, layer.o, dy)
     dq, dk, dv = attention_backward(kept.q, kept.k, kept.v, kept.mask, dheads.reshape(kept.q.shape))
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    dq, dk = (rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
+    turns, length = rotation(config)
+    dq, dk = (length * rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
     q_norm = k_norm = None
     if layer.q_norm is not None and layer.k_norm is not None:
         dq, dk, q_norm, k_norm = qk_norm_backward(
