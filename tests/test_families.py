@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +12,17 @@ from hypothesis import example, given
 import model.families
 from model.family import architectures, families, nearest_family
 from model.ops.xla import XLA
+from model.parallel.share import share
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
+from reference.backward.llama import loss_and_gradient
 from reference.config import Config
 from reference.llama import feed_forward
 from reference.moe import route
 from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import seeds
 from verify.running_error import NO_BOUND, exactly, moe_add
+from verify.walk import walk
 
 PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, renormalize_experts=False)
 
@@ -26,10 +30,23 @@ PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, renormalize_exp
 def test_a_family_is_a_file():
     files = {path.stem for path in Path(model.families.__path__[0]).glob("*.py")} - {"__init__"}
     assert families().keys() == files
-    assert set(architectures()) == {"llama", "qwen2", "qwen3", "qwen3moe"}
+    assert {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3", "olmo2"} <= set(architectures())
 
 
-@pytest.mark.parametrize("name", families())
+def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
+    config = replace(SMALL, logit_cap=5.0, post_norms=True)
+    words = r" do not know post norms, logit cap yet$"
+    with pytest.raises(ValueError, match="^several devices" + words):
+        share(config, 2)
+    with pytest.raises(ValueError, match="^walks" + words):
+        next(walk(cast(Any, None), [], config=config, unit=0.0))
+    with pytest.raises(ValueError, match="^gradients" + words):
+        loss_and_gradient(cast(Any, None), np.array([1]), np.array([1.0]), config=config)
+    assert share(config, 1) == config
+
+
+# Those of other families: tests/test_family_goldens.py.
+@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_family_is_nearest_to_its_own_models(name):
     family = families()[name]
     switches: dict = dict(family.switches)

@@ -105,8 +105,9 @@ def read_config(
     given |= {"ffn_bias": holds("up", "bias"), "qk_norm": holds("q_norm")}
     turned = metadata.integer(key("rope.dimension_count"), given["head_dim"])
     given["rotary_dim"] = None if turned == given["head_dim"] else turned
-    given |= architecture.read(Keys(metadata, architecture.name), given)
     config = Config(**given)
+    check_model(metadata.path, config, bos=None, stops=frozenset())
+    config = replace(config, **architecture.read(Keys(metadata, architecture.name), vars(config)))
     check_model(metadata.path, config, bos=None, stops=frozenset())
     config = replace(config, scaling=_scaling(metadata, architecture, config, factors, long_factors))
     check_model(metadata.path, config, bos=None, stops=frozenset())

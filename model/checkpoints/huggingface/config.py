@@ -7,7 +7,7 @@ refused by name.
 
 import builtins
 import json
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,9 @@ def read_config(values: dict[str, Any], path: str | Path) -> Config:
         given["head_dim"] = given["dim"] // given["heads"]
     given["windows"] = _windows(fields, family, given["layers"])
     given |= read_rope(fields, family.rope, context=given["context"], head_dim=given["head_dim"])
-    given |= family.read(fields, given)
     config = Config(**given)
+    check_model(str(path), config, bos=None, stops=frozenset())
+    config = replace(config, **family.read(fields, vars(config)))
     check_model(str(path), config, bos=None, stops=frozenset())
     return config
 

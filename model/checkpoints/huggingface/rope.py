@@ -7,6 +7,7 @@ otherwise than the rest, version 5 has an object for each of the two.
 import math
 from typing import Any
 
+from model.checkpoints.checks import LARGEST
 from model.checkpoints.huggingface.fields import Fields
 from model.checkpoints.strict_json import short
 from model.family import RopeKeys
@@ -44,8 +45,9 @@ def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) ->
     given["theta"] = stated.number("rope_theta", keys.theta)
     given |= _rotary_dim(fields, rope, keys, head_dim)
     scaling = _scaling(fields, rope, keys, key, context)
-    if isinstance(scaling, YarnScaling):  # cards add YaRN to a config.json and leave max_position_embeddings
-        given["context"] = max(context, int(scaling.factor * scaling.original_context))
+    stretched = scaling.factor * scaling.original_context if isinstance(scaling, YarnScaling) else 0.0
+    if context < stretched <= LARGEST:  # cards add YaRN to a config.json and leave max_position_embeddings
+        given["context"] = int(stretched)
     return given | {"scaling": scaling}
 
 
@@ -56,8 +58,8 @@ def _rotary_dim(fields: Fields, rope: Fields, keys: RopeKeys, head_dim: int) -> 
     fraction = stated.number("partial_rotary_factor")
     if fraction == 1:
         return {}
-    turned = int(head_dim * fraction)
-    if not keys.partial or not 0 < turned < head_dim or turned % 2:
+    turned = int(head_dim * fraction) if 0 < fraction < 1 and 0 < head_dim <= LARGEST else 0
+    if not keys.partial or not turned or turned % 2:
         raise fields.refused(f"partial_rotary_factor {short(fraction)} is not supported")
     return {"rotary_dim": turned}
 
@@ -84,8 +86,9 @@ def _scaling(fields: Fields, rope: Fields, keys: RopeKeys, key: str, context: in
             original_context=rope.integer("original_max_position_embeddings"),
         )
     original = _original_context(fields, rope, keys, context)
-    if original < 2:
-        raise fields.refused(f"original_max_position_embeddings is {short(original)}, too few positions")
+    if not 2 <= original <= LARGEST or context > LARGEST:
+        what = f"original_max_position_embeddings is {short(original)}, outside 2 to {LARGEST}"
+        raise fields.refused(what)
     if name == "yarn":
         return _yarn(rope, original, context)
     factor = rope.number("factor") if rope.values.get("factor") is not None else context / original
@@ -110,7 +113,7 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
         magnitude = rope.number("attention_factor")
     elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
         some, all_ = (1 + rope.number(key) * (yarn_magnitude(factor) - 1) for key in ("mscale", "mscale_all_dim"))
-        magnitude = some / all_
+        magnitude = some / all_ if all_ else math.nan  # which is refused
     else:
         magnitude = yarn_magnitude(factor)
     fast, slow = (
