@@ -11,7 +11,6 @@ from pkgutil import iter_modules
 from typing import Any, Literal
 
 from model import families as modules
-from model.checkpoints.huggingface.fields import Fields
 from model.tensors import NAMES
 from reference.config import Config
 from reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling
@@ -153,7 +152,7 @@ class Architecture:
 
 
 class _Written:
-    """The keys that `Architecture.write` gives, for `Architecture.read`."""
+    """The keys that `write` gives, for `read`."""
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
@@ -161,8 +160,10 @@ class _Written:
     def integer(self, key: str, default: int) -> int:
         return self.values.get(key, default)
 
-    def decimal(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float) -> float:
         return self.values.get(key, default)
+
+    decimal = number
 
 
 # How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same where
@@ -191,7 +192,7 @@ class Family:
     beside: tuple[str, ...] = ()  # how the names of tensors begin that belong to no text model
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
     norm_offset: float = 0.0  # what is added to the stored weights of norms
-    # Fields that are computed from other keys: from a `Fields` and the fields so far, and back.
+    # Fields that are computed from other keys: from a `huggingface.fields.Fields` and the fields so far, and back.
     derived: tuple[str, ...] = ()
     read: Read = _nothing
     write: Write = _nothing
@@ -231,7 +232,7 @@ class Family:
     def _reads(self, config: Config) -> Mapping[str, Any]:
         """Read the derived fields of `config` back, from the keys that are written for them."""
         written = self.written(config) | dict(self.write(config))
-        return self.read(Fields(written, "config.json"), vars(config))
+        return self.read(_Written(written), vars(config))
 
     def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
         sizes = set(windows or ())

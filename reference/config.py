@@ -8,7 +8,9 @@ add the switches of the last part, which are off in a Llama.
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from reference.rope import LongRopeScaling, Scaling
+import numpy as np
+
+from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
 Activation = Literal["silu", "gelu_tanh"]  # of the gate: SwiGLU (Llama) or GeGLU (Gemma)
 
@@ -68,6 +70,19 @@ class Config:
     def is_local(self, layer: int) -> bool:
         """Return whether `layer` turns by `local_theta`."""
         return self.local_theta is not None and self.window(layer) is not None
+
+    def rotation(self, layer: int | None = None) -> Rotation:
+        """Return how `layer` turns q and k; None: as most layers do. One that turns nothing has frequencies of 0.
+
+        >>> config = Config(8, 2, 2, 1, 4, 9, vocab=9, context=5, eps=0.0, theta=1e4, rotary_layers=(True, False))
+        >>> [config.rotation(i).frequencies.tolist() for i in range(2)]
+        [[1.0, 0.01], [0.0, 0.0]]
+        """
+        if layer is not None and not self.turns(layer):
+            return Rotation(np.zeros(self.turned // 2))
+        if self.local_theta is not None and layer is not None and self.is_local(layer):
+            return Rotation(frequencies(self.turned, theta=self.local_theta))
+        return Rotation(frequencies(self.turned, theta=self.theta, scaling=self.scaling), magnitude(self.scaling))
 
     @property
     def turned(self) -> int:

@@ -36,7 +36,7 @@ from reference.linear import linear
 from reference.moe import moe, shared_expert
 from reference.qk_norm import qk_norm
 from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, magnitude, rope_halves
+from reference.rope import Rotation, rope_halves
 from reference.swiglu import swiglu
 
 
@@ -109,29 +109,6 @@ class LayerCache(NamedTuple):
 Cache = Sequence[LayerCache]
 
 
-class Rotation(NamedTuple):
-    """How a layer turns its queries and keys by RoPE."""
-
-    frequencies: Float[np.ndarray, " pairs"]
-    magnitude: float = 1.0
-
-
-def rotation(config: Config, layer: int | None = None) -> Rotation:
-    """The rotation of `layer`; None: that of most layers. A layer that turns nothing has frequencies of 0.
-
-    >>> config = Config(8, 2, 2, 1, 4, 9, vocab=9, context=5, eps=0.0, theta=1e4, rotary_layers=(True, False))
-    >>> [rotation(config, i).frequencies.tolist() for i in range(2)]
-    [[1.0, 0.01], [0.0, 0.0]]
-    """
-    if layer is not None and not config.turns(layer):
-        return Rotation(np.zeros(config.turned // 2))
-    if layer is not None and config.is_local(layer):
-        assert config.local_theta is not None
-        return Rotation(frequencies(config.turned, theta=config.local_theta))
-    turns = frequencies(config.turned, theta=config.theta, scaling=config.scaling)
-    return Rotation(turns, magnitude(config.scaling))
-
-
 def empty_cache(config: Config) -> Cache:
     """Make a cache of no positions.
 
@@ -167,7 +144,7 @@ def attend(
             q, k = q.reshape(seq, 1, -1), k.reshape(seq, 1, -1)
         q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
         q, k = q.reshape(shapes[0]), k.reshape(shapes[1])
-    turns, length = turned or rotation(config)
+    turns, length = turned or config.rotation()
     positions = offset + np.arange(seq)
     q, k = (rope_halves(part, positions, turns, magnitude=length) for part in (q, k))
     cache = cache.append(k, v)
@@ -209,7 +186,7 @@ def hidden_states(
     x = config.embedding_scale * embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
-        turned = rotation(config, i)
+        turned = config.rotation(i)
         x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
         x = feed_forward(x, layer, config=config)
         extended.append(layer_cache)

@@ -18,6 +18,7 @@ not change, since q and k are permuted alike. The rest of this repository comput
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -137,6 +138,13 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             return (1 - stretch) * fast + stretch * fast / factor
         case LongRopeScaling(short, long, is_long=is_long):
             return fast / np.array(long if is_long else short)
+
+
+class Rotation(NamedTuple):
+    """How a layer turns its queries and keys."""
+
+    frequencies: Float[np.ndarray, " pairs"]
+    magnitude: float = 1.0
 
 
 def rope_halves(

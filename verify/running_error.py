@@ -23,7 +23,7 @@ from reference.attention import attention
 from reference.config import Config
 from reference.geglu import geglu
 from reference.linear import linear
-from reference.llama import Experts, FeedForward, Layer, rotation
+from reference.llama import Experts, FeedForward, Layer
 from reference.moe import route
 from reference.rmsnorm import rmsnorm
 from reference.rope import rope_halves
@@ -119,7 +119,7 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     """RoPE with cos and sin rounded to float32: two products and a sum of each pair."""
-    turns, length = rotation(config)
+    turns, length = config.rotation()
     value = rope_halves(x.value, positions, turns, magnitude=length)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
     cos, sin = length * np.abs(np.cos(angles)), length * np.abs(np.sin(angles))

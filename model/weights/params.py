@@ -27,8 +27,7 @@ from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_m
 from model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
 from model.weights.quantizing import can_quantize_whole, in_parts, is_worth_compiling, quantized_parts, quantized_whole
 from reference.config import Config
-from reference.llama import Rotation, rotation
-from reference.rope import frequencies
+from reference.rope import Rotation, frequencies
 
 Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
 
@@ -102,7 +101,7 @@ class Params(NamedTuple):
 
 def rope_table(config: Config, positions: int) -> Rope:
     """Compute cos and sin of the first `positions` positions, float32."""
-    tables = _angles(rotation(config), positions)
+    tables = _angles(config.rotation(), positions)
     if config.local_theta is not None:
         tables += _angles(Rotation(frequencies(config.turned, theta=config.local_theta)), positions)
     return Rope(*map(jax.device_put, tables))

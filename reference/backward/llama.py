@@ -27,7 +27,7 @@ from reference.backward.swiglu import swiglu_backward
 from reference.config import Config
 from reference.embedding import embedding
 from reference.linear import linear
-from reference.llama import Experts, Layer, Linear, Params, feed_forward, rotation
+from reference.llama import Experts, Layer, Linear, Params, feed_forward
 from reference.losses import cross_entropy, cross_entropy_backward
 from reference.qk_norm import qk_norm
 from reference.rmsnorm import rmsnorm
@@ -90,7 +90,7 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
     q, k = raw_q, raw_k
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turns, length = rotation(config)
+    turns, length = config.rotation()
     q, k = (rope_halves(part, np.arange(seq), turns, magnitude=length) for part in (q, k))
     mask = causal_mask(seq, seq, window=window)
     return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
@@ -101,7 +101,7 @@ def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config
     seq = len(dy)
     dheads, o = _linear_backward(kept.heads, layer.o, dy)
     dq, dk, dv = attention_backward(kept.q, kept.k, kept.v, kept.mask, dheads.reshape(kept.q.shape))
-    turns, length = rotation(config)
+    turns, length = config.rotation()
     dq, dk = (length * rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
     q_norm = k_norm = None
     if layer.q_norm is not None and layer.k_norm is not None:
