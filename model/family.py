@@ -157,10 +157,10 @@ class _Written:
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
 
-    def integer(self, key: str, default: int) -> int:
+    def integer(self, key: str, default: Any) -> Any:
         return self.values.get(key, default)
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: Any) -> Any:
         return self.values.get(key, default)
 
     decimal = number

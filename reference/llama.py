@@ -34,7 +34,7 @@ from reference.embedding import embedding
 from reference.geglu import geglu
 from reference.linear import linear
 from reference.moe import moe, shared_expert
-from reference.qk_norm import qk_norm
+from reference.qk_norm import qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import Rotation, rope_halves
 from reference.swiglu import swiglu
@@ -73,8 +73,8 @@ class Layer(NamedTuple):
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Float[np.ndarray, " width"] | None  # of a head, or of all heads
-    k_norm: Float[np.ndarray, " width"] | None
+    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads
+    k_norm: Float[np.ndarray, " k_width"] | None
     ffn_norm: Float[np.ndarray, " dim"] | None
     ffn: FeedForward | Experts
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
@@ -139,11 +139,8 @@ def attend(
     k = linear(n, *layer.k).reshape(seq, config.kv_heads, config.head_dim)
     v = linear(n, *layer.v).reshape(seq, config.kv_heads, config.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
-        shapes = q.shape, k.shape
-        if config.wide_qk_norm:  # all heads are one
-            q, k = q.reshape(seq, 1, -1), k.reshape(seq, 1, -1)
-        q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-        q, k = q.reshape(shapes[0]), k.reshape(shapes[1])
+        norm = wide_qk_norm if config.wide_qk_norm else qk_norm
+        q, k = norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
     turns, length = turned or config.rotation()
     positions = offset + np.arange(seq)
     q, k = (rope_halves(part, positions, turns, magnitude=length) for part in (q, k))

@@ -21,6 +21,7 @@ from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference import llama
 from reference.config import for_sequences
+from reference.logsumexp import logsumexp
 from tests.goldens.make_families import FOLDER, SEQ, write_checkpoint
 
 GOLDENS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
@@ -30,12 +31,15 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 AGREE = 1e-5
 # llama.cpp fixes in code what these have otherwise, each in the words of the refusal.
 NO_GGUF = {
-    "gemma2": "attention scale",
-    "gemma3": "",  # read without its vision tower, it is a gemma3_text
+    "exaone4": "sliding windows",
+    "gemma3-text": "attention scale",
     "llama-dynamic": "dynamic rescaling",
     "phi3": "sliding windows",
     "qwen3-yarn": "YaRN with other numbers",
 }
+
+# Compiling a step that decodes takes a second, and these have every switch between them.
+DECODED = ("gemma2", "granite", "olmo3", "phi4-mini", "qwen2-moe", "smollm3")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,7 @@ def exact_logits(checkpoint: Checkpoint, golden: dict) -> np.ndarray:
 
 def assert_golden(logits: np.ndarray, golden: dict) -> None:
     expected = np.array(golden["logits"])
-    assert np.abs(expected).max() >= 5
+    assert np.abs(expected).max() >= 4
     np.testing.assert_allclose(logits[golden["positions"]], expected, rtol=0, atol=AGREE * np.abs(expected).max())
 
 
@@ -93,8 +97,11 @@ def test_jax_has_the_logits_and_the_text_of_transformers(name, written):
     empty = empty_cache(config, batch=1, capacity=32, dtype=FLOAT32)
     assert_golden(np.asarray(run(golden["tokens"], empty)[0])[0], golden)
     tokens, held = golden["tokens"][:8], empty
-    for step in range(8 + len(golden["greedy"]) - 1):  # token by token, as a model decodes
-        logits, held = run([tokens[step]], held)
+    for step in range(7 if name not in DECODED else 0, 7 + len(golden["greedy"])):
+        if name in DECODED:  # token by token
+            logits, held = run([tokens[step]], held)
+        else:  # by the program that is compiled already: what follows a token does not matter to it
+            logits = run([*tokens, *[0] * (SEQ - len(tokens))], empty)[0][:, step]
         if step >= 7:
             tokens = [*tokens, int(np.argmax(logits))]
     assert tokens[8:] == golden["greedy"]
@@ -112,11 +119,16 @@ def test_written_for_transformers_it_is_the_same_model(name, written, tmp_path):
 @pytest.mark.parametrize("name", GOLDENS)
 def test_gguf_holds_the_same_model_or_the_switch_is_named(name, written, tmp_path):
     checkpoint = written(name)
-    if NO_GGUF.get(name):
+    if name in NO_GGUF:
         with pytest.raises(CheckpointError, match=NO_GGUF[name]):
             write_gguf(checkpoint, tmp_path / "model.gguf")
         return
     write_gguf(checkpoint, tmp_path / "model.gguf")
     again = as_short(open_checkpoint(tmp_path / "model.gguf"))
     assert replace(again.config, scaling=None) == replace(checkpoint.config, scaling=None)
-    assert_golden(exact_logits(again, GOLDENS[name]), GOLDENS[name])
+    logits = exact_logits(again, GOLDENS[name])
+    assert_golden(logits, GOLDENS[name])
+    theirs = np.array(GOLDENS[name]["llama_cpp"])
+    # llama.cpp is float32, with GELU from a table of float16.
+    limit = AGREE * np.abs(logits[-1]).max() if again.config.activation == "silu" else 2.0**-8
+    assert np.abs(logits[-1] - logsumexp(logits[-1:]) - theirs).max() <= limit

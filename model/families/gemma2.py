@@ -26,14 +26,14 @@ SCALES = ("embedding_scale", "attention_scale")
 WINDOW = "attention.sliding_window"
 
 
-def attention_scale(scalar: float, given: Mapping[str, Any]) -> float | None:
+def attention_scale(scalar: float | int, given: Mapping[str, Any]) -> float | None:
     """Return 1 / sqrt(scalar), or None where that is what a head of this width has anyhow."""
     return None if scalar == given["head_dim"] else scalar**-0.5
 
 
 def read(fields: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Read the scales of embeddings and scores."""
-    scalar = fields.number("query_pre_attn_scalar", 256)
+    scalar = fields.number("query_pre_attn_scalar", 256.0)
     if not scalar > 0:
         raise fields.refused(f"query_pre_attn_scalar is {scalar}, not a positive number")
     return {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
@@ -49,7 +49,7 @@ def write(config: Config) -> dict[str, Any]:
 def read_gguf(metadata: Any, given: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
     """Read what llama.cpp knows of a Gemma: the scale of scores by the number of layers, and windows by their place."""
     window = metadata.integer(WINDOW, 4096)
-    scalar = given["dim"] // given["heads"] if given["layers"] == largest else given["head_dim"]
+    scalar = float(given["dim"] // given["heads"] if given["layers"] == largest else given["head_dim"])
     found = {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
     windows = tuple(None if (i + 1) % full_every == 0 else window for i in range(given["layers"]))
     return found | {"windows": windows if any(windows) else None}

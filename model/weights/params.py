@@ -69,8 +69,8 @@ class Experts(NamedTuple):
 class Layer(NamedTuple):
     attention_norm: Float[Array, " dim"] | None  # None: there is no norm
     qkv: Linear  # [(heads + 2 kv_heads) head_dim, dim]
-    q_norm: Float[Array, " width"] | None  # of a head, or of all heads
-    k_norm: Float[Array, " width"] | None
+    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads
+    k_norm: Float[Array, " k_width"] | None
     o: Linear
     ffn_norm: Float[Array, " dim"] | None
     ffn: FeedForward | Experts
