@@ -81,9 +81,6 @@ def attention(
     k: Float[np.ndarray, "*batch keys kv_heads head_dim"],
     v: Float[np.ndarray, "*batch keys kv_heads head_dim"],
     mask: Float[np.ndarray, "*#batch queries keys"],
-    *,
-    scale: float | None = None,
-    cap: float | None = None,
 ) -> Float[np.ndarray, "*batch queries heads head_dim"]:
     """Attend with every query to the keys that `mask` leaves, in float64; `attention_weights` are the weights.
 
@@ -96,7 +93,17 @@ def attention(
     >>> attention(q, k, v, causal_mask(1, 2, offset=0))
     array([[[1., 2.]]])
     """
-    p = attention_weights(q, k, mask, scale=scale, cap=cap)
+    return weighted(attention_weights(q, k, mask), v)
+
+
+def weighted(
+    p: Float[np.ndarray, "*batch heads queries keys"], v: Float[np.ndarray, "*batch keys kv_heads head_dim"]
+) -> Float[np.ndarray, "*batch queries heads head_dim"]:
+    """Take the mean of the values for each query and head, weighted by p, in float64.
+
+    >>> weighted(np.array([[[0.25, 0.75]]]), np.array([[[4.0]], [[8.0]]]))
+    array([[[7.]]])
+    """
     *batch, heads, queries, keys = p.shape
     kv_heads = v.shape[-2]
     # [*batch, kv_heads, group, queries, keys] times [*batch, kv_heads, 1, keys, head_dim]

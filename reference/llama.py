@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from reference.add import add
-from reference.attention import attention, causal_mask
+from reference.attention import attention_weights, causal_mask, weighted
 from reference.capped import capped
 from reference.config import Config
 from reference.embedding import embedding
@@ -36,7 +36,7 @@ from reference.linear import linear
 from reference.moe import moe, shared_expert
 from reference.qk_norm import qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
-from reference.rope import Rotation, rope_halves
+from reference.rope import Rotation, rotated
 from reference.swiglu import swiglu
 
 
@@ -141,12 +141,13 @@ def attend(
     if layer.q_norm is not None and layer.k_norm is not None:
         norm = wide_qk_norm if config.wide_qk_norm else qk_norm
         q, k = norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turns, length = turned or config.rotation()
+    turned = turned or config.rotation()
     positions = offset + np.arange(seq)
-    q, k = (rope_halves(part, positions, turns, magnitude=length) for part in (q, k))
+    q, k = rotated(q, positions, turned), rotated(k, positions, turned)
     cache = cache.append(k, v)
     mask = causal_mask(seq, offset + seq, offset=offset, window=window)
-    h = attention(q, cache.k, cache.v, mask, scale=config.attention_scale, cap=config.attention_cap)
+    p = attention_weights(q, cache.k, mask, scale=config.attention_scale, cap=config.attention_cap)
+    h = weighted(p, cache.v)
     added = linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)
     return _joined(x, added, layer.attention_post_norm, config=config), cache
 

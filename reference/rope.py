@@ -151,12 +151,10 @@ def rope_halves(
     x: Float[np.ndarray, "*batch seq heads head_dim"],
     positions: Int[np.ndarray, "*batch seq"],
     frequencies: Float[np.ndarray, " pairs"],
-    *,
-    magnitude: float = 1.0,
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
     """Rotate every head of `x` to its position; features i and i + pairs are a pair. Float64.
 
-    A head of more than two features per pair keeps those beyond as they are. Pairs are multiplied by `magnitude`.
+    A head of more than two features per pair keeps those beyond as they are.
 
     >>> x = np.array([[[1.0, 2.0, 0.0, 0.0]]])  # one token, one head
     >>> rope_halves(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)
@@ -166,8 +164,19 @@ def rope_halves(
     """
     pairs = len(frequencies)
     a, b, kept = np.split(x.astype(np.float64, copy=False), [pairs, 2 * pairs], axis=-1)
-    a, b = _turn(a, b, positions, frequencies)
-    return np.concatenate([magnitude * a, magnitude * b, kept], axis=-1)
+    return np.concatenate([*_turn(a, b, positions, frequencies), kept], axis=-1)
+
+
+def rotated(
+    x: Float[np.ndarray, "*batch seq heads head_dim"], positions: Int[np.ndarray, "*batch seq"], rotation: Rotation
+) -> Float[np.ndarray, "*batch seq heads head_dim"]:
+    """Rotate every head of `x` by `rope_halves`, and multiply the features that are turned by the magnitude.
+
+    >>> rotated(np.array([[[1.0, 2.0, 5.0]]]), np.array([1]), Rotation(np.array([np.pi / 2]), magnitude=3.0)).round(4)
+    array([[[-6.,  3.,  5.]]])
+    """
+    turns, length = rotation
+    return rope_halves(x, positions, turns) * np.where(np.arange(x.shape[-1]) < 2 * len(turns), length, 1.0)
 
 
 def rope_interleaved(

@@ -120,7 +120,7 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     """RoPE with cos and sin rounded to float32: two products and a sum of each pair."""
     turns, length = config.rotation()
-    value = rope_halves(x.value, positions, turns, magnitude=length)
+    value = length * rope_halves(x.value, positions, turns)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
     cos, sin = length * np.abs(np.cos(angles)), length * np.abs(np.sin(angles))
 

@@ -31,7 +31,7 @@ from reference.llama import Experts, Layer, Linear, Params, feed_forward
 from reference.losses import cross_entropy, cross_entropy_backward
 from reference.qk_norm import qk_norm
 from reference.rmsnorm import rmsnorm
-from reference.rope import rope_halves
+from reference.rope import rotated
 from reference.swiglu import swiglu
 
 
@@ -90,8 +90,7 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
     q, k = raw_q, raw_k
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turns, length = config.rotation()
-    q, k = (rope_halves(part, np.arange(seq), turns, magnitude=length) for part in (q, k))
+    q, k = (rotated(part, np.arange(seq), config.rotation()) for part in (q, k))
     mask = causal_mask(seq, seq, window=window)
     return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
 
