@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import example, given
 
 import model.families
+from model.candidates.walking import Walkable
 from model.family import architectures, families, nearest_family
 from model.ops.xla import XLA
 from model.parallel.share import share
@@ -39,9 +39,10 @@ def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
     with pytest.raises(ValueError, match="^several devices" + words):
         share(config, 2)
     with pytest.raises(ValueError, match="^walks" + words):
-        next(walk(cast(Any, None), [], config=config, unit=0.0))
+        next(walk(Walkable(None, None, XLA, list, list, list), [], config=config, unit=0.0))
     with pytest.raises(ValueError, match="^gradients" + words):
-        loss_and_gradient(cast(Any, None), np.array([1]), np.array([1.0]), config=config)
+        params = load_reference_params(random_checkpoint(config, seed=0))
+        loss_and_gradient(params, np.array([1, 2]), np.array([1.0, 1.0]), config=config)
     assert share(config, 1) == config
 
 

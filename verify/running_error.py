@@ -278,6 +278,7 @@ def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
     """RMSNorm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
+    assert layer.attention_norm is not None
     n = rounded(normalized(x, layer.attention_norm, eps=config.eps), unit)
     q, k, v = (
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
@@ -304,7 +305,7 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm; gate and up; SwiGLU."""
-    assert isinstance(layer.ffn, FeedForward)
+    assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     return rounded(gated(projected(n, *layer.ffn.gate), projected(n, *layer.ffn.up)), unit)
 
@@ -317,7 +318,7 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
-    assert isinstance(layer.ffn, Experts)
+    assert isinstance(layer.ffn, Experts) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     chosen, renormalized = config.experts_per_token, config.renormalize_experts
     return rounded(mixed(n, layer.ffn, x, experts_per_token=chosen, renormalized=renormalized, unit=unit), unit)

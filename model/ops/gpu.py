@@ -112,6 +112,7 @@ def norm_qkv(
         raise Unsupported("norm_qkv has no kernel for a cache in pages")
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
+    assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
         _multiplied_apart(layer.qkv.weight, x),
         x[:, 0],
@@ -159,7 +160,7 @@ def project_add(
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
     """`block.norm_gate_up` of one token a sequence."""
-    assert isinstance(layer.ffn, FeedForward)
+    assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
     return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 

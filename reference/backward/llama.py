@@ -85,6 +85,7 @@ def loss_and_gradient(
 def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> Kept:
     """`reference.llama.attend` without a cache, up to the output projection."""
     seq = len(x)
+    assert layer.attention_norm is not None
     normed = rmsnorm(x, layer.attention_norm, eps=config.eps)
     raw_q, raw_k, v = (linear(normed, *w).reshape(seq, -1, config.head_dim) for w in (layer.q, layer.k, layer.v))
     q, k = raw_q, raw_k
@@ -110,12 +111,14 @@ def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config
     by_q, q = _linear_backward(kept.normed, layer.q, dq.reshape(seq, -1))
     by_k, k = _linear_backward(kept.normed, layer.k, dk.reshape(seq, -1))
     by_v, v = _linear_backward(kept.normed, layer.v, dv.reshape(seq, -1))
+    assert layer.attention_norm is not None
     dx, attention_norm = rmsnorm_backward(kept.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
     return dx, layer._replace(attention_norm=attention_norm, q=q, k=k, v=v, o=o, q_norm=q_norm, k_norm=k_norm)
 
 
 def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, config: Config):
     """Gradients through the feed-forward half for its input, its norm and its matrices."""
+    assert layer.ffn_norm is not None
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
