@@ -1,4 +1,4 @@
-"""Granite 3 and 4 (dense): a Llama with multipliers of embeddings, scores, residuals and logits.
+"""Granite 3, dense: a Llama with multipliers of embeddings, scores, residuals and logits.
 
 The multipliers are those of muP (Yang et al., 2022, https://arxiv.org/abs/2203.03466).
 """
