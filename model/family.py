@@ -5,15 +5,16 @@ a new one is a new file; readers and writers of config.json and of GGUF are loop
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
+from math import isclose
 from pkgutil import iter_modules
 from typing import Any, Literal
 
 from model import families as modules
 from model.tensors import NAMES
 from reference.config import Config
-from reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling, yarn_magnitude
 
 # Fields of `Config`, and the key of config.json that sets each: of several spellings the first is written.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -145,8 +146,9 @@ class Architecture:
         if isinstance(config.scaling, DynamicScaling):
             reasons.append("dynamic rescaling of RoPE")
         if isinstance(config.scaling, YarnScaling):
-            usual = YarnScaling(config.scaling.factor, config.scaling.original_context, 1.0)
-            if replace(config.scaling, magnitude=1.0) != usual:
+            factor, length = config.scaling.factor, config.scaling.magnitude
+            usual = YarnScaling(factor, config.scaling.original_context, length)
+            if config.scaling != usual or not isclose(length, yarn_magnitude(factor), rel_tol=1e-6):
                 reasons.append("YaRN with other numbers than the paper's")
         return reasons[0] if reasons else None
 

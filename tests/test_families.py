@@ -19,6 +19,7 @@ from reference.backward.llama import loss_and_gradient
 from reference.config import Config
 from reference.llama import feed_forward
 from reference.moe import route
+from reference.rope import YarnScaling, yarn_magnitude
 from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import seeds
 from verify.running_error import NO_BOUND, exactly, moe_add
@@ -44,6 +45,14 @@ def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
         params = load_reference_params(random_checkpoint(config, seed=0))
         loss_and_gradient(params, np.array([1, 2]), np.array([1.0, 1.0]), config=config)
     assert share(config, 1) == config
+
+
+@pytest.mark.parametrize("length", [1.0, 1.2])
+def test_yarn_whose_magnitude_is_not_the_papers_is_no_gguf(length):
+    config = replace(SMALL, scaling=YarnScaling(4.0, original_context=32, magnitude=length))
+    assert families()["llama"].gguf.lacks(config) == "YaRN with other numbers than the paper's"
+    usual = replace(SMALL, scaling=YarnScaling(4.0, original_context=32, magnitude=yarn_magnitude(4.0)))
+    assert families()["llama"].gguf.lacks(usual) is None
 
 
 # Those of other families: tests/test_family_goldens.py.
