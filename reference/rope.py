@@ -132,7 +132,7 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             )
             if whole:
                 first, last = math.floor(first), math.ceil(last)
-            first, last = max(first, 0), min(last, head_dim - 1)
+            first, last = max(float(first), 0.0), min(float(last), head_dim - 1.0)
             width = last - first or 0.001
             stretch = np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)
             return (1 - stretch) * fast + stretch * fast / factor

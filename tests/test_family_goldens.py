@@ -1,7 +1,7 @@
 """Families beyond Llama: both backends against transformers, and every file format in and out."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import islice
 
@@ -21,8 +21,9 @@ from model.ops.cpu import CPU
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference import llama
-from reference.config import for_sequences
+from reference.config import Config, for_sequences
 from reference.logsumexp import logsumexp
+from reference.rope import DynamicScaling
 from tests.goldens.make_families import FOLDER, SEQ, write_checkpoint
 
 GOLDENS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
@@ -145,3 +146,22 @@ def test_the_context_decides_which_form_longrope_has(tmp_path):
 
     assert_golden(logits(SEQ), golden)
     assert np.abs(logits(16) - logits(SEQ)[:16]).max() > 0.1
+
+
+# These choose arrays, not numbers: without them a model has others.
+CHOICES = ("pre_norms", "post_norms", "wide_qk_norm", "shared_ffn")
+PLAIN = {field.name: field.default for field in fields(Config)}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_golden_sees_every_switch_of_its_family(name, written):
+    """A computation that forgets one is not within the limit."""
+    golden, checkpoint = GOLDENS[name], written(name)
+    right = exact_logits(checkpoint, golden)
+    switches = [switch for switch in ("scaling", "windows", *checkpoint.config.beyond_llama()) if switch not in CHOICES]
+    for switch in switches:
+        if getattr(checkpoint.config, switch) is None or isinstance(checkpoint.config.scaling, DynamicScaling):
+            continue
+        changes = {switch: PLAIN[switch]} | ({"scaling": None} if switch == "rotary_dim" else {})  # LongRoPE's pairs
+        without = replace(checkpoint, config=replace(checkpoint.config, **changes))
+        assert np.abs(exact_logits(without, golden) - right).max() > 100 * AGREE * np.abs(right).max(), switch

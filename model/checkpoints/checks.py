@@ -63,14 +63,15 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
             require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
         case YarnScaling(factor, original, magnitude, fast, slow):
             for number in (factor, magnitude, fast, slow):
-                require(_positive(number), f"YaRN has {_short(number)}, not a positive number")
+                require(SMALLEST <= number <= 1 / SMALLEST, f"YaRN has {_short(number)}, not a positive number")
             require(1 <= original <= LARGEST, f"RoPE's original context is {_short(original)}")
             require(config.theta > 1, f"YaRN with a theta of {_short(config.theta)}")
         case LongRopeScaling(few, many, original, magnitude):
             for factors in (few, many):
                 what = f"LongRoPE has {len(factors)} factors for {config.turned // 2} pairs"
                 require(len(factors) == config.turned // 2, what)
-                require(all(map(_positive, factors)), "LongRoPE has a factor that is not a positive number")
+                usable = all(SMALLEST <= factor <= 1 / SMALLEST for factor in factors)
+                require(usable, "LongRoPE has a factor that is not a positive number")
             require(_positive(magnitude), f"LongRoPE's attention_factor is {_short(magnitude)}")
             require(1 <= original <= LARGEST, f"RoPE's original context is {_short(original)}")
     if config.windows is not None:
