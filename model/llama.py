@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -43,7 +44,7 @@ from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
-from reference.config import Config
+from reference.config import Config, for_sequences
 
 BackendName = Literal["jax", "reference"]
 COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
@@ -275,8 +276,9 @@ def load_backend(
     programs (`model.running.program_store`), None for none. `clock` measures the phases.
     """
     clock = clock or StartClock()
-    config = checkpoint.config
-    capacity = choose_context(context, config.context)
+    capacity = choose_context(context, checkpoint.config.context)
+    config = for_sequences(checkpoint.config, capacity)
+    checkpoint = replace(checkpoint, config=config)
     if backend not in get_args(BackendName):
         raise ValueError(f"no backend named {backend}: choose jax or reference")
     if dtype not in (None, "float32", "bfloat16"):

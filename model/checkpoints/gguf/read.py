@@ -13,7 +13,7 @@ from model.checkpoints.gguf.config import architecture_of, read_config, read_tok
 from model.checkpoints.gguf.file import Entry, Metadata, read_header
 from model.checkpoints.mapped import MappedFile
 from model.family import Architecture
-from model.tensors import QUANTIZABLE, Role, Weight
+from model.tensors import QUANTIZABLE, Role, Weight, fused_rows
 from reference.config import Config
 from reference.rope import interleaved_to_halves
 
@@ -27,6 +27,7 @@ def open_gguf(file: MappedFile) -> Checkpoint:
     version, metadata, entries = read_header(file)
     architecture = architecture_of(metadata)
     config = _config(file, metadata, architecture, entries)
+    entries = _apart(file.path, config, architecture, entries)
     bos, stops = read_tokens(metadata, vocab=config.vocab)
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
@@ -36,18 +37,43 @@ def open_gguf(file: MappedFile) -> Checkpoint:
 
 
 def _config(file: MappedFile, metadata: Metadata, architecture: Architecture, entries: Entries) -> Config:
-    embedding, factors = entries.get(layout.EMBEDDING), entries.get(layout.ROPE_FACTORS)
+    embedding = entries.get(layout.EMBEDDING)
+    few, many, factors = (_factors(file, entries, name) for name in (*layout.LONG_ROPE_FACTORS, layout.ROPE_FACTORS))
     if embedding is None:
         raise refused(file.path, f"lacks tensor {layout.EMBEDDING}")
-    if factors is not None and (factors.type != "F32" or len(factors.shape) != 1):
-        raise refused(file.path, f"{layout.ROPE_FACTORS} is not a list of float32")
     return read_config(
         metadata,
         architecture,
         entries,
         vocab=embedding.shape[0],
-        factors=file.array(DTYPES["F32"], factors.shape, factors.offset) if factors else None,
+        factors=factors,
+        long_factors=None if few is None or many is None else (few, many),
     )
+
+
+def _factors(file: MappedFile, entries: Entries, name: str) -> np.ndarray | None:
+    """Read the factors of RoPE that a tensor holds."""
+    if name not in entries:
+        return None
+    entry = entries[name]
+    if entry.type != "F32" or len(entry.shape) != 1:
+        raise refused(file.path, f"{name} is not a list of float32")
+    return file.array(DTYPES["F32"], entry.shape, entry.offset)
+
+
+def _apart(path: str, config: Config, architecture: Architecture, entries: Entries) -> Entries:
+    """Replace matrices that are stored as one by their parts, which are its rows."""
+    apart = dict(entries)
+    for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
+        if (entry := apart.pop(f"{name}.weight", None)) is None:
+            continue  # what is lacking is named later
+        if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
+            raise refused(path, f"{name}.weight has shape {list(entry.shape)}, but its keys make it {sum(rows)} rows")
+        start = entry.offset
+        for part, count in zip(parts, rows, strict=True):
+            apart[f"{part}.weight"] = entry._replace(shape=(count, entry.shape[1]), offset=start)
+            start += apart[f"{part}.weight"].bytes
+    return apart
 
 
 def _places(path: str, config: Config, architecture: Architecture, entries: Entries) -> dict[Weight, layout.Place]:
@@ -61,10 +87,10 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     for weight, place in places.items():
         if place.name not in entries:
             raise refused(path, f"lacks tensor {place.name}")
-        expected = weight.shape if place.expert is None else (config.experts, *weight.shape)
+        expected = layout.stored_shape(weight) if place.expert is None else (config.experts, *weight.shape)
         if (found := entries[place.name].shape) != expected:
             raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
-    known = {place.name for place in places.values()} | {layout.ROPE_FACTORS}
+    known = {place.name for place in places.values()} | {layout.ROPE_FACTORS, *layout.LONG_ROPE_FACTORS}
     for name in entries:
         if name not in known:
             raise refused(path, f"tensor {quoted(name)} is not part of a model with these keys")
@@ -72,6 +98,8 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
 
 
 def _tensor(file: MappedFile, weight: Weight, entry: Entry, place: layout.Place) -> Tensor:
+    if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
+        entry = entry._replace(shape=weight.shape)
     if place.expert is not None:
         part = entry._replace(shape=weight.shape)
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)
