@@ -13,6 +13,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from itertools import pairwise
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def _listing(function: Callable, seen: list[tuple[int, dict[str, Any]]]) -> List
     kept = _without_docstring(source)
     statements = _first_lines(source)
     steps: list[RunLine] = []
-    for (number, before), (_, after) in zip(seen, seen[1:], strict=False):
+    for (number, before), (_, after) in pairwise(seen):
         line = kept.index(statements[number - first])
         made = {
             name: list(value.shape)

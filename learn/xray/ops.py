@@ -83,9 +83,7 @@ class Rerun:
     def _norm_qkv(self, i: int, layer: Layer) -> None:
         config, at, run = self._config, np.array([self._position]), Runs()
         n = run(rmsnorm, self._given(i, "norm_qkv"), layer.attention_norm, eps=config.eps)
-        q, k, v = (
-            run(linear, n, *weights).reshape(1, -1, config.head_dim) for weights in (layer.q, layer.k, layer.v)
-        )
+        q, k, v = (run(linear, n, *weights).reshape(1, -1, config.head_dim) for weights in (layer.q, layer.k, layer.v))
         if config.qk_norm:
             q, k = run(qk_norm, q, k, layer.q_norm, layer.k_norm, eps=config.eps)
         turns = run(frequencies, config.head_dim, theta=config.theta, scaling=config.scaling)

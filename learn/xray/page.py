@@ -3,8 +3,8 @@
     recording = record(model, tokens, config=config, dtype="float32", layers=default_layers(config))
     index = write_page(Path("xray"), recording, checkpoint, name="stories", text_of=text_of)
 
-A page that is opened from a file may load scripts, but may not read data. So the data are scripts, too: `data/model.js`,
-and `data/token-N.js` for each token that can be chosen, which the page loads when it is.
+A page that is opened from a file may load scripts, but may not read data. So the data are scripts, too:
+`data/model.js`, and `data/token-N.js` for each token that can be chosen, which the page loads when it is.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A row of a matrix under each scheme of `--quantize`, beside the error that the scheme guarantees, and what is told."""
+"""A row of a matrix under each scheme of `--quantize`, beside the guaranteed error, and what the model then tells."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

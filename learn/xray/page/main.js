@@ -18,6 +18,15 @@ function describeModel() {
   fill("model", ...facts.map(([value, what]) => el("span", { class: "fact" }, el("b", {}, String(value)), ` ${what}`)));
 }
 
+// Scroll lists so far that what is chosen in them is seen, without moving the page.
+function reveal() {
+  for (const list of document.querySelectorAll(".tokens, #floors")) {
+    const [box, chosen] = [list, list.querySelector("input:checked").parentElement].map((each) => each.getBoundingClientRect());
+    list.scrollLeft += Math.max(0, chosen.right - box.right + 24) - Math.max(0, box.left - chosen.left);
+    list.scrollTop += Math.max(0, chosen.bottom - box.bottom + 24) - Math.max(0, box.top - chosen.top);
+  }
+}
+
 function start() {
   const { model } = XRAY;
   Object.assign(XRAY.chosen, { token: Math.max(...model.chosen), floor: model.layers[0], op: "norm_qkv", head: 0 });
@@ -29,7 +38,7 @@ function start() {
   buildCache();
   buildSampling();
   buildQuantize();
-  for (const view of [drawTower, drawOp, drawAttention, drawRope, drawKept, drawSampling]) XRAY.view(view);
+  for (const view of [drawTower, drawOp, drawAttention, drawRope, drawKept, drawSampling, reveal]) XRAY.view(view);
   return XRAY.choose({});
 }
 
