@@ -90,5 +90,6 @@ FORMULAS: dict[str, str] = {
     "moe": lines(
         row("p = softmax ( W_r x )"),
         row("y =", under("∑", "e ∈ T"), over("p_e", row(under("∑", "t ∈ T"), "p_t")), SPACE, "f_e ( x )"),
+        row("T =", "<mtext>the</mtext>", SPACE, "n", SPACE, "<mtext>most probable experts</mtext>"),
     ),
 }
