@@ -42,7 +42,8 @@ def _columns(shape: tuple[int, ...]) -> int:
     >>> _columns((4, 32)), _columns((128,)), _columns((3,))
     (32, 16, 3)
     """
-    if len(shape) > 1:
-        return shape[-1]
-    shown = min(shape[0], CELLS)
+    *rows, last = shape
+    if rows:
+        return last
+    shown = min(last, CELLS)
     return min(shown, 1 << math.ceil(math.log2(max(1.0, math.sqrt(2 * shown)))))

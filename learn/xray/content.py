@@ -1,6 +1,6 @@
 """All that the page shows, as values for JSON: what belongs to the model, and what belongs to each token."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -132,15 +132,13 @@ def _attention(trace: Trace) -> dict[int, str]:
 
 def _told(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
-) -> tuple[dict[str, list[str]], dict[str, float | None]]:
+) -> tuple[dict[str, list[str]], dict[str, float]]:
     """Have a small model tell the text under each scheme: tokens as text, and divergences."""
     told: dict[str, list[str]] = {}
-    divergence: dict[str, float | None] = {}
+    divergence: dict[str, float] = {}
     if not small(recording.config):
         return told, divergence
-    stages: Iterator[tuple[str, list[int], float | None]] = quantized.tellings(
-        checkpoint, recording.tokens, stops=checkpoint.stops
-    )
+    stages = quantized.tellings(checkpoint, recording.tokens, stops=checkpoint.stops)
     for number, (name, ids, kl) in enumerate(stages):
         told[name], divergence[name] = [text_of(id) for id in ids], kl
         progress("telling", number / len(quantized.SCHEMES))

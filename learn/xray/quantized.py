@@ -84,7 +84,7 @@ def rows(layer: Any, config: Config) -> dict[str, np.ndarray]:
 
 def tellings(
     checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int]
-) -> Iterator[tuple[str, list[int], float | None]]:
+) -> Iterator[tuple[str, list[int], float]]:
     """Yield what the model tells after `prompt`, greedily and in float64: as it is (named ""), then under each scheme.
 
     With each scheme comes the mean KL divergence from the model as it is, in nats a token, over the text that this
@@ -93,7 +93,7 @@ def tellings(
     config = checkpoint.config
     exact = load_reference_params(checkpoint)
     text = _told(exact, prompt, config, stops=stops)
-    yield "", text[len(prompt) :], None
+    yield "", text[len(prompt) :], 0.0
     logits = _logits(exact, text, config)
     for name in SCHEMES:
         params = load_reference_params(quantized(checkpoint, name))
