@@ -33,6 +33,7 @@ from tests.strategies import noises
 from verify.walk import CONFIGS, weights
 
 TOKENS = [3, 14, 15, 9, 26]
+LAYER = 0  # has a window, where there is one
 WALKED = ["biases, scaled RoPE", "3 heads to 1, q/k norms, window", "experts"]
 
 
@@ -41,7 +42,7 @@ def walked(request) -> tuple[Recording, object]:
     config = replace(CONFIGS[request.param], layers=2)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=4))
     model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=len(TOKENS))
-    return record(model, TOKENS, config=config, dtype="float32", layers=[1]), checkpoint
+    return record(model, TOKENS, config=config, dtype="float32", layers=[LAYER]), checkpoint
 
 
 def numbers(packed: str) -> np.ndarray:
@@ -62,7 +63,7 @@ def test_the_definitions_give_the_values_that_the_walk_was_judged_by(walked):
             due = result.due.value[3]
             # The same float64 operations on one token and on all: products of a matrix sum in another order.
             np.testing.assert_allclose(rerun.values[op, result.output], due, rtol=1e-12, atol=1e-12, err_msg=op)
-        assert layer in (1, None)
+        assert layer in (LAYER, None)
     made_of = layers_of_ops(recording.config)
     assert rerun.listings.keys() == made_of.keys()
     for op, listings in rerun.listings.items():
@@ -107,20 +108,20 @@ def test_a_token_holds_what_its_trace_holds(walked):
             due = result.due.value[3].ravel()
             assert (np.abs(values - off - due) <= 2.0**-24 * np.abs(off) + 2.0**-53 * np.abs(due)).all()
             assert shown["map"]["share"] is not None and math.prod(shown["map"]["shape"]) == len(values)
-    heads = numbers(found["attention"][1]).reshape(recording.config.heads, -1)
-    assert (heads == told.attention[1].astype(np.float32)).all()
+    heads = numbers(found["attention"][LAYER]).reshape(recording.config.heads, -1)
+    assert (heads == told.attention[LAYER].astype(np.float32)).all()
     assert (numbers(found["logits"]) == recording.results[None, "norm_logits"][0].actual[3]).all()
     assert [each["id"] for each in found["likely"][:5]] == [guess.id for guess in told.next]
 
 
 def test_a_query_is_turned_back(walked):
     recording, _ = walked
-    config, layer = recording.config, recording.model.exact.layers[1]
-    n = rmsnorm(recording.results[1, "norm_qkv"][0].given[[4]], layer.attention_norm, eps=config.eps)
+    config, layer = recording.config, recording.model.exact.layers[LAYER]
+    n = rmsnorm(recording.results[LAYER, "norm_qkv"][0].given[[4]], layer.attention_norm, eps=config.eps)
     q = linear(n, *layer.q).reshape(-1, config.head_dim)
     if config.qk_norm:
         q = rmsnorm(q, layer.q_norm, eps=config.eps)
-    np.testing.assert_allclose(unturned(recording, 1, "q", 4), q, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(unturned(recording, LAYER, "q", 4), q, rtol=1e-12, atol=1e-13)
 
 
 def test_an_array_that_is_long_is_cut_and_says_so():

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from learn.trace import Guess, Recording, Trace
@@ -19,7 +20,8 @@ from reference.rope import frequencies
 
 SMALL = 50_000_000  # weights of a model of which all layers are shown, and which tells a text under each scheme
 LIKELY = 40  # tokens of a distribution that have a name
-CACHES = ("float32", "bfloat16", "int8")
+CACHES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
+SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "eps", "theta", "experts")
 
 TextOf = Callable[[int], str]
 Progress = Callable[[str, float], object]
@@ -56,7 +58,7 @@ def model_content(
     return {
         "name": name,
         "dtype": recording.dtype,
-        "config": {key: getattr(config, key) for key in SIZES} | {"scaling": _named(config.scaling)},
+        "config": {key: getattr(config, key) for key in SIZES},
         "weights": matrix_weights(config, head=True),
         "tokens": [{"id": id, "text": text_of(id)} for id in recording.tokens],
         "layers": recording.layers,
@@ -65,7 +67,7 @@ def model_content(
         "frequencies": frequencies(config.head_dim, theta=config.theta, scaling=config.scaling).tolist(),
         "first_keys": {i: packed(unturned(recording, i, "k", 0)) for i in recording.layers},
         "cache": {
-            "bytes": {dtype: position_bytes(config, dtype=np.dtype(_dtype(dtype))) for dtype in CACHES},
+            "bytes": {name: position_bytes(config, dtype=dtype) for name, dtype in CACHES.items()},
             "norms": {i: _norms(recording, i) for i in recording.layers},
             "windows": [config.window(i) for i in range(config.layers)],
         },
@@ -75,9 +77,6 @@ def model_content(
             **quantized.schemes(layer, config, text=text),
         },
     }
-
-
-SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "eps", "theta", "experts")
 
 
 def token_content(recording: Recording, position: int, *, text_of: TextOf) -> dict[str, Any]:
@@ -103,16 +102,6 @@ def _op(op: str, listings: list[Listing]) -> dict[str, Any]:
 
 def _listing(listing: Listing) -> dict[str, Any]:
     return {**listing._asdict(), "steps": [step._asdict() for step in listing.steps]}
-
-
-def _named(scaling: Any) -> str | None:
-    return None if scaling is None else str(scaling)
-
-
-def _dtype(name: str) -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16 if name == "bfloat16" else name
 
 
 def _norms(recording: Recording, layer: int) -> list[float]:

@@ -96,7 +96,8 @@ class Rerun:
         mask = run(causal_mask, 1, at + 1, offset=at, window=self._config.window(i))
         h = run(attention, q, k, v, mask)
         p = run(attention_weights, q, k, mask)
-        run(softmax, np.log(p))  # of scores that differ from those of `attention_weights` by a number
+        with np.errstate(divide="ignore"):
+            run(softmax, np.log(p))  # scores that differ from those of `attention_weights` by a number alone
         self._keep("attend", run, _=h.reshape(1, -1))
 
     def _moe_add(self, i: int, layer: Layer, experts: Experts) -> None:

@@ -18,11 +18,11 @@ function drawAttention({ token: position, head }, data) {
   document.getElementById("attention-lead").replaceChildren(
     "What ", el("q", {}, token(tokens[position].text)), ` looks at in block ${layer}. Head ${head} reads key and value head ${Math.floor(head / shared)}`,
     shared > 1 ? `, which ${shared} heads share.` : ".");
-  fill("attended", el("ol", { class: "attended", start: 0 }, ...Array.from(weights, (weight, i) => {
+  fill("attended", el("div", { class: "low", tabindex: 0, role: "region", "aria-label": "Weights of the head" }, el("ol", { class: "attended", start: 0 }, ...Array.from(weights, (weight, i) => {
     const label = `${token(tokens[i].text)}, ${percent(weight)}`;
     return el("li", { style: `--weight: ${((100 * weight) / most).toFixed(1)}%`, title: label },
       el("span", {}, token(tokens[i].text)), el("small", {}, percent(weight)));
-  })));
+  }))));
   const map = { name: "p", axes: ["heads", "keys"], shape: [config.heads, keys], columns: keys, values: data.attention[layer] };
   fill("attention-map", el("h3", {}, "All heads of this block"),
     heatMap(map, "values", (i) => `: ${token(tokens[i % keys].text)}`));

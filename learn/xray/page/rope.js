@@ -29,9 +29,12 @@ function dot(a, b) {
 
 let turnedTo = null; // the position on the slider; null: the token's own
 
+function farthest() {
+  return Math.min(XRAY.model.config.context, Math.max(256, XRAY.model.tokens.length)) - 1;
+}
+
 function buildRope() {
-  const most = Math.min(XRAY.model.config.context - 1, 255);
-  fill("rope-slider", slider("Position of the query", { min: 0, max: most, step: 1, value: XRAY.chosen.token },
+  fill("rope-slider", slider("Position of the query", { min: 0, max: farthest(), step: 1, value: XRAY.chosen.token },
     (value) => String(value), (value) => {
       turnedTo = value;
       drawRope(XRAY.chosen, XRAY.tokens[XRAY.chosen.token]);
@@ -101,7 +104,7 @@ function scoresAt(q, key, position, frequencies) {
 }
 
 function scores(q, key, position, frequencies) {
-  const count = Math.min(XRAY.model.config.context, 256);
+  const count = farthest() + 1;
   const all = Array.from({ length: count }, (_, m) => scoresAt(q, key, m, frequencies));
   const [low, high] = all.flatMap(({ halves, wrong }) => [halves, wrong]).reduce(([l, h], s) => [Math.min(l, s), Math.max(h, s)], [0, 0]);
   const tell = (m) => `distance ${m}: ${number(all[m].halves)} in halves, ${number(all[m].interleaved)} interleaved; ${number(all[m].wrong)} if halves are taken for interleaved`;
