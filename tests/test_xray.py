@@ -199,7 +199,6 @@ def test_schemes_tell_and_diverge_as_the_models_do():
     [
         (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
         (["Once", "--out", "{x}/full"], "full holds something else than a page of xray: name another folder"),
-        (["Once"], "Missing option '--out'"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
