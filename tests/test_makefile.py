@@ -209,7 +209,10 @@ def test_two_set_ups_at_once_do_the_work_of_one(checkout: Checkout):
 def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Checkout):
     venv, _, install, tests = checkout.setup(target="test-jax011")
     pins = ".venv-jax011/constraints.txt"
-    assert (venv, install) == ("venv", f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-xdist")
+    assert (venv, install) == (
+        "venv",
+        f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-timeout pytest-xdist",
+    )
     assert tests.startswith("-m pytest") and "tests/kernels" in tests
     ours, newest, oldest = (
         {line for line in path.read_text().splitlines() if "==" in line}
