@@ -17,8 +17,8 @@ BIN := .venv/bin
 COMPLETE := .venv/.complete
 RESULTS := benchmarks/results
 
-.PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011 gates bench-gpu ci
-.PHONY: bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long
+.PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011
+.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long
 
 setup: $(COMPLETE)
 	@:  # without a recipe, make would print that there is nothing to do

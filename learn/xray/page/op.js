@@ -56,7 +56,7 @@ function closeness(visit) {
     el("td", {}, number(output.reference, 9)),
     el("td", {}, number(output.running, 9)),
     el("td", {}, number(output.ulps, 2)),
-    el("td", {}, el("span", { class: "gauge" }, el("span", { style: `width: ${Math.min(1, output.share ?? 1) * 100}%` })), percent(output.share))));
+    el("td", {}, el("span", { class: output.share <= 1 ? "gauge" : "gauge over" }, el("span", { style: `width: ${Math.min(1, output.share ?? 1) * 100}%` })), percent(output.share))));
   const heads = ["", "norm", "definition, float64", `as it ran, ${XRAY.model.dtype}`, "units in the last place", "of the proven bound"];
   return el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "The definition beside the form that runs" },
     el("table", {},
