@@ -65,11 +65,14 @@ function drawRope({ token: own, head }, data) {
 
 function dial(before, after, [a, b], angle, i) {
   const length = Math.hypot(before[a], before[b]) || 1;
-  const arrow = (x, name) => svg("line", { class: name, x1: 0, y1: 0, x2: (x[a] / length) * 20, y2: (-x[b] / length) * 20 });
+  const arrow = (x, name) => {
+    const [right, down] = [(x[a] / length) * 18, (-x[b] / length) * 18];
+    return svg("g", { class: name }, svg("line", { x1: 0, y1: 0, x2: right, y2: down }), svg("circle", { cx: right, cy: down, r: 3 }));
+  };
   const turns = angle / (2 * Math.PI);
   return el("div", { class: "dial" },
     svg("svg", { viewBox: "-24 -24 48 48", "aria-hidden": "true" },
-      svg("circle", { r: 22 }), arrow(before, "before"), arrow(after, "after")),
+      svg("circle", { class: "rim", r: 22 }), arrow(before, "before"), arrow(after, "after")),
     el("span", {}, `pair ${i}`), el("small", {}, turns < 1 ? `${number(turns * 360, 2)}°` : `${number(turns, 3)} turns`));
 }
 
