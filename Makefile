@@ -1,7 +1,9 @@
 # make setup      .venv with everything, pinned (PYTHON=/path/to/python3 picks the interpreter)
 # make story      tell a story (MODEL=, TOKENIZER=, SEED=)
+# make xray       the X-ray page of a text on its way through the built-in model, in docs/xray (TEXT=, OUT=)
 # make test       the tests that find most, in a few minutes
 # make test-all   every test
+# make test-browser       the tests of the pages, in Chromium
 # make lint       format, lint, types
 # make verify     ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=); verify-long: for hours
 # make test-jax011        tests of the kernels on the oldest supported jax
@@ -15,8 +17,8 @@ BIN := .venv/bin
 COMPLETE := .venv/.complete
 RESULTS := benchmarks/results
 
-.PHONY: setup python story test test-all lint test-jax011 test-gpu-compile test-gpu-compile-jax011 gates bench-gpu ci
-.PHONY: bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long
+.PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011
+.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long
 
 setup: $(COMPLETE)
 	@:  # without a recipe, make would print that there is nothing to do
@@ -33,6 +35,11 @@ story: $(COMPLETE)
 	@$(BIN)/llamaspec story $(if $(MODEL),--model "$(MODEL)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") \
 	    $(if $(SEED),--seed $(SEED))
 
+TEXT ?= Once upon a time, a little fox found a
+OUT ?= docs/xray
+xray: $(COMPLETE)
+	@$(BIN)/llamaspec xray "$(TEXT)" --out "$(OUT)"
+
 # Two workers: the tests mostly wait for compilers, and CI has two cores.
 PYTEST := $(BIN)/python -m pytest -q -n 2
 
@@ -42,6 +49,9 @@ test: $(COMPLETE)
 
 test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
+
+test-browser: $(COMPLETE)
+	@$(PYTEST) --dist loadfile tests/test_xray_page.py tests/test_serving_page.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .

@@ -38,6 +38,7 @@ VERBS = {
     "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
     "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
     "trace": Entry(LOOK, "trace", "Follow one token of TEXT through a model, op by op."),
+    "xray": Entry(LOOK, "xray", "Draw TEXT on its way through a model: a page to explore in a browser."),
     "lab": Entry(LOOK, "lab", "Find the wrong line of forty broken kernels, then write a Llama yourself."),
     "logits": Entry(LOOK, "logits", "Write what a model predicts after each token, as a NumPy file."),
     "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
