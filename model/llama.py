@@ -311,7 +311,7 @@ def load_backend(
 
         where = {"devices": devices, "device": device, "layout": layout, "capacity": capacity, "dtype": weights}
         what = {"kernels": kernels, "quantize": quantize, "greedy": greedy, "own_process": own_process}
-        return load_parallel(checkpoint, **where, **what, progress=progress)
+        return load_parallel(checkpoint, **where, **what, progress=progress, clock=clock)
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}

@@ -7,16 +7,20 @@
     python -m tests.on_devices caches        every case of `SPREAD`
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
     python -m tests.on_devices stories       the texts of the built-in model, on each number of `SHARED_BY`
+    python -m tests.on_devices commands      exit code, stdout and stderr of every command of `COMMANDS`, then of `shown`
 
 A case that raises gives its error.
 """
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +90,23 @@ SPREAD = {  # caches on four devices, by whether logits are those of one device
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
+TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the process of these commands knows
+COMMANDS = {  # run one after the other, in one process with one folder of caches
+    "plan before": ("inspect", "--plan", "--devices", "2", "--json"),
+    "bench of one and two": ("bench", *TINY, "--quantize", "q8", "--suite", "collectives", "--devices", "2"),
+    "plan": ("inspect", "--plan", "--devices", "2", "--json"),
+    "bench of three": ("bench", *TINY, "--devices", "3"),
+    "bench of many sequences": ("bench", *TINY, "--devices", "2", "--batch", "2"),
+    "growth": ("bench", *TINY, "--devices", "2", "--suite", "growth"),
+}
+EARLY = ("--max-new-tokens", "40")
+
+
+def shown() -> dict[str, tuple[str, ...]]:
+    """Give the commands that docs/parallel.md shows, by their verbs; a text ends early here."""
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", (REPOSITORY / "docs/parallel.md").read_text(), re.M | re.S)
+    typed = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    return {verb: (verb, *words, *EARLY * (verb == "generate")) for verb, *words in typed}
 
 
 def results(*arguments: str, devices: int = DEVICES) -> list[dict[str, Any]]:
@@ -164,8 +185,6 @@ def mutant(name: str) -> dict[str, Any]:
 
     def with_total(other: Callable) -> Callable:
         def make(ops: Any) -> Any:
-            from functools import partial
-
             added = {op: partial(getattr(ops, op), total=other) for op in ("project_add", "down_add", "moe_add")}
             return tensor_parallel(ops)._replace(**added)
 
@@ -252,8 +271,6 @@ def told(devices: int) -> dict[str, Any]:
 
 def gradient(name: str) -> dict[str, Any]:
     """Compare the gradient of a loss on four devices with that on one; errors are shares of its largest number."""
-    from functools import partial
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -329,8 +346,6 @@ def gradient(name: str) -> dict[str, Any]:
 
 def spread_cache(name: str) -> dict[str, Any]:
     """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
-    from functools import partial
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -431,6 +446,46 @@ def trained(kind: str) -> dict[str, Any]:
         }
 
 
+def command(*arguments: str) -> dict[str, Any]:
+    """Run a command of `llamaspec` in this process."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import BytesIO, TextIOWrapper
+    from unittest.mock import patch
+
+    import cli
+
+    with redirect_stdout(TextIOWrapper(BytesIO())) as out, redirect_stderr(TextIOWrapper(BytesIO())) as err:
+        with patch.object(sys, "argv", ["llamaspec", *arguments]):
+            try:
+                cli.main()
+            except SystemExit as end:
+                code = end.code
+    for stream in (out, err):
+        stream.seek(0)
+    return {"code": code or 0, "out": out.read(), "err": err.read()}
+
+
+def commands() -> Iterator[Callable[[], dict[str, Any]]]:
+    """Give a function for each of `COMMANDS`, in a folder of their own, on a machine that is measured briefly."""
+    import tempfile
+
+    from benchmarks import several
+    from model.insight import machine
+    from model.insight.shapes import SHAPES
+    from model.insight.timing import Effort
+    from reference.config import Config
+
+    SHAPES["tiny"] = Config(128, 2, 4, 2, 32, 256, vocab=96, context=128, eps=1e-5, theta=1e4)
+    several.SIZES, several.LOOP, several.ROUNDS = (4096, 1 << 20), 2, 1
+    machine.SIZES["cpu"] = machine.Sizes(1 << 18, 32, Effort(2))
+    machine.last_level_cache = lambda: 1
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        os.chdir(folder)
+        for arguments in (*COMMANDS.values(), *shown().values()):
+            yield partial(command, *arguments)
+
+
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Give a function for each case, in the order of the tables above."""
     match kind:
@@ -444,6 +499,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "commands":
+            yield from commands()
         case "mutants":
             yield from ((lambda name=name: mutant(name)) for name in MUTANTS)
 

@@ -18,6 +18,7 @@ from model.running.device import Device, free_bytes
 from model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_heaps_small
 from model.running.programs import Layout, compile_programs
+from model.running.start_clock import StartClock
 from model.weights.params import Params, Progress, abstract_params, check_weights
 from reference.config import Config
 from reference.quantizers.schemes import scheme
@@ -62,12 +63,13 @@ def load_parallel(
     greedy: bool,
     own_process: bool,
     progress: Progress,
+    clock: StartClock,
 ) -> ParallelBackend:
     """Load a model onto the first `devices` of JAX's devices, which may belong to several processes.
 
     Each process reads and checks the shares of its own devices. `layout`, `dtype` and `device` are those that one
     device would have. Raises ValueError where the devices cannot share the model, MemoryError where a share does not
-    fit, CheckpointError for files that cannot be used.
+    fit, CheckpointError for files that cannot be used. `clock` measures the phases, one after the other.
     """
     parts, over = Parts(checkpoint, devices, quantize), mesh(devices)
     mine = [i for i, one in enumerate(over.devices) if one.process_index == jax.process_index()]
@@ -86,6 +88,7 @@ def load_parallel(
         for part in shares:
             check_weights(part, progress=progress)
     progress("compiling", 0.0)
+    clock.begin("compile")
     if own_process:
         keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
@@ -94,8 +97,12 @@ def load_parallel(
         compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
         jit=partition.jit,
     )
+    clock.begin("read")
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
         params = load_shares(shares, partition, dtype=dtype, positions=layout.rows, progress=progress)
+        clock.begin("upload")
+        jax.block_until_ready(params)
+    clock.end()
     how = {"choice": choice, "layout": layout, "device": device}
     return ParallelBackend(params, programs, config, local=shapes, partition=partition, **how)
 
