@@ -39,7 +39,6 @@ from model.running.device import default_device
 from model.running.jax_backend import JaxBackend
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from model.weights.params import Progress, abstract_params, no_progress
-from reference.config import Config
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
 LOOP = 50  # all-reduces of a call, fewer for large arrays
@@ -163,11 +162,11 @@ def measure_several(
     share the model.
     """
     report: dict[str, Any] = {"about": about(), "all_reduce": {}, "decode": []}
-    if decoding:
-        subject = choose_model(**chosen)
-        whole, position = subject.config, prompt_tokens(subject, context)
+    subject = choose_model(**chosen) if decoding else None
+    if subject:  # refused before anything is measured
+        prompt_tokens(subject, context)
         for devices in numbers:
-            share(whole, devices)  # refuses before anything is measured
+            share(subject.config, devices)
     for i, devices in enumerate(numbers):
         progress(f"{devices} device{'s' * (devices > 1)}", i / len(numbers))
         link = None
@@ -175,7 +174,8 @@ def measure_several(
             rows = all_reduce_rows(devices)
             found = constants(rows, devices)
             report["all_reduce"][devices], link = {"rows": rows, **found}, Link(**found)
-        if decoding:
+        if subject:
+            whole, position = subject.config, prompt_tokens(subject, context)
             capacity = min(whole.context, 1 << (position + 512).bit_length())
             backend = running_on(subject, devices=devices, context=capacity)
             row = decode_row(backend, position=position, vocab=whole.vocab)

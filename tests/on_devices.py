@@ -6,8 +6,8 @@
     python -m tests.on_devices gradients     every case of `GRADIENTS`
     python -m tests.on_devices caches        every case of `SPREAD`
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
-    python -m tests.on_devices stories       the texts of the built-in model, on each number of `SHARED_BY`
-    python -m tests.on_devices commands      exit code, stdout and stderr of every command of `COMMANDS`, then of `shown`
+    python -m tests.on_devices stories       the texts of the built-in model, by each way of `SHARED_BY`
+    python -m tests.on_devices commands      code, stdout and stderr of every command of `COMMANDS`, then of `shown`
 
 A case that raises gives its error.
 """
@@ -36,6 +36,7 @@ class Walk(NamedTuple):
     dtype: str = "float32"
     table: str = "xla"
     quantize: str | None = None
+    way: str = "tensor"
 
 
 WALKS = [
@@ -43,10 +44,13 @@ WALKS = [
     Walk("broad", 8, "bfloat16"),
     Walk("experts", 4),
     Walk("wide", 2, table="cpu", quantize="q4"),
+    Walk("broad", 4, way="context"),
 ]
 MORE = [
     *(Walk("broad", devices) for devices in (1, 4, 8)),
     Walk("experts", 2, "bfloat16"),
+    Walk("experts", 8, "bfloat16", way="context"),
+    Walk("wide", 2, "bfloat16", table="cpu", quantize="q4", way="context"),
     Walk("wide", 2, table="cpu"),
     *(Walk("wide", 2, quantize=scheme) for scheme in ("q8", "q8_row", "q4", "nf4")),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4"),
@@ -72,7 +76,7 @@ MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dty
 }
 
 
-SHARED_BY = (1, 2, 4)
+SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
 GRADIENTS = {  # whether the gradient is that of one device
     "data parallel": True,
     "FSDP": True,
@@ -146,8 +150,8 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     from model.candidates.walking import random_checkpoint
     from model.ops.cpu import CPU
     from model.ops.xla import XLA
-    from model.parallel.tensor import tensor_parallel
     from model.parallel.walking import walkable_on
+    from model.parallel.way import way_named
     from model.tensors import tensor_shapes
     from verify.precision import precision
     from verify.walk import first_wrong, walk, weights
@@ -155,11 +159,12 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
     options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8, "quantize": case.quantize}
-    table = {"xla": XLA, "cpu": CPU}[case.table]
+    table, way = {"xla": XLA, "cpu": CPU}[case.table], way_named(case.way)
+    options["way"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
         checkpoint = random_checkpoint(config, arrays)
-        return walkable_on(checkpoint, table, **options, parallel=parallel or tensor_parallel)
+        return walkable_on(checkpoint, table, **options)
 
     made = model(change(arrays, config, case.devices) if change else arrays)
     if change:
@@ -254,12 +259,12 @@ def mutant(name: str) -> dict[str, Any]:
     raise ValueError(name)
 
 
-def told(devices: int) -> dict[str, Any]:
+def told(way: Any, devices: int) -> dict[str, Any]:
     """Tell the beginning of a story, drawn and greedy, and compute logits."""
     from model.llama import load
     from model.options import SamplingOptions
 
-    llama = load("stories", devices=devices, context=64)
+    llama = load("stories", devices=devices, parallel=way, context=64)
 
     def text(temperature: float) -> str:
         drawn = llama.generate("Once", max_new_tokens=48, seed=7, sampling=SamplingOptions(temperature=temperature))
@@ -492,7 +497,7 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
         case "stories":
-            yield from ((lambda devices=devices: told(devices)) for devices in SHARED_BY)
+            yield from (partial(told, *shared) for shared in SHARED_BY)
         case "gradients":
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
         case "caches":

@@ -36,7 +36,9 @@ def test_a_model_is_timed_on_several_devices(ran):
     out = ran["shown bench"]["out"]
     assert re.search(r"^all-reduce over 2 devices: [\d,.]+ us a message, [\d,.]+ GB/s$", out, re.M)
     assert "stories, 2 devices: float32 on CPU, 2 devices\n" in out
-    assert re.search(r"^  decoding +[\d,.]+ tokens/s after 504, [\d.]+ MB read by each device at [\d,.]+ GB/s$", out, re.M)
+    assert re.search(
+        r"^  decoding +[\d,.]+ tokens/s after 504, [\d.]+ MB read by each device at [\d,.]+ GB/s$", out, re.M
+    )
     assert re.search(r"^  sums +\d+% of a step", out, re.M)
 
 
