@@ -45,6 +45,7 @@ WALKS = [
     Walk("experts", 4),
     Walk("wide", 2, table="cpu", quantize="q4"),
     Walk("broad", 4, way="context"),
+    Walk("even", 4, way="FSDP"),
 ]
 MORE = [
     *(Walk("broad", devices) for devices in (1, 4, 8)),
@@ -73,11 +74,14 @@ MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dty
     "a residual of experts added on every device": ("float32", 1000),
     "logits gathered backwards": ("float32", 1000),
     "a kv head of another device": ("float32", 1000),
+    "keys and values written by every device": ("float32", 1000),
+    "each device's own largest score": ("float32", 1000),
+    "a stack gathered in the order of the devices": ("float32", 1000),
 }
 
 
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
-GRADIENTS = {  # whether the gradient is that of one device
+GRADIENTS = {  # whether the gradient is that of one device; None: JAX refuses to compute it
     "data parallel": True,
     "FSDP": True,
     "FSDP, computed again": True,
@@ -85,6 +89,7 @@ GRADIENTS = {  # whether the gradient is that of one device
     "tensor parallel": True,
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
+    "tensor parallel, differentiated inside with checks": None,
 }
 SPREAD = {  # caches on four devices, by whether logits are those of one device
     "float32": True,
@@ -136,11 +141,52 @@ def configs() -> Mapping[str, Any]:
     return {
         # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
         "broad": replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True),
+        "even": replace(small, heads=8, kv_heads=4, head_dim=4, vocab=52, tied=True),  # four devices divide all rows
         # Wide enough for groups of 64 columns on each of two devices.
         "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
         **CONFIGS,
         "experts": replace(CONFIGS["experts"], layers=1),
     }
+
+
+def way_of(case: Walk, config: Any) -> Any:
+    """Find how a case shares its model. FSDP is a way only here: what generates has no use for it."""
+    from jax.sharding import PartitionSpec as P
+
+    from model.parallel.gathered import gathered, row_layouts
+    from model.parallel.way import Way, way_named
+    from model.weights.params import Names, array_names
+
+    if case.way != "FSDP":
+        return way_named(case.way)
+    import jax
+
+    named = row_layouts(config, case.devices)
+
+    class ByRows(Way):
+        """A part of the rows of each matrix on each device, and all of the cache."""
+
+        def config(self, whole: Any, devices: int) -> Any:
+            return whole
+
+        def part(self, checkpoint: Any, *, device: int, devices: int) -> Any:
+            def cut(name: str, tensor: Any) -> Any:
+                if named[name] == P():
+                    return tensor
+                rows = tensor.shape[0] // devices
+                mine = slice(device * rows, (device + 1) * rows)
+                return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[mine])
+
+            return replace(checkpoint, tensors={name: cut(name, one) for name, one in checkpoint.tensors.items()})
+
+        def weights(self, params: Any, config: Any) -> Any:
+            def layout(place: Any, held: Any) -> Any:
+                spec = named[place.names[0]] if isinstance(place, Names) else P()
+                return jax.tree.map(lambda _: spec, held)
+
+            return jax.tree.map(layout, array_names(config, params.rope), params)
+
+    return ByRows("tensor", lambda ops: gathered(ops, config), kept=P(), hidden=P())
 
 
 def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
@@ -151,7 +197,6 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     from model.ops.cpu import CPU
     from model.ops.xla import XLA
     from model.parallel.walking import walkable_on
-    from model.parallel.way import way_named
     from model.tensors import tensor_shapes
     from verify.precision import precision
     from verify.walk import first_wrong, walk, weights
@@ -159,7 +204,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
     options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8, "quantize": case.quantize}
-    table, way = {"xla": XLA, "cpu": CPU}[case.table], way_named(case.way)
+    table, way = {"xla": XLA, "cpu": CPU}[case.table], way_of(case, config)
     options["way"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
@@ -178,10 +223,13 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
 
 def mutant(name: str) -> dict[str, Any]:
     """Walk through a model with a mistake that people make."""
+    from unittest.mock import patch
+
     import jax.numpy as jnp
     import numpy as np
     from jax import lax
 
+    from model.parallel import context, gathered
     from model.parallel.tensor import AXIS, tensor_parallel, total
     from model.tensors import NAMES, row_order
 
@@ -236,6 +284,29 @@ def mutant(name: str) -> dict[str, Any]:
         names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
         return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
 
+    def written_by_all(ops: Any) -> Any:
+        return context.context_parallel(ops)._replace(norm_qkv=ops.norm_qkv)
+
+    def own_largest(ops: Any) -> Any:
+        def attend(*arguments, **static):
+            with patch.object(lax, "pmax", lambda x, _: x):
+                return context.attend_across(*arguments, **static)
+
+        return context.context_parallel(ops)._replace(attend=attend)
+
+    def in_order(ops: Any) -> Any:
+        def rows(part, rows):
+            return part if len(part) == sum(rows) else lax.all_gather(part, AXIS, tiled=True)
+
+        def patched(op):
+            def call(*arguments, **static):
+                with patch.object(gathered, "gathered_rows", rows):
+                    return op(*arguments, **static)
+
+            return call
+
+        return ops._make(map(patched, gathered.gathered(ops, configs()["even"])))
+
     def narrow(y):
         return total(y.astype(jnp.bfloat16)).astype(jnp.float32)
 
@@ -256,6 +327,12 @@ def mutant(name: str) -> dict[str, Any]:
             return walked(case, backwards)
         case "a kv head of another device":
             return walked(case, change=other_head)
+        case "keys and values written by every device":
+            return walked(Walk("broad", 4, way="context"), written_by_all)
+        case "each device's own largest score":
+            return walked(Walk("broad", 4, way="context"), own_largest)
+        case "a stack gathered in the order of the devices":
+            return walked(Walk("even", 4, way="FSDP"), in_order)
     raise ValueError(name)
 
 
@@ -337,6 +414,12 @@ def gradient(name: str) -> dict[str, Any]:
             found = jax.jit(jax.grad(tensor_loss))(tensors)
         case "tensor parallel, differentiated inside":
             found = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
+        case "tensor parallel, differentiated inside with checks":
+            try:
+                inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=True)
+            except ValueError as error:
+                return {"refused": str(error)}
+            return {}
         case _:
             whole = dict.fromkeys(tensors, P())
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference import collectives, parallel
 from reference.parallel import expert_parallel, pipeline, sequence_parallel
 from reference.swiglu import swiglu
 
@@ -46,3 +47,34 @@ def test_each_token_hears_the_expert_that_it_chose(devices):
     found = expert_parallel(x, chosen, [lambda rows, m=m: rows @ m for m in matrices])
     for tokens, wanted, said in zip(x, chosen, found, strict=True):
         assert np.allclose(said, [token @ matrices[e] for token, e in zip(tokens, wanted, strict=True)], atol=1e-12)
+
+
+MISTAKES = {
+    "sums that stay partial": ("reduce_scatter", lambda held: [np.split(a, len(held))[i] for i, a in enumerate(held)]),
+    "the parts of others": ("reduce_scatter", lambda held: collectives.reduce_scatter(held)[::-1]),
+    "tokens of one device only": ("all_gather", lambda held: [np.concatenate([a] * len(held)) for a in held]),
+    "answers that do not come back": ("all_to_all", lambda held: list(held)),
+    "parts in the order of the devices after": ("all_to_all", lambda held: collectives.all_to_all(held)[::-1]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_an_exchange_is_found(mistake, monkeypatch):
+    name, wrong = MISTAKES[mistake]
+    monkeypatch.setattr(parallel, name, wrong)
+    right = test_each_token_hears_the_expert_that_it_chose if name == "all_to_all" else _on_two_devices
+    with pytest.raises(AssertionError):
+        right(2)
+
+
+def test_a_pipeline_that_leaves_out_its_last_stage_is_found(monkeypatch):
+    def shorter(*lists, strict):
+        return zip(*(each[:-1] for each in lists), strict=strict)
+
+    monkeypatch.setattr(parallel, "zip", shorter, raising=False)
+    with pytest.raises((AssertionError, IndexError)):
+        test_a_pipeline_gives_all_micro_batches_in_order.hypothesis.inner_test(3, 2)
+
+
+def _on_two_devices(devices: int) -> None:
+    test_a_feed_forward_layer_on_parts_of_the_tokens.hypothesis.inner_test(devices, 2, 0)

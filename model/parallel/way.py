@@ -41,6 +41,10 @@ class Way(NamedTuple):
         """Give the configuration that each device computes with. Raises ValueError as `share` does."""
         return share(whole, devices) if self.cuts_weights else whole
 
+    def part(self, checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
+        """Give what a device reads of a checkpoint. Raises as `share_of` does."""
+        return share_of(checkpoint, device=device, devices=devices) if self.cuts_weights else checkpoint
+
     def weights(self, params: Params, config: Config) -> Params:
         """Give a PartitionSpec for each array of the weights that a device holds, or of their shapes."""
         return layouts(params, config) if self.cuts_weights else jax.tree.map(lambda _: P(), params)
@@ -80,9 +84,7 @@ class Parts:
         A scheme with groups of columns quantizes a share as it quantizes the whole, so only the share is read. A scale
         for a whole row needs the whole row.
         """
-        if not self._way.cuts_weights:
-            return quantized(self._checkpoint, self._quantize) if self._quantize else self._checkpoint
-        cut = partial(share_of, device=device, devices=self._devices)
+        cut = partial(self._way.part, device=device, devices=self._devices)
         if self._quantize is None:
             return cut(self._checkpoint)
         whole = cut(quantized(self._checkpoint, self._quantize))  # also refuses a cut within a group
