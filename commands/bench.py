@@ -60,8 +60,8 @@ def bench(
     MODEL is the built-in one unless given. The machine is measured first. The suites gpu, kernels and
     variants take nine minutes each, models three, and run on an H100 or H200. A suite that is
     interrupted leaves its figures in FILE.interrupted. After the suites decode and growth, `generate`
-    ends with its share of what was measured. After the suite collectives, `inspect --plan --devices N`
-    counts with the sums that were measured.
+    ends with its share of what was measured. After `bench --devices N`, `inspect --plan --devices N` counts
+    with the sums that were measured.
 
     \b
     llamaspec bench

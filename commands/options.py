@@ -180,7 +180,7 @@ devices_option = click.option(
     metavar="N",
     help="Share the model among N devices; on a CPU, N parts of it.  [default: 1, or all of all processes]",
 )
-_parallel = click.option(
+parallel_option = click.option(
     "--parallel",
     type=click.Choice(["tensor", "context"]),
     default="tensor",
@@ -224,7 +224,7 @@ _backend = click.option(
     help="Run compiled JAX, or the NumPy definition in float64.",
 )
 running_options = combined(
-    _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, _parallel
+    _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
 )
 serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 

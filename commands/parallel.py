@@ -36,6 +36,8 @@ def taking_part(params: dict[str, Any]) -> Iterator[Watch | None]:
     if params["devices"] and params["devices"] % several:
         raise click.UsageError(f"{params['devices']} devices are not shared evenly by {several} processes")
     mine = (params["devices"] or several) // several
+    if params.get("parallel") == "context" and mine * several == 1:
+        raise click.UsageError("--parallel context goes with --devices")
     if mine > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={mine}".strip()
     if not given:

@@ -106,6 +106,7 @@ COMMANDS = {  # run one after the other, in one process with one folder of cache
     "plan": ("inspect", "--plan", "--devices", "2", "--json"),
     "bench of three": ("bench", *TINY, "--devices", "3"),
     "bench of many sequences": ("bench", *TINY, "--devices", "2", "--batch", "2"),
+    "alone": ("generate", "Once", "--parallel", "context"),
     "growth": ("bench", *TINY, "--devices", "2", "--suite", "growth"),
 }
 EARLY = ("--max-new-tokens", "40")

@@ -66,6 +66,7 @@ def test_a_plan_takes_what_was_measured_here(ran):
     [
         ("bench of three", "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices"),
         ("bench of many sequences", "--batch is not for several devices"),
+        ("alone", "--parallel context goes with --devices"),
         ("growth", "--devices goes with the suites decode and collectives"),
     ],
 )
