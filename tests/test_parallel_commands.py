@@ -55,10 +55,9 @@ def test_a_plan_takes_what_was_measured_here(ran):
     assert before["link"]["alpha"] == 0 < after["link"]["alpha"]
     message = re.search(r"([\d,.]+) us a message", ran["bench of one and two"]["out"])
     assert message and after["link"]["alpha"] * 1e6 == pytest.approx(float(message[1].replace(",", "")), abs=0.06)
-    layers = 12
-    step = after["work"][1]
-    # Two messages of a ring or tree of two devices, for each of two sums a layer.
-    assert step["seconds_of_sums"] >= 2 * layers * 2 * after["link"]["alpha"]
+    # Each of ten layers sums a float32 vector of 128 twice: two messages of a ring, of half of it each.
+    message_seconds = after["link"]["alpha"] + 4 * 128 / 2 * after["link"]["beta"]
+    assert after["work"][1]["seconds_of_sums"] == pytest.approx(10 * 2 * 2 * message_seconds)
 
 
 @pytest.mark.parametrize(
