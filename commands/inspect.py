@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from commands.loading import cache_folder
 from commands.options import MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from commands.output import write, write_json
 
@@ -146,7 +147,8 @@ def _plan(
     from benchmarks.model_suite import planned
     from model.insight.plan import as_text
 
-    found = planned(model or default_model(), shape=shape, device=device, context=context, batch=batch, **chosen)
+    of = {"shape": shape, "device": device, "context": context, "batch": batch, "measured": cache_folder()}
+    found = planned(model or default_model(), **of, **chosen)
     if as_json:
         write_json(found.as_json())
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import cache_folder, prepare_jax
-from commands.options import Verb, devices_option, json_option
+from commands.options import Verb, devices_option, json_option, parallel_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
 from commands.verifying import heeded, verify_progress
@@ -65,6 +65,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
 @devices_option
+@parallel_option
 @click.option(
     "--list", "listing", is_flag=True, help="Print ops, a line each; of a named op its contract: draws, bounds, laws."
 )
@@ -251,8 +252,9 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
 
 
 def _verify_model(
-    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, **_: Any
-):
+    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, parallel: str,
+    **_: Any,
+):  # fmt: skip
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
     from model.candidates.walking import chosen_ops
     from model.checkpoints.open import open_checkpoint
@@ -264,7 +266,8 @@ def _verify_model(
     wrong = False
 
     for dtype in dtypes or ("float32",):
-        steps, report = _walk(checkpoint, chosen_ops(kernels), dtype, seed, name=f"{kernels} kernels", devices=devices)
+        how: dict[str, Any] = {"name": f"{kernels} kernels", "devices": devices, "parallel": parallel}
+        steps, report = _walk(checkpoint, chosen_ops(kernels), dtype, seed, **how)
         wrong = wrong or report.outcome == "violated"
         if as_json:
             write_json([step._asdict() for step in steps])
@@ -294,8 +297,9 @@ def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]
 
 
 def _walk(
-    checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1
-) -> tuple[list[Step], Report]:
+    checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1,
+    parallel: str = "tensor",
+) -> tuple[list[Step], Report]:  # fmt: skip
     prepare_jax()
     from model.candidates.walking import walkable
     from verify.precision import precision
@@ -306,8 +310,9 @@ def _walk(
     sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
     if devices > 1:
         from model.parallel.walking import walkable_on
+        from model.parallel.way import way_named
 
-        model = walkable_on(checkpoint, ops, devices=devices, **sizes)
+        model = walkable_on(checkpoint, ops, devices=devices, way=way_named(parallel), **sizes)
     else:
         model = walkable(checkpoint, ops, **sizes)
     with progress_bar() as progress:

@@ -188,6 +188,7 @@ def load(
     greedy: bool = False,
     compile_cache: str | Path | None = None,
     devices: int = 1,
+    parallel: Literal["tensor", "context"] = "tensor",
     progress: Progress | bool = False,
 ) -> Llama:
     """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
@@ -204,8 +205,9 @@ def load(
     - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
       fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
       `~/.cache/llamaspec/compiled`.
-    - `devices` share the model by tensor parallelism (docs/parallel.md). They are the first of JAX's devices, which may
-      belong to several processes (`jax.distributed`): every process then makes the same calls with the same seeds.
+    - `devices` share the model (docs/parallel.md): with `parallel` tensor its heads and columns, with context the
+      positions of the cache. They are the first of JAX's devices, which may belong to several processes
+      (`jax.distributed`): every process then makes the same calls with the same seeds.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
@@ -228,7 +230,7 @@ def load(
     running = load_backend(
         checkpoint,
         **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices},
+        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices, "parallel": parallel},
         progress=print_progress() if progress is True else progress or no_progress,
     )
     places = [place for place in (tokenizer, place_of(path)) if place]
@@ -263,6 +265,7 @@ def load_backend(
     own_process: bool = False,
     compile_cache: str | Path | None = None,
     devices: int = 1,
+    parallel: Literal["tensor", "context"] = "tensor",
     progress: Progress = no_progress,
     clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
@@ -310,10 +313,12 @@ def load_backend(
     )
     if devices != 1:
         from model.parallel.load import load_parallel  # here, since most runs need none of it
+        from model.parallel.way import way_named
 
         where = {"devices": devices, "device": device, "layout": layout, "capacity": capacity, "dtype": weights}
         what = {"kernels": kernels, "quantize": quantize, "greedy": greedy, "own_process": own_process}
-        return load_parallel(checkpoint, **where, **what, progress=progress)
+        what |= {"way": way_named(parallel)}
+        return load_parallel(checkpoint, **where, **what, progress=progress, clock=clock)
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}

@@ -116,6 +116,7 @@ class Plan(NamedTuple):
     memory: Memory  # of each device
     work: list[Work]
     devices: int = 1
+    link: Link = NVLINK  # between devices
 
     @property
     def fits(self) -> bool:
@@ -129,6 +130,7 @@ class Plan(NamedTuple):
             **{"context": self.context, "batch": self.batch, "experts": self.experts, "devices": self.devices},
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
             "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
+            "link": self.link._asdict() if self.devices > 1 else None,
             "work": [work.as_json() for work in self.work],
         }
 
@@ -172,6 +174,7 @@ def make_plan(
             ),
         ],
         devices=devices,
+        link=link,
     )
 
 
@@ -207,7 +210,11 @@ def as_text(plan: Plan) -> str:
     lines.append("FLOP and bytes are those of a token.")
     if plan.devices > 1:
         step = plan.work[-1]
-        lines.append(f"Sums over devices take {step.sums / step.seconds:.0%} of a step.")
+        alpha, beta = plan.link
+        lines.append(
+            f"Sums over devices take {step.sums / step.seconds:.0%} of a step, at {alpha * 1e6:,.1f} us a message and "
+            f"{1 / beta / 1e9:,.1f} GB/s."
+        )
     if plan.experts:
         lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
     return "\n".join(lines) + "\n"
