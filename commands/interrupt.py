@@ -115,8 +115,6 @@ def answered_at_once() -> Iterator[Interrupts]:
 
     A signal that was ignored when this process began, as after `nohup`, stays ignored.
     """
-    from model.system import at_bus_error
-
     interrupts = Interrupts()
     pipe, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -126,6 +124,8 @@ def answered_at_once() -> Iterator[Interrupts]:
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
     atexit.register(interrupts.skip_teardown)
     try:
+        from model.system import at_bus_error  # this takes a moment, in which a signal may come
+
         with at_bus_error(interrupts.end_for_a_lost_page):
             yield interrupts
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import unicodedata
@@ -126,6 +127,26 @@ def wrapped(line: str, width: int) -> str:
     wrapper.feed(line)
     wrapper.finish()
     return "".join(lines)
+
+
+def write_rows(*rows: str):
+    """Write rows of words to stdout, which a terminal that is too narrow does not cut.
+
+    What stands left of the last two spaces of a row is its label: the text goes on below itself.
+    """
+    columns = shutil.get_terminal_size().columns
+    write("".join(f"{below_itself(row, columns) if sys.stdout.isatty() else row}\n" for row in rows))
+
+
+def below_itself(row: str, columns: int) -> str:
+    """Break a row between words, so that its text stays right of its label.
+
+    >>> below_itself("  law     a row alone gives the same", 24)
+    '  law     a row alone\\n          gives the same'
+    """
+    label = re.match(r"(\s*\S+ {2,})*\s*", row)
+    indent = label.end() if label and label.end() <= columns // 2 else 0
+    return row[:indent] + wrapped(row[indent:], columns - indent).replace("\n", "\n" + " " * indent)
 
 
 def fail(message: str, status: int) -> NoReturn:

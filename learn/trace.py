@@ -123,7 +123,8 @@ def trace(
         layers=layers,
     ):
         grouped.setdefault((result.layer, result.op), []).append(result)
-        progress(f"layer {result.layer}", (result.layer or 0) / config.layers)
+        if result.layer is not None:  # the ops after the layers come soon
+            progress(f"layer {result.layer}", result.layer / config.layers)
     order = _order(config)
     for at, spent in zip(order, times, strict=True):
         seconds[at] = spent

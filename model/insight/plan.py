@@ -196,13 +196,13 @@ def as_text(plan: Plan) -> str:
         *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the others are there"] if compiling else []),
         f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN THERE IS'}",
         "",
-        f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>12}  at most, waiting for",
+        f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>14}  at most, waiting for",
     ]
     for work in plan.work:
         row = work.as_json()
         lines.append(
             f"{work.what:10}{work.after:8,}{row['flops_per_token'] / 1e6:14,.2f}{row['bytes_per_token'] / 1e6:14,.3f}"
-            f"{row['flops_per_byte']:12,.1f}{row['tokens_per_second']:12,.1f}  {work.waits_for}"
+            f"{row['flops_per_byte']:12,.1f}{_rate(row['tokens_per_second']):>14}  {work.waits_for}"
         )
     lines.append("FLOP and bytes are those of a token.")
     if plan.devices > 1:
@@ -211,3 +211,12 @@ def as_text(plan: Plan) -> str:
     if plan.experts:
         lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
     return "\n".join(lines) + "\n"
+
+
+def _rate(tokens_per_second: float) -> str:
+    """Write a rate with four digits at least.
+
+    >>> _rate(12.34), _rate(177_458_945.8)
+    ('12.3', '177,458,946')
+    """
+    return f"{tokens_per_second:,.{0 if tokens_per_second >= 1000 else 1}f}"
