@@ -46,6 +46,7 @@ class Wrapper:
         self._width = width
         self._column = 0
         self._space = self._word = ""
+        self._within = False  # whether what comes next belongs to a word that is longer than a line
 
     def feed(self, text: str) -> None:
         """Pass on what is certain of `text` and of what was held back."""
@@ -53,23 +54,25 @@ class Wrapper:
             if character == "\n":
                 self.finish()
                 self._out("\n")
-                self._column = 0
+                self._column, self._within = 0, False
             elif character.isspace():
                 if self._word:
                     self.finish()
+                self._within = False
                 self._space += character
             elif cells(character) == 2:  # Chinese and Japanese break anywhere
                 self.finish()
-                self._word = character
+                self._word, self._within = character, False
             else:
                 self._word += character
                 if cells(self._word) > self._width():
                     self.finish()
+                    self._within = True
 
     def finish(self) -> None:
         """Pass on what was held back: the text is over."""
         needed = cells(self._space) + cells(self._word)
-        if self._word and self._column and self._column + needed > self._width():
+        if self._word and self._column and not self._within and self._column + needed > self._width():
             self._out(f"\n{self._word}")
             self._column = cells(self._word)
         elif self._word or self._space:
@@ -121,6 +124,8 @@ def wrapped(line: str, width: int) -> str:
 
     >>> wrapped("  Once upon a time, there was", 14)
     '  Once upon a\\ntime, there\\nwas'
+    >>> wrapped("it is in /home/ann/.cache/llamaspec/compiled now", 14)
+    'it is in\\n/home/ann/.cache/llamaspec/compiled\\nnow'
     """
     lines: list[str] = []
     wrapper = Wrapper(lines.append, width=lambda: width)
