@@ -6,6 +6,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ class Terminal:
 def at_terminal(*arguments: str, cwd: Path, columns: int = 80) -> Iterator[Terminal]:
     """Run a command of `llamaspec` with all three streams at a terminal of its own; it is killed on the way out."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (40, columns))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NO_COLOR")}
     process = subprocess.Popen(
         [sys.executable, "-c", _START, *arguments],

@@ -107,7 +107,7 @@ def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, p
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     """With the reference, which is slow enough to be interrupted, and compiles nothing."""
-    with at_terminal("chat", "--seed=1", "--backend=reference", cwd=tmp_path) as terminal:
+    with at_terminal("chat", "--seed=1", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
         terminal.wait_for("> ")
         terminal.type(f"half a line{CTRL_C}")
         terminal.wait_for("> ", times=2)
@@ -119,6 +119,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         status, shown = terminal.wait()
     assert status == 0
     assert "Traceback" not in shown and "error" not in shown
+    assert all(len(line) <= 30 for line in shown.rpartition("fox.")[2].splitlines())
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
