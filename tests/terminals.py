@@ -74,10 +74,11 @@ def at_terminal(*arguments: str, cwd: Path, columns: int = 80) -> Iterator[Termi
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (40, columns))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NO_COLOR")}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     process = subprocess.Popen(
         [sys.executable, "-c", _START, *arguments],
         **{"stdin": theirs, "stdout": theirs, "stderr": theirs, "cwd": cwd, "start_new_session": True},
-        env=environment | {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"},
+        env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # nobody answers where the cursor is
     )
     os.close(theirs)
     try:
