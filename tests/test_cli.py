@@ -356,6 +356,7 @@ def test_wrong_usage(run):
     assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
     assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)
     assert_refused(run("tell"), "tell", status=2)
+    assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")
