@@ -79,7 +79,6 @@ SLOW: dict[str, int] = {
     "tests/test_cli.py::test_chat_drops_what_no_longer_fits_and_says_so": 0,  # 9
     "tests/test_cli.py::test_chat_refuses_a_command_by_name": 1,  # 2 each
     "tests/test_interrupts.py::test_a_request_to_end_is_answered_at_once": 1,  # 5
-    "tests/test_interrupts.py::test_ctrl_c_ends_a_command_in_the_phase_that_it_shows[profile-running]": 0,  # 8
     "tests/test_interrupts.py::test_an_interrupt_is_answered_at_once[generate-6.0]": 0,  # 3
     "tests/test_interrupts.py::test_an_interrupt_is_answered_at_once[generate-9.0]": 0,  # 4
     "tests/test_interrupts.py::test_an_interrupt_is_answered_at_once[convert-5.0]": 0,  # 2

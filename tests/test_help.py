@@ -66,7 +66,6 @@ def test_no_summary_of_an_exercises_command_is_cut():
     lab = command("lab")
     assert isinstance(lab, click.Group)
     page = lab.get_help(click.Context(lab, terminal_width=42)).partition("Commands:")[2]
-    assert {one.help for one in map(lab.commands.get, lab.commands) if one} >= {"Judge an exercise."}
     assert "..." not in page and "List the exercises, one a line, its number first." in " ".join(page.split())
 
 

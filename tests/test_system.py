@@ -1,6 +1,7 @@
 """The operating system, where Linux says less than usual: no /proc, no /sys, no glibc, as on macOS."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,6 +84,35 @@ def test_a_model_tells_the_same_without_linux():
     here, elsewhere = run_python(TELL), run_python(ELSEWHERE + TELL)
     assert elsewhere.code == 0, elsewhere.err
     assert elsewhere.out == here.out != ""
+
+
+COMMANDS = """
+import sys
+import cli
+for line in ("inspect", "tokens Once", "doctor", "lab list", "trace Once --layer 0",
+             "verify add --candidate reference.add:add --arrays numpy --examples 3 --seed 1"):
+    sys.argv[1:] = line.split()
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code, line
+"""
+
+
+def test_commands_run_without_linux():
+    done = run_python(ELSEWHERE + COMMANDS)
+    assert done.code == 0, done.err
+    assert "within bounds add float32" in done.out and "ready" in done.out and "norm_logits" in done.out
+
+
+ONLY_LINUX = re.compile(r"""["']/(proc|sys)/|\bsched_\w+|\bCDLL\b|\bMADV_HUGEPAGE\b|\bCLOCK_BOOTTIME\b""")
+LIBRARY = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands")
+
+
+def test_what_depends_on_linux_is_in_one_file():
+    files = [*(path for folder in LIBRARY for path in (REPOSITORY / folder).rglob("*.py")), *REPOSITORY.glob("*.py")]
+    found = {path.relative_to(REPOSITORY).as_posix() for path in files if ONLY_LINUX.search(path.read_text())}
+    assert found == {"model/system.py"}
 
 
 SHRINKS = """
