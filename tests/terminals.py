@@ -77,8 +77,12 @@ def at_terminal(*arguments: str, cwd: Path, columns: int = 80) -> Iterator[Termi
     environment |= {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     process = subprocess.Popen(
         [sys.executable, "-c", _START, *arguments],
-        **{"stdin": theirs, "stdout": theirs, "stderr": theirs, "cwd": cwd, "start_new_session": True},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
         env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # nobody answers where the cursor is
+        start_new_session=True,
     )
     os.close(theirs)
     try:
