@@ -56,6 +56,7 @@ NOT_COUNTED = ("decode, top-p", "breakdown")
 def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
     quantize: str | None, cache: str | None, devices: int = 1, measured: Path | None = None,
+    progress: Progress = no_progress,
 ) -> Plan:  # fmt: skip
     """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
@@ -69,6 +70,8 @@ def planned(
     platform = DEVICES[device].platform if device else jax.default_backend()
     subject = choose_model(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
     capacity = choose_context(context, subject.config.context)
+    if not device:
+        progress("measuring the machine", 0.0)
     where = DEVICES[device] if device else this_machine(subject.dtype)
     if devices > 1:
         config, shapes = share(subject.config, devices), subject.share_shapes(capacity, devices)

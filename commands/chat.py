@@ -44,10 +44,10 @@ Ctrl-C        stop an answer"""
 STORIES = """\
 The built-in model tells stories and answers
 questions about them. It knows nothing else.
-  Tell me a story about a fox and a red kite.
+  Tell me a story about a fox and a kite.
   Tell me a story about a mouse and a ball.
   Tell me a story about a girl and a cake.
-  Tell me a story about a kitten and a storm.
+  Tell me a story about a pig and a storm.
   Tell me a story about Anna and a carrot.
   Tell me a story about a bear who learns to
     swim.

@@ -6,7 +6,7 @@ import click
 
 from commands.loading import prepare_jax
 from commands.options import Verb, json_option
-from commands.output import write_json
+from commands.output import write_json, write_rows
 
 
 @click.command(cls=Verb)
@@ -24,6 +24,4 @@ def doctor(as_json: bool):
         write_json(report)
         return
     for section, entries in report.items():
-        click.echo(section)
-        for name, value in entries.items():
-            click.echo(f"  {name:16}{value}")
+        write_rows(section, *(f"  {name:14}  {value}" for name, value in entries.items()))

@@ -13,7 +13,7 @@ import click
 
 from commands.loading import cache_folder, prepare_jax
 from commands.options import Verb, devices_option, json_option, parallel_option
-from commands.output import write, write_json
+from commands.output import write, write_json, write_rows
 from commands.progress import progress_bar
 from commands.verifying import heeded, verify_progress
 
@@ -121,12 +121,12 @@ def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Imp
     if not in_full:
         width = max(len(contract.name) for contract in contracts)
         for contract in contracts:
-            write(f"{contract.name:{width}}  {signature(contract, brief=True)}\n")
-        write("\nllamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.\n")
+            write_rows(f"{contract.name:{width}}  {signature(contract, brief=True)}")
+        write_rows("", "llamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.")
         return
     for contract in contracts:
         right = implementations.get(contract.name)
-        write("\n".join(describe(contract, [mutant.name for mutant in right.mutants] if right else [])) + "\n\n")
+        write_rows(*describe(contract, [mutant.name for mutant in right.mutants] if right else []), "")
 
 
 def _verify_mutants(

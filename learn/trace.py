@@ -190,7 +190,8 @@ def record(
         layers=layers,
     ):
         grouped.setdefault((result.layer, result.op), []).append(result)
-        progress(f"layer {result.layer}", (result.layer or 0) / config.layers)
+        if result.layer is not None:  # the ops after the layers come soon
+            progress(f"layer {result.layer}", result.layer / config.layers)
     order = _order(config)
     return Recording(
         model,

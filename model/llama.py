@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
+from model.checkpoints.mapped import refused_if_cut_short
 from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
 from model.ops.choice import ops_for
@@ -223,16 +224,18 @@ def load(
         for token in chat.reply("Tell me a story about a fox.", seed=7):
             print(token.text, end="", flush=True)
     """
-    checkpoint = open_checkpoint(path)
-    vocabulary = tokenizer_of(checkpoint, tokenizer)
-    if compile_cache is not None:
-        keep_compiled(Path(compile_cache))
-    running = load_backend(
-        checkpoint,
-        **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices, "parallel": parallel},
-        progress=print_progress() if progress is True else progress or no_progress,
-    )
+    with refused_if_cut_short():
+        checkpoint = open_checkpoint(path)
+        vocabulary = tokenizer_of(checkpoint, tokenizer)
+        if compile_cache is not None:
+            keep_compiled(Path(compile_cache))
+        running = load_backend(
+            checkpoint,
+            **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
+            **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices},
+            parallel=parallel,
+            progress=print_progress() if progress is True else progress or no_progress,
+        )
     places = [place for place in (tokenizer, place_of(path)) if place]
     return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops, places=places)
 

@@ -276,5 +276,7 @@ def test_narrowing_that_is_misspelt(text):
 
 
 def test_an_op_without_a_contract():
+    with pytest.raises(ValueError, match=r"no contract is called softmx: is it softmax\? `--list` has all"):
+        contract_for("softmx")
     with pytest.raises(ValueError, match="no contract is called conv: there are"):
         contract_for("conv")
