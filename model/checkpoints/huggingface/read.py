@@ -27,14 +27,17 @@ from reference.config import Config
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
-def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
-    """Open a directory, or only its file `weights`. Raises `CheckpointError`."""
+def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied: bool | None = None) -> Checkpoint:
+    """Open a directory, or only its file `weights`. Raises `CheckpointError`.
+
+    `tied` takes the place of tie_word_embeddings in config.json.
+    """
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
     with os_errors(directory):
         if not config_path.exists():
             raise refused(weights.path if weights else directory, "no config.json is there")
         has_generation = generation_path.exists()
-    values = read_object(config_path)
+    values = read_object(config_path) | ({} if tied is None else {"tie_word_embeddings": tied})
     config = read_config(values, config_path)
     generation: dict[str, Any] = read_object(generation_path) if has_generation else {}
     bos, stops = read_tokens(values, config_path, generation, generation_path, vocab=config.vocab)
