@@ -11,7 +11,8 @@ from model.checkpoints.checks import check_model
 from model.checkpoints.gguf import blocks, layout
 from model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
 from model.checkpoints.gguf.file import Entry, Metadata, read_header
-from model.checkpoints.mapped import MappedFile
+from model.checkpoints.gguf.split import Located, locate
+from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from model.family import Architecture
 from model.tensors import QUANTIZABLE, Role, Weight
 from reference.config import Config
@@ -24,29 +25,32 @@ Entries = dict[str, Entry]
 
 def open_gguf(file: MappedFile) -> Checkpoint:
     """Open a file of version 2 or 3. Raises `CheckpointError` unless it has exactly the tensors that its keys imply."""
-    version, metadata, entries = read_header(file)
+    header = read_header(file)
+    metadata, located = header.metadata, locate(file, header)
+    entries = {name: place.entry for name, place in located.items()}
     architecture = architecture_of(metadata)
-    config = _config(file, metadata, architecture, entries)
+    config = _config(metadata, architecture, located)
     bos, stops = read_tokens(metadata, vocab=config.vocab)
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
-    tensors = {weight.name: _tensor(file, weight, entries[place.name], place) for weight, place in places.items()}
-    reading = {"release": file.release, "scattered": file.scattered}
-    return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, **reading)
+    tensors = {weight.name: _tensor(*located[place.name], weight, place) for weight, place in places.items()}
+    files = list({part.path: part for part, _ in located.values()}.values())
+    reading = {"release": partial(release_all, files), "scattered": partial(scattered_in_all, files)}
+    return Checkpoint(file.path, f"gguf-v{header.version}", config, tensors, bos=bos, stops=stops, **reading)
 
 
-def _config(file: MappedFile, metadata: Metadata, architecture: Architecture, entries: Entries) -> Config:
-    embedding, factors = entries.get(layout.EMBEDDING), entries.get(layout.ROPE_FACTORS)
+def _config(metadata: Metadata, architecture: Architecture, located: dict[str, Located]) -> Config:
+    embedding, factors = located.get(layout.EMBEDDING), located.get(layout.ROPE_FACTORS)
     if embedding is None:
-        raise refused(file.path, f"lacks tensor {layout.EMBEDDING}")
-    if factors is not None and (factors.type != "F32" or len(factors.shape) != 1):
-        raise refused(file.path, f"{layout.ROPE_FACTORS} is not a list of float32")
+        raise metadata.refused(f"lacks tensor {layout.EMBEDDING}")
+    if factors and (factors.entry.type != "F32" or len(factors.entry.shape) != 1):
+        raise refused(factors.file.path, f"{layout.ROPE_FACTORS} is not a list of float32")
     return read_config(
         metadata,
         architecture,
-        entries,
-        vocab=embedding.shape[0],
-        factors=file.array(DTYPES["F32"], factors.shape, factors.offset) if factors else None,
+        located,
+        vocab=embedding.entry.shape[0],
+        factors=factors.file.array(DTYPES["F32"], factors.entry.shape, factors.entry.offset) if factors else None,
     )
 
 
@@ -71,7 +75,7 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     return places
 
 
-def _tensor(file: MappedFile, weight: Weight, entry: Entry, place: layout.Place) -> Tensor:
+def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place) -> Tensor:
     if place.expert is not None:
         part = entry._replace(shape=weight.shape)
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)
