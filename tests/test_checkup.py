@@ -153,6 +153,19 @@ def test_scales_of_zero(tmp_path):
     assert "1 groups whose codes differ, in model.layers.0.mlp.up_proj.weight (1)" in fault.measured
 
 
+def test_a_code_that_is_no_number(tmp_path):
+    """e4m3 has two NaNs, and the exponents of MXFP4 have one."""
+    for scheme, part, nan in (("fp8", "weight", 0xFF), ("mxfp4", "weight_scale", 0xFF)):
+        folder = tmp_path / scheme
+        write_huggingface(quantized(open_checkpoint(STORIES), scheme), folder)
+        raw = bytearray((silent(folder) / "model.safetensors").read_bytes())
+        entry = header_of(folder / "model.safetensors")[f"{DOWN.removesuffix('.weight')}.{part}"]
+        raw[8 + int.from_bytes(raw[:8], "little") + entry["data_offsets"][0]] = nan
+        (folder / "model.safetensors").write_bytes(raw)
+        [fault] = check_up(folder).faults
+        assert (fault.fault, f"1 NaN, in {DOWN} (1)") == ("nan", fault.measured)
+
+
 def header_of(path: Path) -> dict:
     raw = path.read_bytes()
     return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -257,4 +270,5 @@ def test_the_command(run, story, tmp_path):
     found = json.loads(out)
     assert (status, [fault["fault"] for fault in found["faults"]], found["loss"]) == (1, ["nan"], None)
     assert run("doctor", "--text", str(story))[0] == 2
-    assert run("doctor", str(tmp_path / "none"))[0] == 2
+    status, out, err = run("doctor", str(tmp_path / "none"))
+    assert (status, out, "No such file" in err) == (1, "", True)

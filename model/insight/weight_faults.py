@@ -1,16 +1,16 @@
 """Faults of a checkpoint's weights that show without running it: not finite, overflowed, scales of 0, odd norms."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.checkpoints.checkpoint import Checkpoint, Part, Shifted, Tensor
 from model.checkpoints.codes import exact_parts
 from model.tensors import EMBEDDING, HEAD, Role, weights
 from model.weights.params import Progress, no_progress
 
 LARGEST_FLOAT16 = 65504.0
+NAN_OF_E8M0, NAN_OF_E4M3 = 0xFF, 0x7F  # of e4m3 without its sign
 SUPERBLOCK = 256  # weights of ggml's K types whose scales are stored in 4 or 6 bits, as shares of one in float16
 
 
@@ -78,38 +78,37 @@ def same_head_and_embedding(checkpoint: Checkpoint) -> bool:
 
 
 def _count(tensor: Tensor) -> _Seen:
-    nan = infinite = largest = dead = 0
     with np.errstate(invalid="ignore", over="ignore"):
-        if tensor.codes:
-            for scales, groups_dead in _scales(tensor):
-                nan, infinite = nan + int(np.isnan(scales).sum()), infinite + int(np.isinf(scales).sum())
-                dead += groups_dead
-        else:
-            for part in exact_parts(tensor):
-                values = part.astype(np.float32)
-                nan, infinite = nan + int(np.isnan(values).sum()), infinite + int(np.isinf(values).sum())
-                if tensor.dtype == np.float16:
-                    largest += int((np.abs(values) == LARGEST_FLOAT16).sum())
-    return _Seen(nan, infinite, largest, dead)
+        parts = tensor.codes.parts() if tensor.codes else exact_parts(tensor)
+        counts = [_count_codes(part, tensor) if tensor.codes else _count_weights(part) for part in parts]
+    return _Seen(*np.sum(counts, axis=0).tolist())
 
 
-def _scales(tensor: Tensor) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the scales of consecutive rows, and how many groups of different codes are made 0 by theirs.
+def _count_weights(part: np.ndarray) -> _Seen:
+    values = part.astype(np.float32)
+    largest = np.sum(np.abs(values) == LARGEST_FLOAT16) if part.dtype == np.float16 else 0
+    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), int(largest), 0)
+
+
+def _count_codes(part: Part, tensor: Tensor) -> _Seen:
+    """Count in some rows of codes; `dead` are groups of different codes that a scale makes 0.
 
     A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 beside larger ones; those of a
     whole superblock are not.
     """
     codes = tensor.codes
     assert codes
+    if part.scales.dtype == np.uint8:  # exponents, of which 255 is NaN and none is 0
+        return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0)
+    numbers = [part.scales, part.minima] if isinstance(part, Shifted) else [part.scales]
+    nan = sum(int(np.isnan(array).sum()) for array in numbers)
+    nan += int(np.sum(part.codes & 0x7F == NAN_OF_E4M3)) if codes.form == "fp8" else 0
+    infinite = sum(int(np.isinf(array).sum()) for array in numbers)
     together = SUPERBLOCK // codes.group if (tensor.type or "").endswith("_K") else 1
-    for part in codes.parts():
-        if part.scales.dtype == np.uint8:  # exponents, which cannot be 0
-            continue
-        scales = part.scales
-        edges = np.arange(0, part.codes.shape[1], codes.group * together)
-        same = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
-        zero = np.logical_and.reduceat(scales == 0, np.arange(0, scales.shape[1], together), axis=1)
-        yield scales, int((zero & ~same).sum())
+    edges = np.arange(0, part.codes.shape[1], codes.group * together)
+    same = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
+    zero = np.logical_and.reduceat(part.scales == 0, np.arange(0, part.scales.shape[1], together), axis=1)
+    return _Seen(nan, infinite, 0, int(np.sum(zero & ~same)))
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:
