@@ -223,20 +223,40 @@ def test_no_fault_is_found_in_the_good_goldens(tmp_path, name):
     assert check_up(tmp_path).faults == []
 
 
-@pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "TQ2_0"])
-def test_rows_of_zeros_and_small_groups_are_no_fault_in_a_good_file(tmp_path, type):
+def in_type(type: str, spoil: Callable[[np.ndarray], None], path: Path) -> Path:
+    """Write a model with all matrices of a type, one row of each 0; `spoil` changes the bytes of blk.0.ffn_up."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     tensors = families.random_tensors(config)
     for name, tensor in tensors.items():
         if is_matrix(name):
             tensor[3] = 0
-            tensor[4, :32] *= 1e-3  # a scale that some types round to 0
     file = gguf_files.file_of(config, tensors)
     for name, tensor in file.tensors.items():
         if len(tensor.shape) == 2:
             packed = ggml.encode(np.frombuffer(tensor.data, "<f4").reshape(tensor.shape), type)
+            if name == "blk.0.ffn_up.weight":
+                spoil(packed)
             file.tensors[name] = Tensor(tensor.shape, packed.tobytes(), CODES[type])
-    assert check_up(file.write(tmp_path / "x.gguf")).faults == []
+    return file.write(path)
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "TQ2_0"])
+def test_rows_of_zeros_are_no_fault(tmp_path, type):
+    assert check_up(in_type(type, lambda packed: None, tmp_path / "x.gguf")).faults == []
+
+
+def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
+    """ggml leaves the codes of a group whose scale it rounds to 0 as they were."""
+
+    def one_scale(packed: np.ndarray) -> None:
+        packed[5, 192] = 0
+
+    def all_scales(packed: np.ndarray) -> None:
+        packed[5, 208:210] = 0  # d
+
+    assert check_up(in_type("Q6_K", one_scale, tmp_path / "good.gguf")).faults == []
+    [fault] = check_up(in_type("Q6_K", all_scales, tmp_path / "bad.gguf")).faults
+    assert "1 groups whose codes differ, in model.layers.0.mlp.up_proj.weight (1)" in fault.measured
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
