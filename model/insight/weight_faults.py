@@ -79,8 +79,10 @@ def same_head_and_embedding(checkpoint: Checkpoint) -> bool:
 
 def _count(tensor: Tensor) -> _Seen:
     with np.errstate(invalid="ignore", over="ignore"):
-        parts = tensor.codes.parts() if tensor.codes else exact_parts(tensor)
-        counts = [_count_codes(part, tensor) if tensor.codes else _count_weights(part) for part in parts]
+        if tensor.codes:
+            counts = [_count_codes(part, tensor) for part in tensor.codes.parts()]
+        else:
+            counts = [_count_weights(part) for part in exact_parts(tensor)]
     return _Seen(*np.sum(counts, axis=0).tolist())
 
 

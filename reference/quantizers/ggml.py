@@ -53,7 +53,8 @@ TYPES: dict[str, Type] = {
     "TQ2_0": TQ2_0,
     "MXFP4": MXFP4,
 }
-READABLE: dict[str, Readable] = TYPES | {  # those that are only read have no `quantize`
+READABLE: dict[str, Readable] = {
+    **TYPES,  # those that are only read have no `quantize`
     "IQ1_S": IQ1_S,
     "IQ1_M": IQ1_M,
     "IQ2_XXS": IQ2_XXS,
