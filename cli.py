@@ -48,7 +48,7 @@ VERBS = {
     "verify": Entry(TRUST, "verify", "Hold ops to the reference, each within a proven bound."),
     "bench": Entry(TRUST, "bench", "Measure how close a model comes to what this machine allows."),
     "profile": Entry(TRUST, "profile", "Show where the time of a prompt and of a step goes, op by op."),
-    "doctor": Entry(TRUST, "doctor", "Say what this machine is, what runs on it, and what is missing."),
+    "doctor": Entry(TRUST, "doctor", "Say what is likely wrong with MODEL, or what this machine is and runs."),
 }
 
 

@@ -183,9 +183,9 @@ def test_tensors_that_cannot_be_meant_are_refused(double, part, value, what, tmp
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"bnb_4bit_quant_type": "fp4"}, 'bitsandbytes with "fp4" in "uint8" is not read (only "nf4" in "uint8")'),
+        ({"bnb_4bit_quant_type": "fp4"}, 'bitsandbytes with "fp4" in "uint8" is not read (only "nf4" in "uint8"'),
         ({"bnb_4bit_quant_storage": "bfloat16"}, 'bitsandbytes with "nf4" in "bfloat16" is not read'),
-        ({"load_in_4bit": False, "_load_in_4bit": False, "load_in_8bit": True}, "bitsandbytes with 8 bits is not"),
+        ({"load_in_4bit": False, "_load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit is not read"),
         ({"bnb_4bit_use_double_quant": True}, "weight.absmax is float32 [64], but config.json makes it uint8 [64]"),
     ],
 )

@@ -221,7 +221,7 @@ def test_rows_of_an_embedding_are_decoded_as_they_are_looked_up(tmp_path, tied, 
 ALL: dict[str, Types] = {**{type: lambda name, type=type: type for type in sorted(ggml.TYPES)}, "Q4_K_M": mixed}
 
 
-ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items())}.values()
+ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items()) if type in ggml.TYPES}.values()
 
 
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
@@ -301,4 +301,5 @@ def test_other_formats_get_the_weights(tmp_path, types):
 
 
 def test_every_type_has_a_form():
-    assert FORMS.keys() == ggml.TYPES.keys() == BITS.keys() == FLOATS.keys()
+    assert FORMS.keys() == ggml.READABLE.keys()
+    assert ggml.TYPES.keys() == BITS.keys() == FLOATS.keys()

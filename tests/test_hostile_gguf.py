@@ -154,7 +154,7 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     "a vector as a matrix": (tensor(NORM, shape=(32, 1)), "has shape [32, 1], but its keys make it [32]"),
     "a type that there is not": (tensor(NORM, code=99), "has type 99, which is not read"),
     "a type that was removed": (tensor(NORM, code=4), "has type 4, which is not read"),
-    "a type that is not read": (tensor(NORM, code=16), "has type IQ2_XXS, which is not read"),
+    "a type that is not read": (tensor(NORM, code=9), "has type Q8_1, which is not read"),
     "rows of no whole blocks": (tensor(NORM, code=8, shape=(31,)), "rows of 31, which are no whole blocks of Q8_0"),
     "another type, so another size": (tensor(UP, code=1), "hole"),
     "an offset of 2^64 - 32": (tensor(UP, offset=2**64 - 32), "leaves a hole before it"),

@@ -15,13 +15,14 @@ from model.checkpoints import open_checkpoint
 from model.convert import convert
 from model.llama import load_backend
 from reference.quantizers import ggml
-from reference.quantizers.ggml import TYPES
+from reference.quantizers.ggml import READABLE, TYPES
 from reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
 from tests import gguf_files
 from tests.goldens import make_eval_gguf, make_gguf
 from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
 from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks
 from tests.goldens.quantizers.make_ggml import TYPES as EXACT
+from tests.goldens.quantizers.make_ggml_lattices import BYTES
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.libggml import Libggml, libggml
 from tests.strategies import assert_within
@@ -62,10 +63,10 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
     np.testing.assert_array_equal(ours, theirs)
 
 
-@given(name=st.sampled_from([*EXACT, *SUPERBLOCKS]), seed=st.integers(0, 2**32 - 1))
+@given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
 def test_weights_are_those_of_ggml(live, name, seed):
     """ggml reads in float32: the exact number, rounded once."""
-    kind = TYPES[name]
+    kind = READABLE[name]
     blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
     exact = ggml.decode(blocks.reshape(1, -1), name)[0]
     with np.errstate(over="ignore"):  # MXFP4's powers of two go further

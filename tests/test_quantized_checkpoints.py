@@ -21,7 +21,7 @@ from model.checkpoints.open import open_checkpoint
 from model.quantize.calibration import calibrated
 from model.weights.codes import QuantizedMatrix
 from model.weights.params import check_weights, load_params
-from reference.quantizers import affine, awq, gptq, minifloat, mx, symmetric
+from reference.quantizers import affine, awq, gptq, minifloat, mx, nvfp4, symmetric
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.minifloat import E2M1, E4M3
@@ -152,6 +152,45 @@ def _fp8(w: np.ndarray, *, block: tuple[int, int]) -> Layout:
     )
 
 
+def _renamed(layout: Layout) -> Layout:
+    stored, meant = layout
+    return {"weight": stored["weight"], "weight_scale_inv": stored["weight_scale"]}, meant
+
+
+def _fp8_static(w: np.ndarray) -> Layout:
+    """One scale, without axes, and scales of inputs and of the cache: as AutoFP8 and Model Optimizer have them."""
+    stored, meant = _fp8(w, block=(0, 0))
+    scale = stored["weight_scale"].astype(np.float32).reshape(())
+    return {**stored, "weight_scale": scale, "input_scale": np.array(3, np.float32), "k_scale": np.ones(1, "f4")}, meant
+
+
+def _nvfp4(w: np.ndarray, *, divided: bool) -> Layout:
+    q = nvfp4.quantize(w)
+    codes, scales = nvfp4.pack(q.codes), q.scales.view(ml_dtypes.float8_e4m3fn)
+    if not divided:
+        meant = E2M1.decode(q.codes) * np.repeat(scales.astype(np.float32) * q.scale, 16, axis=1)
+        return {"weight": codes, "weight_scale": scales, "weight_scale_2": q.scale}, meant
+    inverse = (1 / q.scale).reshape(1)
+    meant = E2M1.decode(q.codes) * np.repeat(scales.astype(np.float32) / inverse, 16, axis=1)
+    return {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": inverse}, meant
+
+
+def _llm_int8(w: np.ndarray) -> Layout:
+    most = np.abs(w).max(axis=1).astype(np.float32)
+    codes = np.rint(w / most[:, None] * 127).astype(np.int8)
+    stored = {"weight": codes, "SCB": most, "weight_format": np.zeros((), np.uint8)}
+    return stored, codes * (most / np.float32(127)).astype(np.float64)[:, None]
+
+
+def _bitnet(w: np.ndarray) -> Layout:
+    """Four quarters of the rows share bytes, as transformers packs them."""
+    scale = np.float32(1 / np.abs(w).mean())
+    codes = np.clip(np.rint(w * scale), -1, 1).astype(np.int8)
+    quarters = (codes + 1).astype(np.uint8).reshape(4, -1, w.shape[1])
+    packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    return {"weight": packed, "weight_scale": scale.reshape(1)}, codes * np.float64(np.float32(1) / scale)
+
+
 def _mxfp4(w: np.ndarray) -> Layout:
     q = mx.quantize(w, to=E2M1)
     return {"weight_packed": mx.pack(q.codes, to=E2M1), "weight_scale": q.scales}, mx.dequantize(q, to=E2M1)
@@ -196,6 +235,26 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
         compressed("naive-quantized", bits=8, kind="float", strategy="block", block_structure=[16, 32]),
         lambda w: _fp8(w, block=(16, 32)),
     ),
+    "fp8 of DeepSeek": (
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 32]},
+        lambda w: _renamed(_fp8(w, block=(16, 32))),
+    ),
+    "fp8, static": ({"quant_method": "fp8", "activation_scheme": "static"}, _fp8_static),
+    "fp8 of fbgemm": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        lambda w: _fp8(w, block=(1, 0)),
+    ),
+    "fp8 of modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, _fp8_static),
+    "nvfp4": (
+        compressed("nvfp4-pack-quantized", bits=4, kind="float", strategy="tensor_group", group_size=16),
+        lambda w: _nvfp4(w, divided=True),
+    ),
+    "nvfp4 of modelopt": (
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+        lambda w: _nvfp4(w, divided=False),
+    ),
+    "int8 of bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, _llm_int8),
+    "bitnet": ({"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}, _bitnet),
     "mxfp4": (
         compressed("mxfp4-pack-quantized", bits=4, kind="float", strategy="group", group_size=32),
         _mxfp4,
@@ -268,6 +327,62 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
         np.testing.assert_array_equal(again.tensors[name].read(), weights.astype(np.float32))
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatch):
+    """compressed-tensors has the group of each column in weight_g_idx."""
+
+    def store(w: np.ndarray) -> Layout:
+        order = np.random.RandomState(w.shape[1]).permutation(w.shape[1])
+        sorted_by_group = w[:, np.argsort(order)]
+        stored, meant = _packed_affine(sorted_by_group, bits=4) if zeros else _packed(sorted_by_group, bits=4, group=32)
+        words = pack_words(unpack_words(stored["weight_packed"], 4)[:, : w.shape[1]][:, order], 4)
+        g_idx = (np.arange(w.shape[1]) // 32)[order].astype(np.int32)
+        return {**stored, "weight_packed": words, "weight_g_idx": g_idx}, meant[:, order]
+
+    monkeypatch.setitem(LAYOUTS, "actorder", (LAYOUTS["packed 4, zero points" if zeros else "packed 4"][0], store))
+    meant = write_layout(tmp_path, "actorder")
+    for name, weights in meant.items():
+        np.testing.assert_array_equal(open_checkpoint(tmp_path).tensors[name].read(), weights.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "keys"),
+    [
+        ("gptq 4", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
+        ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
+        ("fp8 of modelopt", "hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
+    ],
+)
+def test_a_file_beside_config_json_says_how_matrices_are_quantized(layout, file, keys, tmp_path):
+    meant = write_layout(tmp_path, layout)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert any(words in refusal(tmp_path) for words in ("no quantization_config for", "lacks tensor"))
+    (tmp_path / file).write_text(json.dumps(keys))
+    for name, weights in meant.items():
+        np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
+    families.write_checkpoint(tmp_path, CONFIG)  # beside plain weights the file means nothing
+    assert not any(tensor.codes for tensor in open_checkpoint(tmp_path).tensors.values())
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_scales_of_a_cache_in_fp8_change_nothing(key, tmp_path):
+    meant = write_layout(tmp_path, "fp8 a row")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw[key] = raw.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    stored, file = {}, tmp_path / "model.safetensors"
+    for name in ("k_scale", "v_scale"):
+        stored[f"model.layers.0.self_attn.{name}"] = np.ones(1, np.float32)
+    families.write_safetensors(tmp_path / "scales.safetensors", stored)
+    index = {"weight_map": dict.fromkeys(stored, "scales.safetensors")}
+    header = json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])
+    index["weight_map"] |= dict.fromkeys((name for name in header if name != "__metadata__"), "weights.safetensors")
+    file.rename(tmp_path / "weights.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, weights in meant.items():
+        np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
+
+
 @pytest.mark.parametrize("layout", ["awq", "packed 4, zero points", "fp8 a row", "mxfp4", "int8 a row, zero points"])
 def test_what_others_quantized_is_written_as_it_is(layout, tmp_path):
     (tmp_path / "theirs").mkdir()
@@ -314,6 +429,13 @@ DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits":
         ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "symmetric": False}}}}, "weight_zero_point"),
         ("fp8 in blocks", {"config_groups": {"a": {"weights": {"type": "float", "strategy": "block"}}}}, "null is not"),
         ("int8, one scale", {"quant_method": "gptq", "bits": 4}, "no tensor is quantized"),
+        ("awq", {"quant_method": "aqlm"}, "take the original and quantize it by `llamaspec convert --quantize`"),
+        ("fp8 of DeepSeek", {"fmt": "e5m2"}, 'fp8 as "e5m2" is not read'),
+        ("fp8 of DeepSeek", {"weight_block_size": [128]}, "is not a pair of sizes"),
+        ("fp8 of DeepSeek", {"weight_block_size": [32, 32]}, "weight_scale_inv is bfloat16 [4, 2], but config.json"),
+        ("fp8 of modelopt", {"quant_algo": "W4A8_AWQ"}, 'modelopt with quant_algo "W4A8_AWQ" is not read'),
+        ("bitnet", {"linear_class": "autobitlinear"}, 'bitnet with "autobitlinear", "offline" is not read'),
+        ("int8 of bitsandbytes", {"load_in_8bit": False}, "neither load_in_4bit nor load_in_8bit"),
     ],
 )
 def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_path):
@@ -326,6 +448,15 @@ def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_
         ("gptq 4", "g_idx", np.arange(64, dtype=np.int32) // 16, "g_idx names groups from 0 to 3, and there are 2"),
         ("gptq 4", "g_idx", np.full(64, -1, np.int32), "g_idx names groups from -1 to -1, and there are 2"),
         ("packed 4", "weight_shape", np.array([64, 96], np.int64), "weight_shape is [64, 96]"),
+        (
+            "packed 4",
+            "weight_g_idx",
+            np.full(64, 2, np.int32),
+            "weight_g_idx names groups from 2 to 2, and there are 2",
+        ),
+        ("fp8, static", "weight_scale_inv", np.ones(1, np.float32), "both of weight_scale and weight_scale_inv"),
+        ("fp8, static", "weight_scale", None, "neither of weight_scale and weight_scale_inv"),
+        ("int8 of bitsandbytes", "weight_format", np.array(2, np.uint8), "weight_format is 2, not 0"),
         ("packed 4", "weight_scale", None, "lacks tensor model.layers.1.mlp.up_proj.weight_scale"),
         ("packed 4", "weight_scale", np.full((96, 2), np.nan, np.float32), "is nan, not a finite number"),
         ("packed 4", "weight_scale", np.full((96, 2), np.inf, np.float32), "not a finite number"),
@@ -348,7 +479,6 @@ def test_tensors_that_cannot_be_meant_are_refused(layout, part, value, what, tmp
     if value is None:
         del tensors[name]
     else:
-        assert (tensors[name].shape == value.shape and tensors[name].dtype.itemsize == value.dtype.itemsize) or part
         tensors[name] = value
     families.write_safetensors(file, tensors)
     assert what in refusal(tmp_path)

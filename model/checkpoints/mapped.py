@@ -3,8 +3,8 @@
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -119,3 +119,22 @@ def _address(map: mmap.mmap) -> int:
 
 def _cut_short(now: int, before: int) -> str:
     return f"was cut short while it was read: {now:,} bytes are left of {before:,}"
+
+
+def release_all(files: Iterable[MappedFile]) -> None:
+    """Drop the pages of several files that were read so far."""
+    for file in files:
+        file.release()
+
+
+@contextmanager
+def scattered_in_all(files: Sequence[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
+    """Do for several files what `MappedFile.scattered` does for one."""
+    with ExitStack() as stack:
+        each = [stack.enter_context(file.scattered()) for file in files]
+
+        def read_at_once(view: np.ndarray) -> None:
+            for read in each:
+                read(view)
+
+        yield read_at_once

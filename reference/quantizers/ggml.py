@@ -12,22 +12,29 @@ from jaxtyping import Float, Float64, UInt8
 
 from reference.quantizers.ggml_blocks import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from reference.quantizers.ggml_codebooks import IQ4_NL, MXFP4
+from reference.quantizers.ggml_lattices import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_XS
 from reference.quantizers.ggml_superblocks import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from reference.quantizers.ggml_ternary import TQ1_0, TQ2_0
 
 
 @runtime_checkable
-class Type(Protocol):
-    """Rows of weights to blocks of codes and scales, and those to bytes."""
+class Readable(Protocol):
+    """Bytes to blocks of codes and scales, and those to rows of weights."""
 
     @property
     def weights(self) -> int: ...
     @property
     def bytes(self) -> int: ...
-    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Any: ...
     def dequantize(self, q: Any) -> Float64[np.ndarray, "*batch cols"]: ...
-    def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Any: ...
+
+
+@runtime_checkable
+class Type(Readable, Protocol):
+    """Rows of weights to blocks of codes and scales, and those to bytes, too."""
+
+    def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Any: ...
+    def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...
 
 
 TYPES: dict[str, Type] = {
@@ -46,6 +53,17 @@ TYPES: dict[str, Type] = {
     "TQ2_0": TQ2_0,
     "MXFP4": MXFP4,
 }
+READABLE: dict[str, Readable] = {
+    **TYPES,  # those that are only read have no `quantize`
+    "IQ1_S": IQ1_S,
+    "IQ1_M": IQ1_M,
+    "IQ2_XXS": IQ2_XXS,
+    "IQ2_XS": IQ2_XS,
+    "IQ2_S": IQ2_S,
+    "IQ3_XXS": IQ3_XXS,
+    "IQ3_S": IQ3_S,
+    "IQ4_XS": IQ4_XS,
+}
 
 
 def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, "*batch bytes"]:
@@ -56,7 +74,9 @@ def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, 
     >>> encode(np.ones((2, 32)), "Q4_0").shape
     (2, 18)
     """
-    kind = _type(name)
+    if name not in TYPES:
+        raise ValueError(f"{name} is none of the ggml types {', '.join(TYPES)}")
+    kind = TYPES[name]
     return kind.pack(kind.quantize(w)).reshape(*w.shape[:-1], -1)
 
 
@@ -68,13 +88,9 @@ def decode(data: UInt8[np.ndarray, "*batch bytes"], name: str) -> Float64[np.nda
     >>> decode(encode(-np.ones((2, 32)), "Q4_0"), "Q4_0")[1, 30:]
     array([-1., -1.])
     """
-    kind = _type(name)
+    if name not in READABLE:
+        raise ValueError(f"{name} is none of the ggml types {', '.join(READABLE)}")
+    kind = READABLE[name]
     if data.shape[-1] % kind.bytes:
         raise ValueError(f"rows of {data.shape[-1]} bytes are no whole blocks of {name}, {kind.bytes} bytes each")
     return kind.dequantize(kind.unpack(data.reshape(*data.shape[:-1], -1, kind.bytes)))
-
-
-def _type(name: str) -> Type:
-    if name not in TYPES:
-        raise ValueError(f"{name} is none of the ggml types {', '.join(TYPES)}")
-    return TYPES[name]

@@ -6,7 +6,8 @@ So a product of quantized numbers is one of integers. For some consecutive numbe
     matrix of                            x^          numbers   d                 x^
     Q8_0 Q4_0 Q5_0 IQ4_NL MXFP4          q8_0        32        max |x| / 127     fl16(d) rint(x fl(127 / max |x|))
     Q4_1 Q5_1                            q8_1        32        the same; of its sum, see below
-    Q2_K to Q6_K, TQ1_0, TQ2_0           q8_k        256       1 / fl(-127 / x*) d min(127, rint(x fl(-127 / x*)))
+    Q2_K to Q6_K, TQ1_0, TQ2_0, and      q8_k        256       1 / fl(-127 / x*) d min(127, rint(x fl(-127 / x*)))
+      IQ1 to IQ3, IQ4_XS
     F16, BF16                            float16, bfloat16     the nearest
     F32                                  x
 
@@ -104,7 +105,10 @@ ROUNDINGS: dict[str, Rounding] = {"q8_0": q8_0, "q8_1": q8_1, "q8_k": q8_k, "bfl
 _OF = {
     "q8_0": ("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "MXFP4"),
     "q8_1": ("Q4_1", "Q5_1"),
-    "q8_k": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"),
+    "q8_k": (
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"),
+        *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"),
+    ),
     "bfloat16": ("BF16",),
     "float16": ("F16",),
 }

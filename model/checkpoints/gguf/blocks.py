@@ -41,6 +41,14 @@ FORMS = {
     "MXFP4": FormOfBlocks("mxfp4", 32),
     "TQ1_0": FormOfBlocks("int4", 256),
     "TQ2_0": FormOfBlocks("int4", 256),
+    "IQ1_S": FormOfBlocks("int8", 32),
+    "IQ1_M": FormOfBlocks("int8", 16),
+    "IQ2_XXS": FormOfBlocks("int8", 32),
+    "IQ2_XS": FormOfBlocks("int8", 16),
+    "IQ2_S": FormOfBlocks("int8", 16),
+    "IQ3_XXS": FormOfBlocks("int8", 32),
+    "IQ3_S": FormOfBlocks("int8", 32),
+    "IQ4_XS": FormOfBlocks("iq4_nl", 32),
 }
 
 
@@ -86,7 +94,7 @@ def _packed(file: MappedFile, entry: Entry) -> UInt8[np.ndarray, "rows bytes"]:
 
 def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | Shifted:
     """Return codes, scales and minima, exactly: no product of scales has more than 18 bits."""
-    kind = ggml.TYPES[name]
+    kind = ggml.READABLE[name]
     blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
 
     def rows(array: np.ndarray) -> np.ndarray:

@@ -18,8 +18,6 @@ from model.family import Architecture, architectures
 from reference.config import Config
 from reference.rope import LinearScaling, LongRopeScaling, Scaling, YarnScaling, yarn_magnitude
 
-SPLITS = "split.count"
-
 # Keys that change the computation unless they have one of these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -46,9 +44,7 @@ STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenize
 
 
 def architecture_of(metadata: Metadata) -> Architecture:
-    """Return the architecture that a file names. Raises `CheckpointError` if unknown, or for a part of a split file."""
-    if (count := metadata.integer(SPLITS, 1)) > 1:
-        raise metadata.refused(f"is one of {count} parts: merge them first, with llama-gguf-split --merge")
+    """Return the architecture that a file names. Raises `CheckpointError` if it is unknown."""
     name, known = metadata.string("general.architecture"), architectures()
     if name not in known:
         raise metadata.refused(f"architecture {short(name)} is not supported (only {', '.join(known)})")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from model.family import Architecture
 from model.tensors import Weight, rotated_heads, weights
 from reference.config import Config
-from reference.quantizers.ggml import TYPES
+from reference.quantizers.ggml import READABLE
 
 ALIGNMENT = 32
 LONGEST_NAME = 64  # bytes of a tensor's name
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
 
 
 FLOATS = {"F32": Blocks(1, 4), "F16": Blocks(1, 2), "BF16": Blocks(1, 2)}
-BLOCKS = FLOATS | {name: Blocks(kind.weights, kind.bytes) for name, kind in TYPES.items()}
+BLOCKS = FLOATS | {name: Blocks(kind.weights, kind.bytes) for name, kind in READABLE.items()}
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",

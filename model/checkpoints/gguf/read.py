@@ -11,7 +11,8 @@ from model.checkpoints.checks import check_model
 from model.checkpoints.gguf import blocks, layout
 from model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
 from model.checkpoints.gguf.file import Entry, Metadata, read_header
-from model.checkpoints.mapped import MappedFile
+from model.checkpoints.gguf.split import Located, locate
+from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from model.family import Architecture
 from model.tensors import QUANTIZABLE, Role, Weight, fused_rows
 from reference.config import Config
@@ -24,55 +25,63 @@ Entries = dict[str, Entry]
 
 def open_gguf(file: MappedFile) -> Checkpoint:
     """Open a file of version 2 or 3. Raises `CheckpointError` unless it has exactly the tensors that its keys imply."""
-    version, metadata, entries = read_header(file)
+    header = read_header(file)
+    metadata, located = header.metadata, locate(file, header)
     architecture = architecture_of(metadata)
-    config = _config(file, metadata, architecture, entries)
-    entries = _apart(file.path, config, architecture, entries)
+    config = _config(metadata, architecture, located)
+    located = _apart(config, architecture, located)
+    entries = {name: place.entry for name, place in located.items()}
     bos, stops = read_tokens(metadata, vocab=config.vocab)
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
-    tensors = {weight.name: _tensor(file, weight, entries[place.name], place) for weight, place in places.items()}
-    reading = {"release": file.release, "scattered": file.scattered}
-    return Checkpoint(file.path, f"gguf-v{version}", config, tensors, bos=bos, stops=stops, **reading)
+    tensors = {weight.name: _tensor(*located[place.name], weight, place) for weight, place in places.items()}
+    files = list({part.path: part for part, _ in located.values()}.values())
+    reading = {"release": partial(release_all, files), "scattered": partial(scattered_in_all, files)}
+    return Checkpoint(file.path, f"gguf-v{header.version}", config, tensors, bos=bos, stops=stops, **reading)
 
 
-def _config(file: MappedFile, metadata: Metadata, architecture: Architecture, entries: Entries) -> Config:
-    embedding = entries.get(layout.EMBEDDING)
-    few, many, factors = (_factors(file, entries, name) for name in (*layout.LONG_ROPE_FACTORS, layout.ROPE_FACTORS))
+def _config(metadata: Metadata, architecture: Architecture, located: dict[str, Located]) -> Config:
+    embedding = located.get(layout.EMBEDDING)
+    few, many, factors = (
+        _factors(located.get(name), name) for name in (*layout.LONG_ROPE_FACTORS, layout.ROPE_FACTORS)
+    )
     if embedding is None:
-        raise refused(file.path, f"lacks tensor {layout.EMBEDDING}")
+        raise metadata.refused(f"lacks tensor {layout.EMBEDDING}")
     return read_config(
         metadata,
         architecture,
-        entries,
-        vocab=embedding.shape[0],
+        located,
+        vocab=embedding.entry.shape[0],
         factors=factors,
         long_factors=None if few is None or many is None else (few, many),
     )
 
 
-def _factors(file: MappedFile, entries: Entries, name: str) -> np.ndarray | None:
+def _factors(place: Located | None, name: str) -> np.ndarray | None:
     """Read the factors of RoPE that a tensor holds."""
-    if name not in entries:
+    if place is None:
         return None
-    entry = entries[name]
+    file, entry = place
     if entry.type != "F32" or len(entry.shape) != 1:
         raise refused(file.path, f"{name} is not a list of float32")
     return file.array(DTYPES["F32"], entry.shape, entry.offset)
 
 
-def _apart(path: str, config: Config, architecture: Architecture, entries: Entries) -> Entries:
+def _apart(config: Config, architecture: Architecture, located: dict[str, Located]) -> dict[str, Located]:
     """Replace matrices that are stored as one by their parts, which are its rows."""
-    apart = dict(entries)
+    apart = dict(located)
     for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
-        if (entry := apart.pop(f"{name}.weight", None)) is None:
+        if (place := apart.pop(f"{name}.weight", None)) is None:
             continue  # what is lacking is named later
+        file, entry = place
         if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
-            raise refused(path, f"{name}.weight has shape {list(entry.shape)}, but its keys make it {sum(rows)} rows")
+            shape = list(entry.shape)
+            raise refused(file.path, f"{name}.weight has shape {shape}, but its keys make it {sum(rows)} rows")
         start = entry.offset
         for part, count in zip(parts, rows, strict=True):
-            apart[f"{part}.weight"] = entry._replace(shape=(count, entry.shape[1]), offset=start)
-            start += apart[f"{part}.weight"].bytes
+            piece = entry._replace(shape=(count, entry.shape[1]), offset=start)
+            apart[f"{part}.weight"] = Located(file, piece)
+            start += piece.bytes
     return apart
 
 
@@ -97,7 +106,7 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     return places
 
 
-def _tensor(file: MappedFile, weight: Weight, entry: Entry, place: layout.Place) -> Tensor:
+def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place) -> Tensor:
     if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
         entry = entry._replace(shape=weight.shape)
     if place.expert is not None:

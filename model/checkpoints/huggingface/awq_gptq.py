@@ -8,7 +8,18 @@ import numpy as np
 
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.rule import FLOATS, INT32, ROWS, Arrays, Rule, Stored, group_size, unpack_words
+from model.checkpoints.huggingface.rule import (
+    FLOATS,
+    INT32,
+    ROWS,
+    Arrays,
+    Rule,
+    Stored,
+    check_groups,
+    group_size,
+    in_order,
+    unpack_words,
+)
 from model.checkpoints.strict_json import short
 from reference.quantizers import awq, packing
 from reference.quantizers.affine import Affine
@@ -71,13 +82,11 @@ class GPTQ(Rule):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         _check_words(rows, cols)
-        g_idx, groups = arrays.get("g_idx"), len(arrays["scales"])
-        if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
-            raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
+        check_groups("g_idx", arrays.get("g_idx"), len(arrays["scales"]))
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
         """Return False if columns were quantized in another order (desc_act)."""
-        return "g_idx" not in arrays or np.array_equal(arrays["g_idx"], np.arange(cols) // self.group_of(cols))
+        return "g_idx" not in arrays or in_order(arrays["g_idx"], self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
         words = slice(start * self.bits // 32, stop * self.bits // 32)

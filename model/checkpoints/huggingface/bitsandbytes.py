@@ -8,6 +8,9 @@
 If scales are quantized again, `absmax` holds their codes, weight.nested_absmax is b and weight.nested_quant_map the
 levels of `reference.quantizers.double_quantization`, and the JSON holds o. Blocks continue from row to row; they are
 those of `reference.quantizers.nf4` only if rows are whole blocks.
+
+LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in weight, and each row's largest magnitude in SCB. The
+columns of activations that it multiplies in float16 are found as it runs, so that all columns are in the codes.
 """
 
 import json
@@ -89,6 +92,29 @@ class BitsAndBytes(Rule):
         return {"weight.quant_map": NF4.levels, STATE: state(rows, cols)}
 
 
+class Int8Rows(Rule):
+    """The layout of LLM.int8: a weight is its code times SCB / 127."""
+
+    form, zeros = "int8", False
+
+    def group_of(self, cols: int) -> int:
+        return cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        return {
+            "weight": Stored((rows, cols), ("int8",)),
+            "SCB": Stored((rows,), ("float32",)),
+            "weight_format": Stored((1,), ("uint8",), optional=True),
+        }
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        if "weight_format" in arrays and arrays["weight_format"].any():  # others reorder the codes for old GPUs
+            raise ValueError(f"weight_format is {int(arrays['weight_format'].max())}, not 0, which means rows in order")
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        return Quantized(arrays["weight"][start:stop], arrays["SCB"][start:stop, None] / np.float32(127))
+
+
 def check_rows(cols: int) -> None:
     """Raise ValueError if rows are not whole blocks.
 
@@ -129,9 +155,13 @@ def read_bitsandbytes(fields: Fields) -> Rule:
     four = fields.boolean("load_in_4bit", False) or fields.boolean("_load_in_4bit", False)
     kind = fields.values.get("bnb_4bit_quant_type", "fp4")
     storage = fields.values.get("bnb_4bit_quant_storage", "uint8")
+    if not four and (fields.boolean("load_in_8bit", False) or fields.boolean("_load_in_8bit", False)):
+        return Int8Rows()
     if not four or kind != "nf4" or storage != "uint8":
-        what = f"{short(kind)} in {short(storage)}" if four else "8 bits"
-        raise refused(fields.path, f'quantization_config: bitsandbytes with {what} is not read (only "nf4" in "uint8")')
+        what = f"{short(kind)} in {short(storage)}" if four else "neither load_in_4bit nor load_in_8bit"
+        plain = "model.dequantize() of transformers, then save_pretrained(), makes such a model plain"
+        what = f'quantization_config: bitsandbytes with {what} is not read (only "nf4" in "uint8", and int8); {plain}'
+        raise refused(fields.path, what)
     return BitsAndBytes(double=fields.boolean("bnb_4bit_use_double_quant", False))
 
 

@@ -5,10 +5,12 @@
     int-quantized         weight, weight_scale                        int8
     float-quantized       weight, weight_scale                        e4m3
     mxfp4-pack-quantized  weight_packed, weight_scale                 e2m1
+    nvfp4-pack-quantized  see `nvfp4`
 
 naive-quantized is the older name of int- and float-quantized. Integers, plus 8 or 128, are packed along a row into
 int32 words, the first lowest. A weight_zero_point is packed likewise, but along columns. A scale is for a group of a
-row, a row ("channel"), a block of rows and columns, or the whole matrix ("tensor").
+row, a row ("channel"), a block of rows and columns, or the whole matrix ("tensor"). A weight_g_idx, which names the
+group of each column, is there where columns were quantized in another order; such matrices run in float32.
 """
 
 from typing import Any
@@ -18,13 +20,16 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Codes, Form, refused
 from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.nvfp4 import NVFP4
 from model.checkpoints.huggingface.rule import (
     FLOATS,
     INT32,
     Arrays,
     Rule,
     Stored,
+    check_groups,
     group_size,
+    in_order,
     nibbles,
     pack_nibbles,
     pack_words,
@@ -34,6 +39,7 @@ from model.checkpoints.strict_json import short
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
+G_IDX = "weight_g_idx"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # bits of codes with a format
 
@@ -111,25 +117,32 @@ class PackedIntegers(CompressedTensors):
             "weight_packed": Stored((rows, self._words(cols)), INT32),
             "weight_scale": Stored(grid, FLOATS),
             "weight_shape": Stored((2,), ("int64", "int32")),
+            G_IDX: Stored((cols,), INT32, optional=True),
         }
         if self.zeros:
             found["weight_zero_point"] = Stored((self._words(grid[0]), *grid[1:]), INT32)
         return found
 
+    def in_groups(self, arrays: Arrays, cols: int) -> bool:
+        return G_IDX not in arrays or in_order(arrays[G_IDX], self.group_of(cols))
+
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if arrays["weight_shape"].tolist() != [rows, cols]:
             raise ValueError(f"weight_shape is {arrays['weight_shape'].tolist()}")
+        check_groups(G_IDX, arrays.get(G_IDX), self.scales(rows, cols)[1])
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
         codes = unpack_words(arrays["weight_packed"][start:stop], self.bits)[:, :cols]
         scales = self._rows(arrays["weight_scale"].astype(np.float32), start, stop)
+        columns = slice(None) if self.in_groups(arrays, cols) else arrays[G_IDX]
+        scales = scales[:, columns]
         if not self.zeros:
             return Quantized(
                 (codes ^ np.uint8(128)).view(np.int8) if self.bits == 8 else codes.view(np.int8) - 8, scales
             )
         words = arrays["weight_zero_point"].T  # [groups, words]
         zeros = unpack_words(np.ascontiguousarray(words), self.bits).T
-        return Affine(codes, scales, np.ascontiguousarray(zeros[start:stop]))
+        return Affine(codes, scales, np.ascontiguousarray(zeros[start:stop][:, columns]))
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
         codes = part.codes
@@ -186,6 +199,9 @@ def read_compressed_tensors(fields: Fields) -> Rule:
         weights.values.get("strategy"),
     )
     group = group_size(weights.integer_or_none("group_size"))
+    name = groups[0].values.get("format") or fields.values.get("format")
+    if (name, strategy, group) == ("nvfp4-pack-quantized", "tensor_group", 16):
+        return NVFP4(packed="weight_packed", scale="weight_global_scale", divided=True)
     if strategy is None:
         strategy = "group" if group else "channel"
     shared: dict[str, Any] = {"bits": bits, "zeros": not weights.boolean("symmetric", True)}
@@ -200,7 +216,6 @@ def read_compressed_tensors(fields: Fields) -> Rule:
             shared["rows_alike"], shared["group"] = _block(weights)
         case _:
             raise refuse(f"strategy {short(strategy)} is not read")
-    name = groups[0].values.get("format") or fields.values.get("format")
     match name, kind, bits:
         case "pack-quantized", "int", 4 | 8 if strategy in ("group", "channel"):
             return PackedIntegers("int4" if bits == 4 else "int8", **shared)

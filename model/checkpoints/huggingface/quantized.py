@@ -3,6 +3,7 @@
 A module with a plain weight is not quantized. Activations are never quantized here, even if config.json says so.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,26 +11,52 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Codes, Tensor, refused
+from model.checkpoints.checkpoint import Codes, Tensor, os_errors, refused
 from model.checkpoints.codes import PART, dequantized
 from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq
+from model.checkpoints.huggingface.bitnet import read_bitnet
 from model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
 from model.checkpoints.huggingface.compressed import read_compressed_tensors
 from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
 from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry
-from model.checkpoints.strict_json import short
+from model.checkpoints.strict_json import read_object, short
 from model.tensors import QUANTIZABLE, Weight
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 
+INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
+# Files of AutoGPTQ, autoawq and Model Optimizer that say what quantization_config says, and its quant_method.
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+# Scales of products and of a KV cache in e4m3, which change no weight: beside a module, and beside an attention layer.
+OF_ACTIVATIONS = (
+    *("input_scale", "input_zero_point", "output_scale", "activation_scale", "input_scale_ub", "input_global_scale"),
+    *("k_scale", "v_scale", "q_scale"),
+)
+OF_CACHES = re.compile(r"\.self_attn\.(attn\.)?([kvq]|prob)_scale$")
 Located = dict[str, tuple[MappedFile, Entry]]
+
+
+def read_rule_beside(directory: Path) -> Rule | None:
+    """Read the rule in a file beside a config.json that has none, as older releases have it; None if there is none.
+
+    Raises `CheckpointError`.
+    """
+    for name, method in BESIDE.items():
+        with os_errors(directory):
+            if not (directory / name).exists():
+                continue
+        path = directory / name
+        return read_rule({"quantization_config": {"quant_method": method, **read_object(path)}}, path)
+    return None
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
     """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`."""
-    fields = Fields(Fields(values, path).object("quantization_config"), path)
+    stated = Fields(values, path)
+    fields = Fields(stated.object("quantization_config") or stated.object("compression_config"), path)
     if not fields.values:
         return None
     methods: dict[str, Callable[[Fields], Rule]] = {
@@ -37,11 +64,15 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "awq": read_awq,
         "gptq": read_gptq,
         "bitsandbytes": read_bitsandbytes,
+        "fp8": read_fp8,
+        "fbgemm_fp8": read_fbgemm,
+        "modelopt": read_modelopt,
+        "bitnet": read_bitnet,
     }
     method = fields.values.get("quant_method")
     if not isinstance(method, str) or method not in methods:
-        known = ", ".join(methods)
-        raise refused(path, f"quantization_config: quant_method {short(method)} is not read (only {known})")
+        what = f"quantization_config: quant_method {short(method)} is not read (only {', '.join(methods)})"
+        raise refused(path, f"{what}; {INSTEAD}")
     return methods[method](fields)
 
 
@@ -60,6 +91,8 @@ def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located,
             if entry and entry[1].dtype.name in stored[first].dtypes:
                 taken[name] = _take(rule, module, stored, (rows, cols), located, path)
                 _drop_extras(module, located, wanted=f"{module}.bias" in expected, path=path)
+    for name in [name for name in located if OF_CACHES.search(name)]:
+        del located[name]
     if not taken:
         raise refused(path, "no tensor is quantized, but config.json has a quantization_config")
     return taken
@@ -106,7 +139,7 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Quant
 
 def _drop_extras(module: str, located: Located, *, wanted: bool, path: str) -> None:
     """Drop tensors of quantizers that change no number: scales of inputs, biases of 0."""
-    for part in ("input_scale", "input_zero_point", "output_scale"):
+    for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"
     if not wanted and bias in located:

@@ -4,8 +4,6 @@ Files that the user names, and config.json, may be symbolic links. The index, wh
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
 from model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
-from model.checkpoints.huggingface.quantized import Located, read_rule, take_quantized
+from model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
 from model.checkpoints.huggingface.rule import FLOATS
-from model.checkpoints.mapped import MappedFile
+from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from model.checkpoints.recognize import weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strict_json import read_object, short
@@ -28,20 +26,25 @@ from reference.config import Config
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
-def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
-    """Open a directory, or only its file `weights`. Raises `CheckpointError`."""
+def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied: bool | None = None) -> Checkpoint:
+    """Open a directory, or only its file `weights`. Raises `CheckpointError`.
+
+    `tied` takes the place of tie_word_embeddings in config.json.
+    """
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
     with os_errors(directory):
         if not config_path.exists():
             raise refused(weights.path if weights else directory, "no config.json is there")
         has_generation = generation_path.exists()
-    values = read_object(config_path)
+    values = read_object(config_path) | ({} if tied is None else {"tie_word_embeddings": tied})
     config = read_config(values, config_path)
     generation: dict[str, Any] = read_object(generation_path) if has_generation else {}
     bos, stops = read_tokens(values, config_path, generation, generation_path, vocab=config.vocab)
     rule = read_rule(values, config_path)
 
     located = _locate(weights) if weights else _locate_all(directory)
+    if rule is None and any(entry.dtype.name not in FLOATS for _, entry in located.values()):
+        rule = read_rule_beside(directory)
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
     family = family_of(Fields(values, config_path))
@@ -57,9 +60,8 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None) -> Chec
         weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family)
         for name, weight in expected.items()
     }
-    release = partial(_release, list(files.values()))
-    scattered = partial(_scattered, list(files.values()))
-    reading = {"release": release, "scattered": scattered}
+    each = list(files.values())
+    reading = {"release": partial(release_all, each), "scattered": partial(scattered_in_all, each)}
     return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, **reading)
 
 
@@ -87,23 +89,6 @@ def _apart(path: str, config: Config, family: Family, located: Located) -> Locat
             apart[f"{part}.weight"] = file, entry._replace(shape=(count, entry.shape[1]), offset=start)
             start += apart[f"{part}.weight"][1].bytes
     return apart
-
-
-def _release(files: list[MappedFile]) -> None:
-    for file in files:
-        file.release()
-
-
-@contextmanager
-def _scattered(files: list[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
-    with ExitStack() as stack:
-        each = [stack.enter_context(file.scattered()) for file in files]
-
-        def read_at_once(view: np.ndarray) -> None:
-            for read in each:
-                read(view)
-
-        yield read_at_once
 
 
 def _locate(file: MappedFile) -> Located:

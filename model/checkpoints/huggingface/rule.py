@@ -84,6 +84,17 @@ def nibbles(pairs: np.ndarray) -> np.ndarray:
     return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
 
 
+def in_order(g_idx: np.ndarray, group: int) -> bool:
+    """Tell whether columns that share a scale are adjacent, where `g_idx` names the group of each column."""
+    return np.array_equal(g_idx, np.arange(len(g_idx)) // group)
+
+
+def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
+    """Raise ValueError where `g_idx` names a group that there is not."""
+    if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
+        raise ValueError(f"{name} names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
+
+
 def group_size(size: int | None) -> int | None:
     """Return the group size, or None for a whole row, which files call -1."""
     return size if size is not None and size > 0 else None

@@ -178,7 +178,8 @@ def _entries(name: str, tensor: Tensor, rule: Written | None) -> Iterator[tuple[
         return
     rows, cols = tensor.shape
     for part, stored in rule.stored(rows, cols).items():
-        yield f"{name.removesuffix('.weight')}.{part}", (np.dtype(stored.dtypes[0]), stored.shape)
+        if not stored.optional:
+            yield f"{name.removesuffix('.weight')}.{part}", (np.dtype(stored.dtypes[0]), stored.shape)
 
 
 def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,0 +1,77 @@
+"""Matrices in e4m3, in the layouts of transformers' and vLLM's "fp8", of fbgemm and of NVIDIA's Model Optimizer.
+
+    fp8, in blocks (DeepSeek, Qwen3)     weight, weight_scale_inv: a scale for each weight_block_size
+    fp8, static (AutoFP8)                weight, weight_scale: one for the matrix (or weight_scale_inv, Mistral)
+    fbgemm_fp8                           weight, weight_scale: one for each row
+    modelopt FP8                         weight, weight_scale: one for the matrix
+
+A weight is its code times its scale, whatever the scale is called. Scales of inputs and of the KV cache, which are for
+products in e4m3, change no weight. Model Optimizer's NVFP4 is in `nvfp4`.
+"""
+
+from model.checkpoints.checkpoint import refused
+from model.checkpoints.huggingface.compressed import CompressedTensors
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.nvfp4 import NVFP4
+from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from model.checkpoints.strict_json import short
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
+
+SCALES = ("weight_scale", "weight_scale_inv")
+
+
+class FP8(CompressedTensors):
+    """The layout of e4m3 codes, with scales under either name."""
+
+    def __init__(self, *, rows_alike: int, group: int | None = None):
+        super().__init__("fp8", bits=8, group=group, zeros=False, rows_alike=rows_alike)
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        found = super().stored(rows, cols)
+        return {"weight": found["weight"]} | {
+            name: Stored(self.scales(rows, cols), FLOATS, optional=True) for name in SCALES
+        }
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        if (count := sum(name in arrays for name in SCALES)) != 1:
+            raise ValueError(f"{'neither' if not count else 'both'} of {' and '.join(SCALES)}")
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
+        [scales] = [arrays[name] for name in SCALES if name in arrays]
+        return super().part({"weight": arrays["weight"], "weight_scale": scales}, start, stop, cols)
+
+
+def read_fp8(fields: Fields) -> Rule:
+    """Read the rule of a quantization_config of "fp8". Raises `CheckpointError` for an unsupported one."""
+    if (form := fields.values.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
+        raise refused(fields.path, f"quantization_config: fp8 as {short(form)} is not read (only e4m3)")
+    match fields.values.get("weight_block_size"):
+        case None:
+            return FP8(rows_alike=0)
+        case [int(rows), int(cols)] if rows > 0 and cols > 0:
+            return FP8(rows_alike=rows, group=cols)
+        case other:
+            raise refused(fields.path, f"quantization_config: weight_block_size {short(other)} is not a pair of sizes")
+
+
+def read_fbgemm(fields: Fields) -> Rule:
+    """Read the rule of a quantization_config of "fbgemm_fp8"."""
+    del fields
+    return FP8(rows_alike=1)
+
+
+def read_modelopt(fields: Fields) -> Rule:
+    """Read the rule of a quantization_config of "modelopt", or of hf_quant_config.json.
+
+    Raises `CheckpointError` for an unsupported one.
+    """
+    inner = Fields(fields.object("quantization") or fields.values, fields.path)
+    match inner.values.get("quant_algo"):
+        case "FP8":
+            return FP8(rows_alike=0)
+        case "NVFP4" if inner.integer_or_none("group_size", 16) in (None, 16):
+            return NVFP4(packed="weight", scale="weight_scale_2", divided=False)
+        case other:
+            what = f"modelopt with quant_algo {short(other)}"
+            raise refused(fields.path, f"quantization_config: {what} is not read (only FP8, and NVFP4 in groups of 16)")

@@ -1,0 +1,47 @@
+"""Matrices in NVFP4 (see `reference.quantizers.nvfp4`), in two layouts: two codes a byte, the first in the low half.
+
+    compressed-tensors   weight_packed, weight_scale, weight_global_scale    w = code * scale / global scale
+    Model Optimizer      weight, weight_scale, weight_scale_2                w = code * scale * scale_2
+
+A code is e2m1, and its scale, one for each 16 columns, e4m3. Twice a code is an integer, so matrices run as int8, with
+half the scale. The product (or quotient) of the two scales is rounded to float32, as their owners do.
+"""
+
+import ml_dtypes
+import numpy as np
+
+from model.checkpoints.huggingface.rule import Arrays, Rule, Stored, nibbles
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.minifloat import E2M1
+from reference.quantizers.nvfp4 import BLOCK
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+TWICE = (2 * E2M1.decode(np.arange(16, dtype=np.uint8))).astype(np.int8)  # the integers that codes stand for
+
+
+class NVFP4(Rule):
+    """The layout whose codes are in `packed` and whose scale of the whole matrix is in `scale`."""
+
+    form, zeros = "int8", False
+
+    def __init__(self, *, packed: str, scale: str, divided: bool):
+        self.packed, self.scale = packed, scale
+        self.divided = divided  # whether the scale of the matrix divides those of groups
+
+    def group_of(self, cols: int) -> int:
+        del cols
+        return BLOCK
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        return {
+            self.packed: Stored((rows, -(-cols // 2)), ("uint8",)),
+            "weight_scale": Stored((rows, -(-cols // BLOCK)), (E4M3.name,)),
+            self.scale: Stored((1,), ("float32",)),
+        }
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        whole = arrays[self.scale].reshape(()).astype(np.float32)
+        scales = arrays["weight_scale"][start:stop].astype(np.float32)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # readers refuse what is not finite
+            scales = (scales / whole if self.divided else scales * whole) / 2
+        return Quantized(TWICE[nibbles(arrays[self.packed][start:stop])[:, :cols]], scales)

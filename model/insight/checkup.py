@@ -1,0 +1,152 @@
+"""A checkup of a checkpoint: what is likely wrong with it, what shows that, and what would mend it."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from model.checkpoints.checkpoint import Checkpoint, CheckpointError
+from model.checkpoints.huggingface.read import open_huggingface
+from model.checkpoints.open import open_checkpoint, place_of
+from model.insight.evaluation import Text
+from model.insight.text_faults import open_tokenizer, text_faults
+from model.insight.trials import TEXT, Trials, try_changes
+from model.insight.weight_faults import Fault, norm_faults, same_head_and_embedding, weight_faults
+from model.text import read_text
+from model.tokenizers.tokenizer import encode_text
+from model.weights.params import Progress, no_progress
+from reference.config import Config
+
+LONGEST = 512  # tokens of a text that are tried: each change is a pass of the model in float64
+LLAMA_3_VOCAB, LLAMA_3_THETA, LLAMA_3_CONTEXT = 128_256, 500_000.0, 8_192  # https://arxiv.org/abs/2407.21783
+
+
+class Checkup(NamedTuple):
+    """The result of a checkup."""
+
+    model: str
+    faults: list[Fault]
+    trials: Trials | None  # None: nothing was tried on a text, and `note` says why
+    note: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what goes into JSON; a loss that is not finite is null."""
+        tried = self.trials.tried if self.trials else []
+        return {
+            "model": self.model,
+            "faults": [fault._asdict() for fault in self.faults],
+            "loss": _finite(self.trials.before) if self.trials else None,
+            "tried": [
+                {"fault": change.fault, "mend": change.mend, "loss": _finite(loss)} for change, loss in tried if change
+            ],
+            "note": self.note,
+        }
+
+
+def check_up(
+    model: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    text: str | Path | None = None,
+    progress: Progress = no_progress,
+) -> Checkup:
+    """Examine a checkpoint: its weights, its tokenizer and template, and what it makes of a text as changes mend it.
+
+    `text` is a file; None takes a story of our own. At most `LONGEST` tokens of it are tried. Raises `CheckpointError`
+    for a checkpoint that cannot be opened, whose line says why.
+    """
+    words = TEXT if text is None else read_text(text)
+    checkpoint, faults = _opened(model)
+    faults += weight_faults(checkpoint, progress=progress)
+    faults += _scaling_faults(checkpoint.config)
+    vocabulary, wrong = open_tokenizer(checkpoint, tokenizer)
+    faults += wrong
+    if vocabulary:
+        faults += text_faults(checkpoint, vocabulary, Path(tokenizer) if tokenizer else place_of(model))
+    trials, note = None, ""
+    if any(fault.fault in ("nan", "overflow") for fault in faults):
+        note = "no text was tried: its weights are not finite"
+    elif vocabulary is None:
+        note = "no text was tried: there is no tokenizer of this model"
+    else:
+        ids = encode_text(vocabulary, words)[: min(LONGEST, checkpoint.config.context)]
+        trials = try_changes(checkpoint, Text(ids, len(words.encode())), progress=progress)
+        faults += _named(trials)
+        if not trials.judged:
+            note = f"the text shows nothing: the model's loss is {trials.before:.2f} nats a token, and that of the"
+            note += f" tokens' frequencies {trials.frequencies:.2f}. Is it a text in its language, the right tokenizer?"
+    if not (trials and trials.judged):
+        faults += norm_faults(checkpoint)
+    return Checkup(str(model), faults, trials, note)
+
+
+def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
+    """Open a checkpoint; where tie_word_embeddings is what refuses it, open it with the other value."""
+    try:
+        checkpoint = open_checkpoint(model)
+    except CheckpointError as error:
+        folder = place_of(model)
+        if not folder.is_dir():
+            raise
+        for tied in (True, False):
+            try:
+                checkpoint = open_huggingface(folder, tied=tied)
+            except CheckpointError:
+                continue
+            mend = f'"tie_word_embeddings": {str(tied).lower()} in config.json'
+            return checkpoint, [Fault("head", "tie_word_embeddings contradicts the weights", str(error), mend)]
+        raise
+    if checkpoint.format == "safetensors" and same_head_and_embedding(checkpoint):
+        what = "the head is the embedding, and tie_word_embeddings says that it is not"
+        measured = "lm_head.weight equals the embedding, number for number"
+        return checkpoint, [Fault("head", what, measured, '"tie_word_embeddings": true in config.json')]
+    return checkpoint, []
+
+
+def _scaling_faults(config: Config) -> list[Fault]:
+    """List a fault where Llama 3's vocabulary and theta come with a long context, and without RoPE's rescaling.
+
+    A text that is short enough to try does not show it.
+    """
+    of_llama_3 = config.vocab == LLAMA_3_VOCAB and config.theta == LLAMA_3_THETA
+    if not of_llama_3 or config.context <= LLAMA_3_CONTEXT or config.scaling is not None:
+        return []
+    measured = f"vocabulary {config.vocab}, theta {config.theta:g}, context {config.context}, and no rope_scaling"
+    mend = '"rope_scaling" of type llama3 in config.json (factor 8 in Llama 3.1 and 3.3, 32 in 3.2), or '
+    mend += f'"max_position_embeddings": {LLAMA_3_CONTEXT} (Llama 3)'
+    return [Fault("rope scaling", "a Llama 3 with so long a context rescales RoPE", measured, mend)]
+
+
+def _named(trials: Trials) -> list[Fault]:
+    """Turn the changes that are worth naming into faults."""
+    faults, before = [], trials.before
+    for change, loss in trials.taken:
+        assert change
+        measured = f"perplexity {_perplexity(before)} on the text, {_perplexity(loss)} with the change"
+        measured += f" ({trials.tokens} tokens)"
+        faults.append(Fault(change.fault, change.what, measured, change.mend))
+        before = loss
+    return faults
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(loss):,.4g}" if loss < 700 else "beyond float64"
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def as_text(checkup: Checkup) -> str:
+    """Write a checkup for people to read."""
+    trials, count = checkup.trials, len(checkup.faults)
+    lines = [f"{checkup.model}: {count or 'no'} likely fault{'s' * (count != 1)}"]
+    for fault in checkup.faults:
+        lines += ["", f"{fault.fault}: {fault.what}", f"  measured  {fault.measured}", f"  mend      {fault.mend}"]
+    if trials:
+        lines += ["", f"perplexity on {trials.tokens} tokens: {_perplexity(trials.before)}; with one change each:"]
+        lines += [f"  {_perplexity(loss):>14}  {change.mend}" for change, loss in trials.tried if change]
+        if not trials.judged:
+            lines += ["", checkup.note]
+    elif checkup.note:
+        lines += ["", checkup.note]
+    return "\n".join(lines) + "\n"

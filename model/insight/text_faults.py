@@ -1,0 +1,57 @@
+"""Faults of a checkpoint's tokenizer, control tokens and chat template."""
+
+from pathlib import Path
+
+from model.chat.template import SpecialTokens, template_of
+from model.checkpoints.checkpoint import Checkpoint, CheckpointError
+from model.insight.weight_faults import Fault
+from model.tokenizers.of_model import tokenizer_if_any
+from model.tokenizers.tokenizer import Tokenizer
+
+ANSWER = "It is blue"  # what the assistant says in the conversation that a template is tried on
+CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role": "assistant", "content": ANSWER}]
+
+
+def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
+    """Open the tokenizer that belongs to a checkpoint; None where there is none, or where it is at fault."""
+    try:
+        return tokenizer_if_any(checkpoint, tokenizer), []
+    except CheckpointError as error:
+        mend = "take the tokenizer that the model was trained with; --tokenizer names it"
+        return None, [Fault("tokenizer", "the tokenizer cannot be this model's", str(error), mend)]
+
+
+def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> list[Fault]:
+    """List faults of the ids that begin and end texts, and of the chat template at `place`, if there is one."""
+    faults = []
+    bos = tokenizer.bos
+    if bos is not None and checkpoint.bos is not None and bos != checkpoint.bos:
+        measured = f"{bos} ({tokenizer.piece(bos)}) by the tokenizer, {checkpoint.bos} by the model"
+        mend = f'"bos_token_id": {bos} in generation_config.json, or another tokenizer'
+        faults.append(Fault("tokenizer", "model and tokenizer begin texts with different tokens", measured, mend))
+    try:
+        template = template_of(tokenizer, place)
+        rendered = template.render(CONVERSATION, add_generation_prompt=False) if template else ""
+    except CheckpointError as error:
+        return [*faults, Fault("template", "the chat template cannot be used", str(error), "--template names another")]
+    if ANSWER in rendered and (fault := _fault_of_ending(checkpoint, tokenizer, rendered)):
+        faults.append(fault)
+    return faults
+
+
+def _fault_of_ending(checkpoint: Checkpoint, tokenizer: Tokenizer, rendered: str) -> Fault | None:
+    """Return a fault where no stop of the checkpoint follows the assistant's answer in the rendered conversation."""
+    after = rendered[rendered.rindex(ANSWER) + len(ANSWER) :]
+    ids = SpecialTokens(tokenizer).encode(after, after=rendered[: -len(after)]) if after else []
+    if checkpoint.stops.intersection(ids):
+        return None
+    stops = ", ".join(f"{id} ({tokenizer.piece(id)})" for id in sorted(checkpoint.stops)) or "none"
+    measured = f"an answer is followed by {after[:40]!r}, and the stops are {stops}"
+    special = next((id for id in ids if id in tokenizer.special.values()), None)
+    if special is None:
+        what, mend = "the chat template ends no answer, so the model learns no stop", "--stop names a text to stop at"
+    else:
+        what = "the token that ends an answer in the chat template is no stop"
+        ends = sorted({*checkpoint.stops, special})
+        mend = f'"eos_token_id": {ends[0] if len(ends) == 1 else ends} in generation_config.json'
+    return Fault("stops", what, measured, mend)

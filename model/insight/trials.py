@@ -1,0 +1,190 @@
+r"""Changes that would mend a checkpoint, each tried on a text: what a model predicts well, it was trained on.
+
+A change is named where it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
+inequality gives any other model that much with a probability of at most 1 / ODDS. As no checkpoint wrote the text, a
+second condition holds: with the change, the model predicts the text better than the frequencies of the text's own
+tokens do, whose loss is
+
+    -sum_v c_v / n ln(c_v / n)        c_v: how often v is among the n tokens
+
+A model of random weights, or one whose language or tokenizer is another, never does.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.insight.evaluation import Text, evaluate
+from model.running.reference_backend import LazyLayers, ReferenceBackend, load_reference_params
+from model.weights.params import Progress, no_progress
+from reference.config import Config
+from reference.rope import halves_to_interleaved, interleaved_to_halves
+
+ODDS = 1e9  # how much likelier a change must make the text
+THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the bases of RoPE that most releases have
+EPS = (1e-6, 1e-5)
+
+# A text for models of any language that English is part of; the built-in model, too, knows its words.
+TEXT = """Far, far away, in a round house under a big oak, lived a little lamb named Luna. Luna had a purple ball from \
+her mother. On a warm afternoon, Luna took the ball to the meadow. She wanted to play with her ball. Luna threw the \
+ball up and caught it again. But the ball bounced away. The ball landed at the top of a tall tree. Luna was very sad. \
+She shook the tree, but the ball did not fall down. Just then, a wise squirrel came by. "Do not cry," it said. "I can \
+help you." The squirrel ran up the tree as fast as it could. A moment later, Luna had the ball back."""
+
+
+class Change(NamedTuple):
+    """A change of a checkpoint, and the fault that it would mend."""
+
+    fault: str  # the kind of fault; of the changes for one kind, the best is named
+    what: str  # the fault in words
+    mend: str  # the switch, or the way to convert again
+    config: Config
+    layer: Callable[[Any], Any] | None = None  # of `reference.llama.Layer`
+    outside: Callable[[Any], Any] | None = None  # of `reference.llama.Params`, but its layers
+
+
+class Trial(NamedTuple):
+    """A loss on the text, in nats a token: of the checkpoint with one change, or as it is."""
+
+    change: Change | None
+    loss: float
+
+
+class Trials(NamedTuple):
+    """All that was tried on a text, in rounds: every round goes on from the best change of the one before."""
+
+    tokens: int
+    frequencies: float  # the loss of a predictor that knows only how often each token is in the text
+    before: float  # the loss of the checkpoint as it is
+    taken: list[Trial]  # the changes to name, each with the loss after it and those before it
+    tried: list[Trial]  # of the first round
+
+    @property
+    def judged(self) -> bool:
+        """Whether the model knows the text at all, as it is or with changes."""
+        return (self.taken[-1].loss if self.taken else self.before) < self.frequencies
+
+
+def frequency_loss(ids: Sequence[int]) -> float:
+    """Return the loss of predicting each id by its frequency among `ids`, in nats.
+
+    >>> round(frequency_loss([5, 5, 7, 7]) / math.log(2), 6)
+    1.0
+    """
+    counts = np.array(list(Counter(ids).values()))
+    return float(-np.sum(counts * np.log(counts / len(ids)))) / len(ids)
+
+
+def changes(config: Config) -> list[Change]:
+    """List the changes that a checkpoint of this configuration may need."""
+    pairs = "reorder the rows of q and k, as `reference.rope.{}` does, and convert again"
+    made = [
+        Change(
+            *("rope pairing", "q and k have the pairs of RoPE side by side, where halves are due"),
+            pairs.format("interleaved_to_halves"),
+            config,
+            layer=lambda layer: _reordered(layer, config, interleaved_to_halves),
+        ),
+        Change(
+            *("rope pairing", "q and k were reordered for RoPE once more than is due"),
+            pairs.format("halves_to_interleaved"),
+            config,
+            layer=lambda layer: _reordered(layer, config, halves_to_interleaved),
+        ),
+        *(
+            Change("norms", f"the weights of norms are stored {how}", mend, config, *_shifted(by))
+            for by, how, mend in (
+                (1.0, "less 1, as Gemma's are", "add 1 to the weights of every norm"),
+                (-1.0, "with 1 added, which this family does not expect", "subtract 1 from the weights of every norm"),
+            )
+        ),
+    ]
+    if not config.tied:
+        tied = {"outside": lambda params: params._replace(head=params.embedding)}
+        mend = '"tie_word_embeddings": true in config.json, without lm_head.weight'
+        made.append(Change("head", "the head is none of this model's: its embedding does better", mend, config, **tied))
+    if config.scaling is not None:
+        mend = '"rope_scaling": null in config.json'
+        plain = replace(config, scaling=None)
+        made.append(Change("rope scaling", "RoPE is rescaled, which the weights do not expect", mend, plain))
+    for name, key, values in (("eps", "rms_norm_eps", EPS), ("theta", "rope_theta", THETAS)):
+        for value in values:
+            if value != getattr(config, name):
+                mend = f'"{key}": {value:g} in config.json'
+                what = f"{name} is {getattr(config, name):g}, which the weights do not expect"
+                made.append(Change(name, what, mend, replace(config, **{name: value})))
+    return made
+
+
+def try_changes(checkpoint: Checkpoint, text: Text, *, progress: Progress = no_progress) -> Trials:
+    """Try the changes on a text, in float64 and layer by layer; the best goes first, until none is worth naming."""
+    params = load_reference_params(checkpoint, lazily=True)
+    frequencies = frequency_loss(text.ids[1:])
+    before = _loss(params, checkpoint.config, text)
+    taken: list[Trial] = []
+    first: list[Trial] = []
+    config, loss = checkpoint.config, before
+    while True:
+        mended = {trial.change.fault for trial in taken if trial.change}
+        left = [change for change in changes(config) if change.fault not in mended]
+        trials = []
+        for i, change in enumerate(left):
+            progress("trying changes", i / len(left))
+            trials.append(Trial(change, _loss(_changed(params, change), change.config, text)))
+        first = first or trials
+        best = min(trials, key=lambda trial: trial.loss)
+        gain = (loss - best.loss) * text.tokens
+        if best.change is None or gain < math.log(ODDS) or best.loss >= frequencies:
+            return Trials(text.tokens, frequencies, before, taken, first)
+        taken.append(best)
+        params, config, loss = _changed(params, best.change), best.change.config, best.loss
+
+
+def _loss(params: Any, config: Config, text: Text) -> float:
+    """Return the loss on a text, infinite where the logits are not finite."""
+    backend = ReferenceBackend(params, config, capacity=max(config.context, len(text.ids)))
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return evaluate(backend, text, context=len(text.ids)).loss
+    except FloatingPointError:
+        return math.inf
+
+
+def _changed(params: Any, change: Change) -> Any:
+    """Return the weights with a change, the layers still read one at a time."""
+    if layer := change.layer:
+        layers = params.layers
+        params = params._replace(layers=LazyLayers(len(layers), lambda i: layer(layers[i])))
+    return change.outside(params) if change.outside else params
+
+
+def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> Any:
+    """Return a layer whose q and k have their rows, biases and norms in another order."""
+
+    def linear(found: Any, heads: int) -> Any:
+        bias = None if found.bias is None else order(found.bias, heads=heads)
+        return found._replace(weight=order(found.weight, heads=heads), bias=bias)
+
+    norms = {name: norm for name in ("q_norm", "k_norm") if (norm := getattr(layer, name)) is not None}
+    reordered = {name: order(norm, heads=len(norm) // config.head_dim) for name, norm in norms.items()}
+    return layer._replace(q=linear(layer.q, config.heads), k=linear(layer.k, config.kv_heads), **reordered)
+
+
+def _shifted(by: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return functions that add a number to the weights of norms, of a layer and outside the layers."""
+
+    def shifted(fields: Any) -> Any:
+        return fields._replace(**{name: norm + by for name, norm in _norms(fields)})
+
+    return shifted, shifted
+
+
+def _norms(fields: Any) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in fields._asdict().items():
+        if name.endswith("norm") and value is not None:
+            yield name, value

@@ -1,0 +1,121 @@
+"""Faults of a checkpoint's weights that show without running it: not finite, overflowed, scales of 0, odd norms."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint, Part, Shifted, Tensor
+from model.checkpoints.codes import exact_parts
+from model.tensors import EMBEDDING, HEAD, Role, weights
+from model.weights.params import Progress, no_progress
+
+LARGEST_FLOAT16 = 65504.0
+NAN_OF_E8M0, NAN_OF_E4M3 = 0xFF, 0x7F  # of e4m3 without its sign
+SUPERBLOCK = 256  # weights of ggml's K types whose scales are stored in 4 or 6 bits, as shares of one in float16
+
+
+class Fault(NamedTuple):
+    """Something that is likely wrong with a checkpoint."""
+
+    fault: str  # its kind
+    what: str
+    measured: str  # what shows it
+    mend: str  # the switch that would mend it, or what else to do
+
+
+class _Seen(NamedTuple):
+    """Numbers counted in a tensor."""
+
+    nan: int
+    infinite: int
+    largest: int  # of float16: as large as it can hold
+    dead: int  # groups with a scale of 0, although their codes differ
+
+
+def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> list[Fault]:
+    """Read every weight once, and list the faults, the tensors of each kind together."""
+    counted: dict[str, _Seen] = {}
+    for i, (name, tensor) in enumerate(checkpoint.tensors.items()):
+        progress("reading weights", i / len(checkpoint.tensors))
+        counted[name] = _count(tensor)
+        checkpoint.release()
+    again = "take the file anew, or convert again from the original"
+    wider = "convert again from the original, to bfloat16 or float32"
+    kinds = (
+        ("nan", "nan", "weights are not numbers", "NaN", again),
+        ("overflow", "infinite", "weights are infinite: they overflowed the dtype", "infinities", wider),
+        ("overflow", "largest", f"weights are ±{LARGEST_FLOAT16:g}, float16's largest number", "of these", wider),
+        ("scales", "dead", "scales are 0, which makes their groups of codes 0", "groups whose codes differ", again),
+    )
+    found = [
+        Fault(fault, what, _listed({name: getattr(seen, field) for name, seen in counted.items()}, unit), mend)
+        for fault, field, what, unit, mend in kinds
+        if any(getattr(seen, field) for seen in counted.values())
+    ]
+    return found
+
+
+def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
+    """List a fault where the norms' median weight is not positive: a norm scales features, and turns few around."""
+    norms = [weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM]
+    medians = {name: float(np.median(checkpoint.tensors[name].read().astype(np.float32))) for name in norms}
+    odd = [name for name, median in medians.items() if median <= 0]
+    if 2 * len(odd) <= len(norms):  # also where there are none
+        return []
+    what = "the weights of norms are stored less 1, as Gemma's are, or as 0"
+    worst = min(odd, key=lambda name: medians[name])
+    measured = f"the median weight is not above 0 in {len(odd)} of {len(norms)} norms; {worst}: {medians[worst]:.3g}"
+    return [Fault("norms", what, measured, "add 1 to the weights of every norm")]
+
+
+def same_head_and_embedding(checkpoint: Checkpoint) -> bool:
+    """Tell whether a head of its own is the embedding, number for number."""
+    if HEAD not in checkpoint.tensors:
+        return False
+    head, embedding = checkpoint.tensors[HEAD], checkpoint.tensors[EMBEDDING]
+    pairs = zip(exact_parts(head), exact_parts(embedding), strict=False)
+    return head.dtype == embedding.dtype and not head.codes and all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _count(tensor: Tensor) -> _Seen:
+    with np.errstate(invalid="ignore", over="ignore"):
+        if tensor.codes:
+            counts = [_count_codes(part, tensor) for part in tensor.codes.parts()]
+        else:
+            counts = [_count_weights(part) for part in exact_parts(tensor)]
+    return _Seen(*np.sum(counts, axis=0).tolist())
+
+
+def _count_weights(part: np.ndarray) -> _Seen:
+    values = part.astype(np.float32)
+    largest = np.sum(np.abs(values) == LARGEST_FLOAT16) if part.dtype == np.float16 else 0
+    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), int(largest), 0)
+
+
+def _count_codes(part: Part, tensor: Tensor) -> _Seen:
+    """Count in some rows of codes; `dead` are groups of different codes that a scale makes 0.
+
+    A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 beside larger ones; those of a
+    whole superblock are not.
+    """
+    codes = tensor.codes
+    assert codes
+    if part.scales.dtype == np.uint8:  # exponents, of which 255 is NaN and none is 0
+        return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0)
+    numbers = [part.scales, part.minima] if isinstance(part, Shifted) else [part.scales]
+    nan = sum(int(np.isnan(array).sum()) for array in numbers)
+    nan += int(np.sum(part.codes & 0x7F == NAN_OF_E4M3)) if codes.form == "fp8" else 0
+    infinite = sum(int(np.isinf(array).sum()) for array in numbers)
+    together = SUPERBLOCK // codes.group if (tensor.type or "").endswith("_K") else 1
+    edges = np.arange(0, part.codes.shape[1], codes.group * together)
+    same = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
+    zero = np.logical_and.reduceat(part.scales == 0, np.arange(0, part.scales.shape[1], together), axis=1)
+    return _Seen(nan, infinite, 0, int(np.sum(zero & ~same)))
+
+
+def _listed(counts: dict[str, int], unit: str) -> str:
+    """List the tensors in which something was counted, three at most."""
+    found = {name: count for name, count in counts.items() if count}
+    first = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:3])
+    rest = f" and {len(found) - 3} more tensors" if len(found) > 3 else ""
+    return f"{sum(found.values()):,} {unit}, in {first}{rest}"

@@ -1,0 +1,179 @@
+"""Write the table of releases in docs/models.md: what loads, how it runs on a CPU and on an H200, what is refused.
+
+    python -m tests.goldens.make_releases
+
+`releases.json` has the keys that matter here of each release's own config.json. A quantized release names the one it
+is `of`. Nothing is downloaded: config.json is read as for a model, and `ops_for` chooses the ops for its shapes.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from model.checkpoints.checkpoint import CheckpointError, Codes, Tensor
+from model.checkpoints.gguf import layout
+from model.checkpoints.gguf.blocks import FORMS
+from model.checkpoints.huggingface.config import read_config
+from model.checkpoints.huggingface.quantized import read_rule
+from model.ops.choice import Choice, ops_for
+from model.options import choose_context
+from model.running.device import HOPPER, Device
+from model.running.programs import prompt_chunk
+from model.tensors import QUANTIZABLE, Role, weights
+from model.weights.codes import QuantizedMatrix
+from model.weights.gpu_codes import arranged
+from model.weights.params import Params, abstract_params
+from reference.config import Config
+
+RELEASES = Path(__file__).with_name("releases.json")
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- releases: python -m tests.goldens.make_releases -->", "<!-- end of releases -->"
+GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # the release whose matrices stand for those of any GGUF file
+
+CPU, H200 = Device("cpu", "cpu"), Device("gpu", "NVIDIA H200", HOPPER)
+BFLOAT16 = np.dtype(jnp.bfloat16)
+
+
+class Row(NamedTuple):
+    """A line of the table; `refusal` is the line of the error for what does not load."""
+
+    names: str
+    on_cpu: str = ""
+    on_h200: str = ""
+    refusal: str = ""
+
+
+def releases() -> list[dict[str, Any]]:
+    """Read the list; each entry has `names` and `config`, which is that of the release it is `of`, if it names one."""
+    entries = json.loads(RELEASES.read_text())
+    known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}
+    return [
+        {"names": entry["names"], "config": known[entry["of"]] | {"quantization_config": entry["quantization_config"]}}
+        if "of" in entry
+        else entry
+        for entry in entries
+    ]
+
+
+def rows() -> Iterator[Row]:
+    """Judge every release."""
+    for entry in releases():
+        yield _judged(", ".join(entry["names"]), entry["config"])
+
+
+def gguf_rows() -> Iterator[Row]:
+    """Judge every type of ggml that files have, with all matrices of one type."""
+    [config] = [read_config(entry["config"], RELEASES) for entry in releases() if GGUF_OF in entry["names"]]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name in layout.TYPE_NAMES.values():
+        row = _of_type(config, name)
+        found.setdefault(row[1:], []).append(name)
+    for outcome, names in found.items():
+        yield Row(", ".join(names), *outcome)
+
+
+def _of_type(config: Config, name: str) -> Row:
+    if name not in layout.BLOCKS:
+        return Row(name, refusal="is not read")
+    if name not in FORMS:
+        return _run(name, config, None)
+    form, group = FORMS[name]
+    return _run(name, config, _in_codes(config, (*QUANTIZABLE, Role.EMBEDDING), form, group, zeros=False))
+
+
+def _judged(names: str, values: Mapping[str, Any]) -> Row:
+    path = Path("config.json")
+    try:
+        config, rule = read_config(dict(values), path), read_rule(dict(values), path)
+    except CheckpointError as error:
+        return Row(names, refusal=str(error).removeprefix("config.json: ").partition(" (only ")[0])
+    if rule is None:
+        return _run(names, config, None)
+    group = rule.group_of(config.dim)
+    coded = (Role.MATRIX, Role.EXPERT)
+    return _run(names, config, _in_codes(config, coded, rule.form, group, zeros=rule.zeros))
+
+
+def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *, zeros: bool) -> dict[str, Tensor]:
+    """Give the tensors of a checkpoint whose weights of some roles are quantized; nothing can be read from them."""
+    tensors = {}
+    for weight in weights(_one_layer(config)):
+        coded = weight.role in roles
+        row = group if group < config.dim else weight.shape[-1]
+        codes = Codes(form, row, zeros=zeros, bytes=0, parts=lambda: iter(())) if coded else None
+        dtype = np.dtype(np.float32) if coded else BFLOAT16
+        tensors[weight.name] = Tensor(weight.shape, dtype, lambda: np.empty(0), codes)
+    return tensors
+
+
+def _one_layer(config: Config) -> Config:
+    """Give the configuration with its first layer alone, as all layers of a release have the same shapes."""
+    return replace(config, layers=1, windows=config.windows and config.windows[:1])
+
+
+def _run(names: str, config: Config, tensors: Mapping[str, Tensor] | None) -> Row:
+    one = _one_layer(config)
+    places = {}
+    for device, dtype in ((CPU, np.dtype(np.float32)), (H200, BFLOAT16)):
+        capacity = choose_context(None, config.context) + prompt_chunk(config, device.platform)
+        params = abstract_params(one, dtype=dtype, positions=capacity, tensors=tensors)
+        if device.has_kernels:
+            params = jax.eval_shape(arranged, params)
+        choice = ops_for("auto", one, params, batch=1, capacity=capacity, cache_dtype=dtype, device=device)
+        places[device] = choice, params
+    return Row(names, f"{places[CPU][0].name}, {_form(places[CPU][1])}", _how(places[H200][0]))
+
+
+def _form(params: Params) -> str:
+    """Say whether matrices run from codes."""
+    [layer] = params.layers
+    return "from codes" if isinstance(layer.qkv.weight, QuantizedMatrix) else "in float32"
+
+
+def _how(choice: Choice) -> str:
+    """Say which ops are kernels, and why the others are not."""
+    if not choice.plain:
+        return "kernels"
+    plain: dict[str, list[str]] = {}
+    for op, reason in choice.plain.items():
+        plain.setdefault(re.sub(r"^\w+ (takes|has) ", r"\1 ", reason), []).append(op)  # without the kernel's name
+    by_xla = "; ".join(f"{' '.join(ops)}: {reason}" for reason, ops in plain.items())
+    return f"kernels, but by XLA {by_xla}" if choice.kernels else f"XLA ({by_xla})"
+
+
+def table() -> str:
+    """Write the table, with the lines of refusals below it."""
+    listed, types = list(rows()), list(gguf_rows())
+    taken = [row for row in listed if not row.refusal]
+    lines = [
+        f"{len(taken)} of {len(listed)} configurations load. A type of GGUF is that of all matrices of an 8B Llama.",
+        "",
+        "| release | on a CPU | on an H200 |",
+        "| --- | --- | --- |",
+        *(f"| {row.names} | {row.on_cpu} | {row.on_h200} |" for row in taken),
+        *(f"| GGUF: {row.names} | {row.on_cpu} | {row.on_h200} |" for row in types if not row.refusal),
+        "",
+        "| refused | why |",
+        "| --- | --- |",
+        *(f"| {row.names} | {row.refusal} |" for row in listed if row.refusal),
+        *(f"| GGUF: {row.names} | {row.refusal} |" for row in types if row.refusal),
+    ]
+    return "\n".join(lines)
+
+
+def with_table(page: str, made: str) -> str:
+    """Return the page with the table between its marks."""
+    marked = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    assert marked.search(page)
+    return marked.sub(lambda _: f"{BEGIN}\n\n{made}\n\n{END}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(), table()))

@@ -1,0 +1,49 @@
+"""Write ggml_lattices.json: a checksum of what the package gguf reads from random blocks of ggml's IQ types.
+
+    python -m tests.goldens.quantizers.make_ggml_lattices
+
+from the root of the repository, in an environment with numpy and gguf. Its decoders are tested against ggml's C.
+"""
+
+import hashlib
+import json
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+COMMAND = "python -m tests.goldens.quantizers.make_ggml_lattices"
+BYTES = {
+    "IQ1_S": 50, "IQ1_M": 56, "IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82, "IQ3_XXS": 98, "IQ3_S": 110, "IQ4_XS": 136,
+}  # fmt: skip
+COUNT = 2048  # blocks: each point of the largest grid is in some
+
+
+def blocks(name: str) -> np.ndarray:
+    """Draw blocks of a type from all bytes, uint8 [blocks, bytes]; RandomState's streams never change."""
+    random = np.random.RandomState(BYTES[name])
+    return random.randint(0, 256, (COUNT, BYTES[name])).astype(np.uint8)
+
+
+def checksum(weights: np.ndarray) -> str:
+    """Return a checksum of float32 weights; those that are not finite count as 0, since NaNs have many spellings."""
+    finite = np.where(np.isfinite(weights), weights, 0).astype("<f4") + np.float32(0)  # no -0
+    return hashlib.sha256(finite.tobytes()).hexdigest()
+
+
+def main() -> None:
+    """Write the file."""
+    import gguf  # pyright: ignore[reportMissingImports]
+
+    found = {}
+    with np.errstate(all="ignore"):
+        for name in BYTES:
+            kind = gguf.GGMLQuantizationType[name]
+            assert gguf.GGML_QUANT_SIZES[kind] == (256, BYTES[name])
+            found[name] = checksum(gguf.quants.dequantize(blocks(name), kind))
+    about = {"made by": COMMAND, "gguf": metadata.version("gguf"), "sha256": found}
+    Path(__file__).with_name("ggml_lattices.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
