@@ -44,6 +44,11 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option(
     "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
 )
+@click.option(
+    "--loose",
+    metavar="u=DTYPE",
+    help="Declare a weaker contract: each intermediate result rounded to bfloat16 or float16, as the arrays are.",
+)
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
@@ -58,9 +63,15 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
 @click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
 @click.option("--deterministic", is_flag=True, help="Other bits for the same inputs count as violated.")
+@click.option("--time", "timed", is_flag=True, help="Time the candidate, too, where it is within bounds.")
+@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: another one, called in turn with it.")
+@click.option(
+    "--at", multiple=True, metavar="DRAW=A", help="With --time: for these sizes.  [default: the largest that are drawn]"
+)
 @click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
 @click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
 @click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
@@ -83,6 +94,12 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
+    if options["loose"] and not (options["candidate"] or options["replay"]):
+        raise click.UsageError("--loose is for a function of yours: name it with --candidate")
+    if options["timed"] and (options["replay"] or not options["candidate"]):
+        raise click.UsageError("--time is for a function of yours: name it with --candidate")
+    if (options["against"] or options["at"]) and not options["timed"]:
+        raise click.UsageError("--against and --at go with --time")
     if options["devices"] > 1 and not options["model"]:
         raise click.UsageError("--devices goes with --model")
     if options["seed"] is None:
@@ -157,6 +174,7 @@ def _verify_mutants(
 def _verify(
     ops: list[str], heed: Callable[[], None], *, contracts: Mapping[str, Contract], named: bool, **options: Any
 ):
+    from commands.verify_page import page
     from verify.campaign import again, run, run_side_by_side
     from verify.report import as_annotations, as_json, as_junit
 
@@ -166,7 +184,7 @@ def _verify(
     at_once = 1 if candidate or replay else _at_once(jobs)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
-    reports, problem = [], None
+    reports, told, problem = [], [], None
     with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
@@ -179,6 +197,7 @@ def _verify(
             for report, lines in itertools.chain(verified, walks):
                 heed()
                 reports.append(report)
+                told.append(lines)
                 if not as_json_text:
                     with aside():
                         write("\n".join(lines) + "\n")
@@ -191,6 +210,8 @@ def _verify(
             click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
         if options["junit"]:
             Path(options["junit"]).write_text(as_junit(reports, contracts), encoding="utf-8")
+        if options["html"]:
+            Path(options["html"]).write_text(page(reports, contracts, told), encoding="utf-8")
     if problem:
         raise problem
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
@@ -212,16 +233,26 @@ def _at_once(jobs: list[Job]) -> int:
 
 
 def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
-    from verify.campaign import Campaign, choices
+    from verify.campaign import Campaign
+    from verify.domain import choices
+    from verify.loose import dtype_of, dtypes_for
 
-    names = ("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
+    names = (
+        *("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic"),
+        *("timed", "against"),
+    )
+    dtypes, loose = options["dtypes"], options["loose"] and dtype_of(options["loose"])
+    if loose:
+        dtypes = dtypes_for(loose, dtypes)
     return Campaign(
         **{name: options[name] for name in names},
         own=contracts if options["contract_file"] else None,
-        dtypes=options["dtypes"] or ("float32",),
-        beside=() if options["dtypes"] else ("bfloat16", "float16"),
+        loose=loose,
+        dtypes=dtypes or ("float32",),
+        beside=() if dtypes else ("bfloat16", "float16"),
         arrays=options["arrays"] or _library(),
         only=choices(options["narrowed"]),
+        at=choices(options["at"]),
         folder=Path(options["replays"]),
     )
 
