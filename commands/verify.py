@@ -5,27 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import cache_folder, prepare_jax
+from commands.loading import cache_folder
 from commands.options import Verb, devices_option, json_option
 from commands.output import write, write_json
-from commands.progress import progress_bar
+from commands.verify_model import verify_model, walk_random_models
 from commands.verifying import heeded, verify_progress
 
 if TYPE_CHECKING:
-    from model.candidates.walking import OpsFor
-    from model.checkpoints.checkpoint import Checkpoint
-    from model.ops.table import Ops
     from verify.campaign import Campaign, Job
     from verify.contract import Contract
     from verify.mutant import Implementation
-    from verify.runner import Report
-    from verify.walk import Step
 
 
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -84,6 +79,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
     """Hold ops to the reference, each within a proven bound.
 
+    `verify kernelbench FILE` holds ModelNew of a KernelBench problem to the op that its Model is.
+
     Inputs are drawn that break kernels. A candidate is called exactly as the reference is: --list shows
     how. Exits with 0 if all are within their bounds, with 1 if not, and with 2 where there is no verdict.
     """
@@ -94,9 +91,10 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
-    if options["loose"] and not (options["candidate"] or options["replay"]):
+    problem = names[:1] == ("kernelbench",)
+    if options["loose"] and not (options["candidate"] or options["replay"] or problem):
         raise click.UsageError("--loose is for a function of yours: name it with --candidate")
-    if options["timed"] and (options["replay"] or not options["candidate"]):
+    if options["timed"] and (options["replay"] or not (options["candidate"] or problem)):
         raise click.UsageError("--time is for a function of yours: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
         raise click.UsageError("--against and --at go with --time")
@@ -107,11 +105,19 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     try:
         path = options["contract_file"]
         contracts, implementations = in_file(path) if path else (CONTRACTS, IMPLEMENTATIONS)
+        if names[:1] == ("kernelbench",):
+            if len(names) != 2 or listing or mutants or any(options[name] for name in ("candidate", "replay", "model")):
+                raise click.UsageError(
+                    "verify kernelbench takes a FILE with Model and ModelNew, and no other candidate"
+                )
+            with heeded() as heed:
+                _verify_problem(names[1], heed, contracts, options)
+            return
         ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
             _list_contracts([contracts[op] for op in ops], implementations, in_full=bool(names or path))
         elif options["model"]:
-            _verify_model(**options)
+            verify_model(**options)
         else:
             with heeded() as heed:
                 if mutants:
@@ -171,8 +177,28 @@ def _verify_mutants(
         sys.exit(1)
 
 
+def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
+    """Hold ModelNew to the contract that Model meets; `--time` is beside Model."""
+    from verify.kernelbench import way_of
+
+    options["arrays"] = options["arrays"] or "torch"
+    options["dtypes"] = options["dtypes"] or ("float32",)  # which problems are written in
+    way = way_of(path, contracts, _campaign(options, contracts), heed=heed)
+    click.echo(f"{path}: Model is {way.op}", err=True)
+    if options["timed"]:
+        options["against"] = options["against"] or way.job(path, "Model").candidate
+    held = {**contracts, way.op: way.contract(contracts[way.op])}
+    _verify([way.op], heed, contracts=held, named=True, jobs=[way.job(path, "ModelNew")], **options)
+
+
 def _verify(
-    ops: list[str], heed: Callable[[], None], *, contracts: Mapping[str, Contract], named: bool, **options: Any
+    ops: list[str],
+    heed: Callable[[], None],
+    *,
+    contracts: Mapping[str, Contract],
+    named: bool,
+    jobs: list[Job] | None = None,
+    **options: Any,
 ):
     from commands.verify_page import page
     from verify.campaign import again, run, run_side_by_side
@@ -180,7 +206,8 @@ def _verify(
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
-    jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
+    if jobs is None:
+        jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
     at_once = 1 if candidate or replay else _at_once(jobs)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
@@ -192,7 +219,7 @@ def _verify(
             verified = run_side_by_side(jobs, campaign, at_once=at_once, progress=progress)
         else:
             verified = run(jobs, campaign, progress=progress)
-        walks = () if named or candidate or replay else _walk_random_models(campaign)
+        walks = () if named or candidate or replay else walk_random_models(campaign)
         try:
             for report, lines in itertools.chain(verified, walks):
                 heed()
@@ -234,6 +261,7 @@ def _at_once(jobs: list[Job]) -> int:
 
 def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
     from verify.campaign import Campaign
+    from verify.catalogue import CONTRACTS
     from verify.domain import choices
     from verify.loose import dtype_of, dtypes_for
 
@@ -246,7 +274,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
         dtypes = dtypes_for(loose, dtypes)
     return Campaign(
         **{name: options[name] for name in names},
-        own=contracts if options["contract_file"] else None,
+        own=None if contracts is CONTRACTS else contracts,
         loose=loose,
         dtypes=dtypes or ("float32",),
         beside=() if dtypes else ("bfloat16", "float16"),
@@ -279,67 +307,3 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
             raise ValueError(f"{line}: name yours with --candidate")
         click.echo(line, err=True)
     return jobs
-
-
-def _verify_model(
-    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, **_: Any
-):
-    """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
-    from model.candidates.walking import chosen_ops
-    from model.checkpoints.open import open_checkpoint
-    from verify.report import counterexample
-    from verify.walk import table
-
-    checkpoint = open_checkpoint(model)
-    click.echo(f"seed {seed}", err=True)
-    wrong = False
-
-    for dtype in dtypes or ("float32",):
-        steps, report = _walk(checkpoint, chosen_ops(kernels), dtype, seed, name=f"{kernels} kernels", devices=devices)
-        wrong = wrong or report.outcome == "violated"
-        if as_json:
-            write_json([step._asdict() for step in steps])
-        else:
-            write("\n".join([*table(steps), *counterexample(report, None)]) + "\n")
-    if wrong:
-        sys.exit(1)
-
-
-def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
-    prepare_jax()
-    from model.candidates.walking import random_checkpoint, tables
-    from model.tensors import tensor_shapes
-    from verify.report import counterexample
-    from verify.walk import CONFIGS, KERNELS, weights
-
-    models = [(config, name, kernels) for name, config in CONFIGS.items() for kernels in ("xla", "cpu")]
-    for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
-        table = tables()[kernels]
-        checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=campaign.seed))
-        for dtype in campaign.dtypes:
-            if dtype != "float16":
-                with table.context():
-                    _, report = _walk(checkpoint, table.ops, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
-                yield report, counterexample(report, None)
-
-
-def _walk(
-    checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1
-) -> tuple[list[Step], Report]:
-    prepare_jax()
-    from model.candidates.walking import walkable
-    from verify.precision import precision
-    from verify.walk import prompt, walk_through
-
-    config = checkpoint.config
-    rows = sum(map(len, prompt(config, seed=seed)))
-    sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
-    if devices > 1:
-        from model.parallel.walking import walkable_on
-
-        model = walkable_on(checkpoint, ops, devices=devices, **sizes)
-    else:
-        model = walkable(checkpoint, ops, **sizes)
-    with progress_bar() as progress:
-        return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)

@@ -197,8 +197,16 @@ def _describe(error: Exception) -> str:
 def load(name: str) -> Callable[..., Any]:
     """The function called `package.module:function` or `path/to/file.py:function`.
 
-    Raises ImportError with one line for anything else.
+    `kernelbench:CALL:file.py:Class` is a class of a KernelBench problem, called in one of the ways of
+    `verify.kernelbench_calls`. Raises ImportError with one line for anything else.
     """
+    if name.startswith("kernelbench:") and name.count(":") > 2:
+        _, call, name = name.split(":", 2)
+        calls = _neighbor("kernelbench_calls")
+        try:
+            return calls.CALLS[call](calls.Problem(_module_in(name.rpartition(":")[0]), name.rpartition(":")[2]))
+        except Exception as error:
+            raise ImportError(f"{name} cannot be imported: {_describe(error)}") from error
     module, _, path = name.rpartition(":")
     if not module or not path:
         raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
