@@ -71,7 +71,6 @@ def timed(
     *,
     only: Mapping[str, Sequence[Any]],
     seed: int,
-    rounds: int = ROUNDS,
     progress: Callable[[int], object] = lambda rounds: None,
 ) -> Timing:
     """Time `workers` for one draw: the largest sizes of the contract that `only` leaves, normal numbers where it may.
@@ -83,7 +82,7 @@ def timed(
     seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
     if len(seconds) < len(workers):
         raise ValueError("a candidate is timed beside another one, not beside itself")
-    for number in range(rounds):
+    for number in range(ROUNDS):
         one = {name: replace(v, seed=number) if isinstance(v, Values) else v for name, v in draw.items()}
         arguments = contract.arguments(precision=precision, **one)
         expected = contract.expected(arguments)
