@@ -92,8 +92,8 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
 def _ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten between two logarithms; over many decades, every few powers alone.
 
-    >>> _ticks(0.2, 1.1), _ticks(-0.1, 16.0)
-    ([2.0, 5.0, 10.0], [1.0, 100.0, 10000.0, 1000000.0, 100000000.0, 10000000000.0, 1000000000000.0, 1e+14, 1e+16])
+    >>> _ticks(0.2, 1.1), _ticks(-0.1, 5.5), _ticks(-0.1, 16.0)[:3]
+    ([2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], [1.0, 100.0, 10000.0])
     """
     every = ceil((high - low) / DECADES)
     digits = (1, 2, 5) if high - low < FINE else (1,)

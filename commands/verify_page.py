@@ -90,11 +90,11 @@ def _plots(report: Report) -> Iterator[str]:
 
 
 def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[float, float]]]:
-    rows: dict[str, list[tuple[float, float]]] = {"within": [], "beyond": []}
+    rows: dict[str, list[tuple[float, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
     for point, number in zip(points, numbers, strict=True):
         share = point.error / point.bound
         rows["within" if share <= 1 else "beyond"].append((number, share))
-    return {name: row for name, row in rows.items() if row}
+    return rows
 
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:

@@ -96,7 +96,10 @@ def test_results_of_timed_calls_are_judged(capsys, name, why):
         (("add", "--candidate", "mine.py", "--at", "rows=3"), "--against and --at go with --time"),
         ((*FEW, "--candidate", "mine.py", "--at", "row=3"), "got row: did you mean rows"),
         ((*FEW, "--candidate", "mine.py", "--against", "mine.py:nothing"), "mine.py:nothing cannot be imported"),
-        ((*FEW, "--candidate", "mine.py", "--against", "mine.py:add"), "not beside itself"),
+        (
+            (*FEW, "--candidate", "mine.py", "--against", "mine.py:add"),
+            "timed beside another candidate, not beside itself",
+        ),
     ],
 )
 def test_what_cannot_be_timed_is_refused(arguments, error):

@@ -199,6 +199,8 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
     for job in jobs:
         narrowed(campaign.contract(job.op), {**job.within(campaign).only, **campaign.at})
     if campaign.against:
+        if any(job.candidate == campaign.against for job in jobs):
+            raise ValueError(f"{campaign.against} is timed beside another candidate, not beside itself")
         with campaign.worker(campaign.against) as other:
             other.start()
 
