@@ -45,8 +45,8 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     """Lines that tell of a run: of a right candidate the verdict, and the share that it covers of narrowed draws.
 
     Of a counterexample up to seven lines: verdict, draw, inputs where they are few numbers or else a legend, what is
-    wrong, conditioning, the convention that it hangs on if it does, and `replay`: how to call the candidate so again. A
-    walk through a model, which no contract draws, has no inputs to show.
+    wrong, conditioning, the convention that it hangs on if it does, and `replay`: how to call the candidate so again.
+    One more names a weaker contract. A walk through a model, which no contract draws, has no inputs to show.
     """
     lines = [headline(report)]
     finding = report.worst.finding
