@@ -45,20 +45,14 @@ def plain_swiglu(gate, up):
     return gate / (1 + np.exp(-gate)).astype(gate.dtype) * up
 
 
-# Mutants that round an intermediate result, or add to one what bfloat16 does not see.
+# Mutants that round an intermediate result.
 CLAIM_LESS = {
-    "softmax": {
-        "exponentials in float16",
-        "scores rounded to bfloat16",
-        "sum in the dtype of the scores",
-        "probabilities rounded before they are divided",
-        "an epsilon in the sum",
-    },
     "rmsnorm": {
         "squares summed in bfloat16",
         "scale in bfloat16",
         "rounded to bfloat16 before the weight",
     },
+    "swiglu": {"silu in bfloat16"},
 }
 SOURCE = """
 import numpy as np
@@ -109,9 +103,10 @@ def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
 
 @pytest.mark.parametrize("op", CLAIM_LESS)
 def test_the_mutants_that_live_are_those_that_claim_less(op):
-    implementation = IMPLEMENTATIONS[op]
+    held, implementation = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
+    options = {"precision": PRECISIONS["bfloat16"], "examples": 40, "seed": 0, "shrink": False}
     found = {
-        mutant.name: judged(op, implementation.mutated(mutant), "bfloat16", weaker=True, examples=100)
+        mutant.name: verify(held, Direct(implementation.mutated(mutant)), **options)
         for mutant in implementation.mutants
     }
     assert {name for name, report in found.items() if report.outcome == "within bounds"} <= CLAIM_LESS[op]
