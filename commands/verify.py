@@ -236,14 +236,22 @@ def _verify(
         if options["github"]:
             click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
         if options["junit"]:
-            Path(options["junit"]).write_text(as_junit(reports, contracts), encoding="utf-8")
+            _save(options["junit"], as_junit(reports, contracts))
         if options["html"]:
-            Path(options["html"]).write_text(page(reports, contracts, told), encoding="utf-8")
+            _save(options["html"], page(reports, contracts, told))
     if problem:
         raise problem
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
+
+
+def _save(path: str, text: str) -> None:
+    """Write a file. Raises ValueError where that cannot be done: the verdicts have been printed by then."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def _library() -> str:

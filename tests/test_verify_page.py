@@ -3,10 +3,12 @@
 import re
 from xml.etree import ElementTree
 
+import click
 import numpy as np
 import pytest
 
 from benchmarks import svg
+from cli import llamaspec
 from commands.verify_page import page
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS
@@ -75,6 +77,19 @@ def test_a_page_says_what_the_lines_say(pages):
     assert '<td class="violated">violated</td>' in violated and "The counterexample's draw" in violated
     assert "where " in violated and " is due: off by 0.25" in violated
     assert re.search(r"<td>rows</td><td>\d+</td><td>decides the shapes</td>", violated)
+
+
+def test_the_command_writes_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def add(x, y):\n    return x + y\n")
+    few = ("verify", "add", "--candidate", "mine.py", "--arrays", "numpy", "--examples", "5", "--seed", "1")
+    llamaspec.main([*few, "--html", "page.html"], standalone_mode=False)
+    first, *_ = capsys.readouterr().out.splitlines()
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert first in text and text.count("<h2") == 3  # a dtype each
+    with pytest.raises(click.UsageError, match=r"none/page\.html: No such file or directory"):
+        llamaspec.main([*few, "--html", "none/page.html"], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("within bounds")
 
 
 def test_what_a_candidate_is_called_is_no_markup():
