@@ -89,8 +89,8 @@ def _plots(report: Report) -> Iterator[str]:
         yield svg.bars("Share of the bound by kind of array", "the largest of all draws", kinds)
 
 
-def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[float, float]]]:
-    rows: dict[str, list[tuple[float, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
+def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
+    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
     for point, number in zip(points, numbers, strict=True):
         share = point.error / point.bound
         rows["within" if share <= 1 else "beyond"].append((number, share))
