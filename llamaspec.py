@@ -63,6 +63,7 @@ ONLY_FOR = {  # further packages, by the word on the command line that needs the
     "serve": ("serving",),
     "train": ("training",),
     "verify": ("verify",),
+    "--html": ("benchmarks",),
 }
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy import array
 
 from verify import replay
-from verify.campaign import choices
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Expected
+from verify.domain import choices
 from verify.draw import KINDS, Values, integers, values
 from verify.examination import examine
 from verify.judge import judge
