@@ -28,7 +28,11 @@ def pairs(source: str) -> list[Pair]:
     parts: list[tuple[str, ast.AST, int]] = [("", tree, 0)]
     end = 0
     for node in tree.body:
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) and isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if (
+            isinstance(node, DOCUMENTED)
+            and ast.get_docstring(node)
+            and isinstance(node, ast.ClassDef | ast.FunctionDef)
+        ):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
             while first > end and lines[first - 1].startswith("#"):
                 first -= 1

@@ -41,7 +41,9 @@ def stage(root: Path, out: Path) -> list[str]:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ASSETS, out / "assets", ignore=shutil.ignore_patterns("*.yml"))
     order = [FIRST, *(path for section in SECTIONS.values() for path in section)]
-    documents = {path.relative_to(root).as_posix() for ext in ("md", "ipynb") for path in (root / "docs").rglob(f"*.{ext}")}
+    documents = {
+        path.relative_to(root).as_posix() for ext in ("md", "ipynb") for path in (root / "docs").rglob(f"*.{ext}")
+    }
     if missing := documents - set(order):
         raise ValueError(f"learn/site/stage.py does not say where {', '.join(sorted(missing))} belong")
     definitions = reading_order(root)
@@ -188,6 +190,8 @@ def _configure(out: Path, definitions: list[str]) -> None:
             lines += [f"          - {target_of(path)}" for path in definitions if path.count("/") == 1]
             for folder in dict.fromkeys(path.split("/")[1] for path in definitions if path.count("/") == 2):
                 lines += [f"          - {folder}:", f"              - reference/{folder}/index.md"]
-                lines += [f"              - {target_of(p)}" for p in definitions if p.startswith(f"reference/{folder}/")]
+                lines += [
+                    f"              - {target_of(p)}" for p in definitions if p.startswith(f"reference/{folder}/")
+                ]
             lines += [f"      - {target_of(path)}" for path in paths[1:]]
     (out.parent / "mkdocs.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
