@@ -1,5 +1,6 @@
 """Every broken kernel of the lab is refused as handed out and accepted as mended; so are layers to write."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_there_are_forty_in_five_chapters_and_no_two_alike():
     assert [one.number for one in BROKEN] == list(range(1, 41)) and len({one.chapter for one in BROKEN}) == 5
     assert len({(one.op, one.mutant) for one in BROKEN}) == len({one.title for one in BROKEN}) == 40
     assert set(ALL) == set(range(1, 48))
+    assert all(re.search(r"\. https://github.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$", one.seen) for one in BROKEN)
 
 
 @pytest.mark.parametrize("one", BROKEN, ids=lambda one: str(one.number))
@@ -102,7 +104,7 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
         return run_llamaspec("lab", *arguments, "--into", str(tmp_path))
 
     listed = run_llamaspec("lab", "list").out.splitlines()
-    assert len(listed) == 47 and listed[1].split()[0] == "2"
+    assert len(listed) == 47 and listed[1].split()[0] == "2" and max(map(len, listed)) <= 80
     missing = lab("check", "2")
     assert missing.code == 2 and "llamaspec lab start 2 makes it" in missing.err
     begun = lab("start", "2")

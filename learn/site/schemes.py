@@ -32,7 +32,7 @@ COLS = 4096  # of a row, where a scheme's bits depend on it
 
 
 class Scheme(NamedTuple):
-    """A quantizer: the file that defines it, stored bits a weight, its guarantee in short, and what it makes of weights."""
+    """A quantizer: the file that defines it, stored bits a weight, its guarantee in short, and its rounding."""
 
     page: str
     bits: float
