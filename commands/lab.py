@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def start(number: int, into: str):
     except FileExistsError:
         raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again") from None
     task = "Mend" if isinstance(one, Broken) else "Fill in"
-    say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}")
+    where = "" if into == "." else f" --into {shlex.quote(into)}"
+    say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{where}")
     write(f"{folder}\n")
 
 
