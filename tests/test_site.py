@@ -1,13 +1,16 @@
 """The site: what is staged, how docstrings become HTML, and that a broken address would be seen."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from learn.site import beside, prose
 from learn.site.crawl import faults
-from learn.site.stage import FIRST, SECTIONS, reading_order, stage, target_of
+from learn.site.stage import ASSETS, FIRST, SECTIONS, reading_order, stage, target_of
 from tests.processes import REPOSITORY
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,9 @@ def test_a_document_without_a_place_is_refused(tmp_path: Path):
 
 
 def test_code_stands_beside_its_docstring_without_it():
-    intro, pair = beside.pairs('"""Title.\n\nMore."""\nimport a\n\n# Why.\ndef f(x):\n    """Turn x."""\n    return x\n')
+    intro, pair = beside.pairs(
+        '"""Title.\n\nMore."""\nimport a\n\n# Why.\ndef f(x):\n    """Turn x."""\n    return x\n'
+    )
     assert (intro.name, intro.said, intro.code) == ("", [("", "Title.\n\nMore.")], "import a")
     assert (pair.name, pair.said, pair.code) == ("f", [("", "Turn x.")], "# Why.\ndef f(x):\n    return x")
 
@@ -92,3 +97,21 @@ def test_an_address_that_leads_nowhere_is_seen(body: str, fault: str | None, tmp
     (tmp_path / "page.html").write_text(body)
     (tmp_path / "other.html").write_text('<h1 id="here">')
     assert (fault is None and faults(tmp_path) == []) or f"page.html: {fault}" in faults(tmp_path)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)")
+def test_a_page_from_the_file_system_has_its_worker(tmp_path: Path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    shutil.copy(ASSETS / "iframe-worker.js", tmp_path)
+    (tmp_path / "worker.js").write_text("addEventListener('message', event => postMessage(event.data + 1))")
+    (tmp_path / "page.html").write_text(
+        "<body><script src='iframe-worker.js'></script><script>const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', event => document.title += event.data);"
+        "worker.postMessage(1); worker.postMessage(4)</script>"
+    )
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto((tmp_path / "page.html").as_uri())
+        page.wait_for_function("document.title === '25'", timeout=60_000)
+        browser.close()

@@ -110,12 +110,13 @@ _SKELETONS = {
     """Compute the logits [seq vocab] after each of tokens [seq], in float64, without a cache.
 
     x = embedding of the tokens; in each layer x += o attention(q, k, v), of the norm of x with attention_norm, where q
-    and k are turned by RoPE in halves; x += down (silu(gate) up), of the norm of x with ffn_norm; logits = head norm(x).
+    and k are turned by RoPE in halves; x += down (silu(gate) up), of the norm of x with ffn_norm; logits =
+    head norm(x).
 
-    params.embedding and params.head are arrays [vocab dim], params.norm is [dim], params.layers a sequence. Of a layer,
+    params.embedding and params.head are arrays [vocab dim], params.norm is [dim], params.layers a sequence. In a layer,
     attention_norm and ffn_norm are [dim]; q, k, v, o, ffn.gate, ffn.up and ffn.down have a weight [rows cols], applied
-    as W x, and no bias here. config has heads, kv_heads, head_dim, eps of the norms, and theta: pair i of d / 2 turns by
-    theta^(-2i/d) a position. The model is causal, and rounds nowhere.
+    as W x, and no bias here. config has heads, kv_heads, head_dim, eps of the norms, and theta: of d / 2 pairs, pair i
+    turns by theta^(-2i/d) a position. The model is causal, and rounds nowhere.
     """
     raise NotImplementedError
 ''',

@@ -32,10 +32,10 @@ STEPS, COLUMNS = (
     1440,
     180,
 )  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
-BITS = {"awq": 4.5, "gptq": 4.5, "smoothquant": 8.25}
+BITS = {"awq": 4.5, "gptq": 4.5, "smoothquant": 8 + 32 / COLS}
 SAID = {
     "awq": "q4's half step, over the factor of the column; on the calibration no worse than plain rounding",
-    "gptq": "of the squared error of outputs, not of a weight",
+    "gptq": "a bound of the squared error of outputs, none of a weight",
     "smoothquant": "q8_row's half step, over the factor of the column; judged with float activations",
 }
 
@@ -54,8 +54,8 @@ learn.site.gallery` makes this page.
 - The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others stay
   (blue), and how far each number is from its own (below).
 
-The model was trained in float32 and is small: 10 layers of 128 numbers. Large models lose less at equal bits. Types of
-256 weights get rows of 128, padded with zeros.
+The model is small, 10 layers of 128 numbers, and large ones lose less at equal bits. Types of 256 weights get rows of
+128, padded with zeros.
 
 | scheme | bits | guaranteed | error | KL | same top | grid |
 |---|---|---|---|---|---|---|
@@ -166,8 +166,8 @@ def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     def x(value: float) -> float:
         return LEFT + (WIDTH - 2 * LEFT) * (value - low) / (high - low)
 
-    body = [_line(x(w), TICK - 8, x(w), TICK - 2, "#e07a3f") for w in group]
-    body += [_line(x(level), TICK, x(level), AXIS, "#5b8def") for level in np.unique(became.round(9))]
+    body = [_ticks([x(w) for w in group], TICK - 8, TICK - 2, "#e07a3f")]
+    body.append(_ticks([x(level) for level in np.unique(became.round(9))], TICK, AXIS, "#5b8def"))
     error = np.abs(became - at)
     top = float(error.max()) or 1.0
     largest = error.reshape(COLUMNS, -1).max(axis=1)
@@ -187,14 +187,9 @@ def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
 def write(folder: Path) -> None:
     """Write gallery.md and its pictures into a folder."""
     judge, table = Judge(), []
-    row = judge.base.tensors["model.layers.0.self_attn.q_proj.weight"].read()[0].astype(np.float64)
-    (folder / "gallery").mkdir(exist_ok=True)
+    draw(folder)
     for one in rows(judge):
-        seen = ""
-        if one.name in SCHEMES:
-            file = "gallery/" + re.sub(r"\W+", "-", one.name.lower()).strip("-") + ".svg"
-            (folder / file).write_text(picture(SCHEMES[one.name].rounded, row), encoding="utf-8")
-            seen = f"![grid of {one.name}]({file})"
+        seen = f"![grid of {one.name}]({picture_of(one.name)})" if one.name in SCHEMES else ""
         error = "" if one.error is None else f"{one.error:.2g}"
         table.append(
             f"| [{one.name}](../reference/quantizers/{one.page}) | {one.bits:.4g} | {one.guarantee} | {error} "
@@ -206,8 +201,30 @@ def write(folder: Path) -> None:
     (folder / "gallery.md").write_text(text, encoding="utf-8")
 
 
+def draw(folder: Path) -> None:
+    """Write the picture of each scheme beside gallery.md in a folder."""
+    row = open_checkpoint("stories").tensors["model.layers.0.self_attn.q_proj.weight"].read()[0].astype(np.float64)
+    (folder / "gallery").mkdir(exist_ok=True)
+    for name, scheme in SCHEMES.items():
+        (folder / picture_of(name)).write_text(picture(scheme.rounded, row), encoding="utf-8")
+
+
+def picture_of(name: str) -> str:
+    """Name the picture of a scheme.
+
+    >>> picture_of("MXFP8, e4m3")
+    'gallery/mxfp8-e4m3.svg'
+    """
+    return "gallery/" + re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg"
+
+
 def _line(x: float, y: float, to_x: float, to_y: float, color: str) -> str:
     return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="{color}"/>'
+
+
+def _ticks(places: list[float], y: float, to_y: float, color: str) -> str:
+    path = "".join(f"M{x:.1f},{y}V{to_y}" for x in dict.fromkeys(round(x, 1) for x in places))
+    return f'<path d="{path}" stroke="{color}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
