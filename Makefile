@@ -9,16 +9,17 @@
 # make test-jax011        tests of the kernels on the oldest supported jax
 # make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
 # make gates      the last two, for two models
+# make docs       the site, in build/site/html: open its index.html (needs no server, no network)
 # make bench-gpu          the suite `gpu` on an H200, and its summary in benchmarks/results/ (needs the extra gpu)
 # make bench-gpu-models, bench-gpu-kernels, bench-gpu-variants   the other suites of the GPU
-# make ci         lint, test-all and gates, as .ci/run does
+# make ci         lint, test-all, gates and docs, as .ci/run does
 
 BIN := .venv/bin
 COMPLETE := .venv/.complete
 RESULTS := benchmarks/results
 
 .PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011
-.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long
+.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long docs
 
 setup: $(COMPLETE)
 	@:  # without a recipe, make would print that there is nothing to do
@@ -87,7 +88,15 @@ gates:
 	@HYPOTHESIS_PROFILE=brief $(MAKE) test-jax011 KERNEL_TABLE=sample ARGS='-m "not slow"'
 	@$(MAKE) test-gpu-compile ARGS="--sample"
 
-ci: lint test-all gates
+ci: lint test-all gates docs
+
+# A link that leads nowhere fails, also those that mkdocs does not look at.
+SITE := build/site
+docs: $(COMPLETE)
+	@.ci/setup "$(PYTHON)" docs
+	@$(BIN)/python -m learn.site stage $(SITE)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet --config-file $(SITE)/mkdocs.yml
+	@$(BIN)/python -m learn.site check $(SITE)
 
 # Every mutant must be found, and every op of ours accepted.
 EXAMPLES ?= 1000

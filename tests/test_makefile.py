@@ -223,6 +223,14 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
     assert checkout.setup(target="test-jax011") == [tests]
 
 
+def test_the_site_is_built_in_an_environment_without_the_project(checkout: Checkout):
+    *ours, stage, venv, setuptools, install, build, check = checkout.setup(target="docs")
+    assert ours == ["venv", *INSTALL] and (venv, setuptools) == ("venv", INSTALL[0])
+    assert install == "install -c constraints.txt -r .ci/docs.txt"
+    assert (stage, check) == ("-m learn.site stage build/site", "-m learn.site check build/site")
+    assert build == "--strict"
+
+
 @pytest.mark.parametrize(("target", "pins"), [("", "constraints.txt"), ("-jax011", ".ci/jax011.txt")])
 def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, target: str, pins: str):
     *_, plugin, compiled = checkout.setup(target=f"test-gpu-compile{target}")
