@@ -1,18 +1,17 @@
 """Contracts on other projects' code: it passes, or docs/found.md describes the difference.
 
-jax's own functions, and the Triton kernels that it ships, run here. torch, onnxruntime and gguf are no dependencies:
-they run in the first Python that has them of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH.
+jax's own functions, and the Triton kernels that it ships, run here. What is no dependency runs in the first Python that
+has it of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH; a clone is found through PYTHONPATH.
 """
 
-import os
-import subprocess
 import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
+from benchmarks.others.rows import library_of
+from benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, TRITON
+from tests.other_pythons import python_with
 from verify import replay as replays
 from verify.campaign import Job
 from verify.candidate import Candidate, Direct, Worker
@@ -46,15 +45,6 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
     assert report.outcome == "within bounds", "\n".join(counterexample(report, contract))
 
 
-@cache
-def python_with(library: str) -> str | None:
-    """Find a Python with the library among those that LLAMASPEC_OTHER_PYTHON names."""
-    for python in filter(None, os.environ.get("LLAMASPEC_OTHER_PYTHON", "").split(os.pathsep)):
-        if not subprocess.run([python, "-c", f"import {library}"], capture_output=True).returncode:
-            return python
-    return None
-
-
 @pytest.fixture
 def other(monkeypatch):
     """A candidate in another Python."""
@@ -62,7 +52,7 @@ def other(monkeypatch):
     monkeypatch.chdir(ROOT)  # where that Python finds the candidates
 
     def start(function: str, arrays: str) -> Worker:
-        library = function.partition(":")[0].rpartition(".")[2].removesuffix("_ops")
+        library, _ = library_of(function)
         if not (python := python_with(library)):
             pytest.skip(f"needs a Python with {library}: set LLAMASPEC_OTHER_PYTHON")
         workers.append(Worker(function, arrays=arrays, python=python))
@@ -84,7 +74,7 @@ def test_triton_kernels_of_jax(job, dtype):
     assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=3, shapes=1)
 
 
-@pytest.mark.parametrize(("job", "dtype"), each([*TORCH, *ONNXRUNTIME, *GGUF]))
+@pytest.mark.parametrize(("job", "dtype"), each([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
 def test_other_libraries(other, job, dtype):
     assert_accepted(job, dtype, other(job.candidate, job.arrays), examples=60, shapes=None)
 
