@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.others.rows import library_of
-from benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, TRITON
+from benchmarks.others.refused import REFUSED
+from benchmarks.others.rows import called, library_of, replay_of
+from benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
 from tests.other_pythons import python_with
 from verify import replay as replays
 from verify.campaign import Job
@@ -97,4 +98,20 @@ def test_what_was_found_is_found_again(path, other):
 
 def test_everything_found_is_told_of():
     text = (ROOT / "docs" / "found.md").read_text(encoding="utf-8")
-    assert FOUND and [path.name for path in FOUND if f"found/{path.name}" not in text] == []
+    text += (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    assert FOUND and [path.name for path in FOUND if path.name not in text] == []
+
+
+def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
+    """The table of docs/found/kernels.md has all of benchmarks/others/table.py, and says why where one is refused."""
+    text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    there = {":".join(library_of(job.candidate)) for job in OTHERS}
+    assert set(REFUSED) <= there
+    for name in there:
+        library, _, function = name.partition(":")
+        assert called(library)[function]
+        (row, *_) = [line for line in text.splitlines() if f"`{library}_ops:{function}`" in line]
+        told = f"{REFUSED[name][1]} ([replay]({replay_of(library, function)}))" if name in REFUSED else "|  |"
+        assert told in row
+        assert (ROOT / "docs" / "found" / replay_of(library, function)).exists() == (name in REFUSED)
+    assert len(there) >= 60

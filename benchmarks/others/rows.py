@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.others.refused import REFUSED
+
 HERE = Path(__file__).parent
 PACKAGES = {
     "torch": "torch 2.14.1, on a CPU",
@@ -33,29 +35,38 @@ def library_of(candidate: str) -> tuple[str, str]:
 
 
 def called(library: str) -> dict[str, str]:
-    """What each function of an adapter calls: the first line of its docstring."""
+    """Names of what each function of an adapter calls: the first line of its docstring."""
     tree = ast.parse((HERE / f"{library}_ops.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
 
 
-def _row(function: str, rows: Sequence[dict[str, Any]], what: str, why: str, replay: str) -> str:
+def replay_of(library: str, function: str) -> str:
+    """The name of the file that shows a refusal again.
+
+    >>> replay_of("flash_attn", "rmsnorm")
+    'flash-attn-rmsnorm.json'
+    """
+    return f"{library}-{function}.json".replace("_", "-")
+
+
+def _row(library: str, function: str, rows: Sequence[dict[str, Any]], what: str) -> str:
     accepted = [f"{SHORT[r['dtype']]} {r['share']:.2f}" for r in rows if r["outcome"] == "within bounds"]
     refused = [SHORT[r["dtype"]] for r in rows if r["outcome"] != "within bounds"]
-    told = f"{', '.join(refused)}: {why} ([replay]({replay}))" if refused else ""
-    return f"| {what} | {rows[0]['op']} | {', '.join(accepted)} | {told} | `{function}` |"
+    told = ""
+    if refused:
+        _, why = REFUSED[f"{library}:{function}"]
+        told = f"{', '.join(refused)}: {why} ([replay]({replay_of(library, function)}))"
+    return f"| {what} | {rows[0]['op']} | {', '.join(accepted)} | {told} | `{library}_ops:{function}` |"
 
 
-def table(logs: Sequence[Path], why: dict[str, str], replays: dict[str, str]) -> str:
-    """Markdown of the rows of JSON in `logs`.
-
-    `why` and `replays` have, by LIBRARY:FUNCTION, the reason of a refusal and the name of its file.
-    """
+def table(logs: Sequence[Path]) -> str:
+    """Markdown of the rows of JSON in `logs`, a section for each package."""
     kept: dict[str, dict[str, list[dict[str, Any]]]] = {library: {} for library in PACKAGES}
     for log in logs:
         for row in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
             library, function = library_of(row["candidate"])
-            kept[library].setdefault(f"{row['op']} {function}", []).append(row)
+            kept[library].setdefault(f"{function} {row['op']}", []).append(row)
     lines = []
     for library, functions in kept.items():
         if not functions:
@@ -64,7 +75,6 @@ def table(logs: Sequence[Path], why: dict[str, str], replays: dict[str, str]) ->
         lines.append("|---|---|---|---|---|")
         names = called(library)
         for key in sorted(functions):
-            function = key.partition(" ")[2]
-            name = f"{library}:{function}"
-            lines.append(_row(function, functions[key], names[function], why.get(name, ""), replays.get(name, "")))
+            function = key.partition(" ")[0]
+            lines.append(_row(library, function, functions[key], names[function]))
     return "\n".join(lines)

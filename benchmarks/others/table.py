@@ -1,18 +1,25 @@
 """Contracts for each function: its op, and its documented domain where that is smaller than the contract's."""
 
+from dataclasses import replace
 from typing import Any
 
+from benchmarks.others.refused import REFUSED
+from benchmarks.others.rows import library_of
 from verify.campaign import Job
 from verify.catalogue import contract_for
 
 SEEING = {"hidden": ["none", "every other", "all but the last"], "n": [2, 3, 7, 33, 128, 513]}  # no row of -inf alone
-SEEN = {"mask": ["none", "window", "every other", "all but the last"], "queries": [1, 2, 3], "keys": [8, 9, 17, 33]}
+SEEN: dict[str, Any] = {
+    "mask": ["none", "window", "every other", "all but the last"],
+    "queries": [1, 2, 3],
+    "keys": [8, 9, 17, 33],
+}
 BOTH = ("float32", "bfloat16")
 ALL = ("float32", "bfloat16", "float16")
 ALONE = ("float32",)
 FEW = {"rows": [1, 2, 3, 17], "tokens": [1, 2, 3, 17], "batch": [1, 2], "seq": [1, 2, 9, 17], "heads": [1, 3, 7]}
-ONE = {"batch": [1]}  # sequence, where a kernel takes one table of angles
-VISIBLE = {"hidden": ["none"]}  # no row of -inf alone
+ONE: dict[str, Any] = {"batch": [1]}  # sequence, where a kernel takes one table of angles
+VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row of -inf alone
 HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
 
 
@@ -165,7 +172,7 @@ FLAG_GEMS = [
     _interpreted("flag_gems", "attention", mask=["none", "every other"], head_dim=[128]),
     _interpreted("flag_gems", "attention", "attention_of_booleans", mask=["none", "every other"], head_dim=[128]),
     _interpreted("flag_gems", "cross_entropy"),
-    _interpreted("flag_gems", "cross_entropy_backward"),
+    _interpreted("flag_gems", "cross_entropy_backward", dtypes=ALONE),
     _interpreted("flag_gems", "embedding"),
     _interpreted("flag_gems", "embedding_backward"),
     _interpreted("flag_gems", "gemm"),
@@ -206,4 +213,23 @@ SCIPY = [
     Job("softmax", "benchmarks.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
     Job("logsumexp", "benchmarks.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
 ]
-OTHERS = [*TORCH, *LIGER, *FLA, *FLASH_ATTN, *UNSLOTH, *FLAG_GEMS, *TRANSFORMERS, *BITSANDBYTES, *TORCHAO, *SCIPY]
+OTHERS = [
+    *TORCH,
+    *TRANSFORMERS,
+    *SCIPY,
+    *LIGER,
+    *FLA,
+    *FLASH_ATTN,
+    *UNSLOTH,
+    *FLAG_GEMS,
+    *BITSANDBYTES,
+    *TORCHAO,
+]
+
+
+def _accepted(job: Job) -> Job:
+    refused, _ = REFUSED.get(":".join(library_of(job.candidate)), ((), ""))
+    return replace(job, dtypes=tuple(dtype for dtype in job.dtypes if dtype not in refused))
+
+
+ACCEPTED = [job for job in map(_accepted, OTHERS) if job.dtypes]
