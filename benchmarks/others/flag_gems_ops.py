@@ -109,14 +109,6 @@ def rope_interleaved(x, positions, frequencies):
     return _rotated(x, positions, frequencies, interleaved=True)
 
 
-def route(x, router, *, experts_per_token, renormalized=True):
-    """`flag_gems.fused.topk_softmax`, after a product of torch's"""
-    shape = (len(x), experts_per_token)
-    weights, chosen, source = (torch.empty(shape, dtype=kind) for kind in (torch.float32, torch.int32, torch.int32))
-    fused.topk_softmax(weights, chosen, source, torch.nn.functional.linear(x, router), renormalized)
-    return chosen, weights
-
-
 def losses(logits, targets):
     return fused.cross_entropy_loss(logits, targets.long(), reduction="none")
 

@@ -16,6 +16,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "flag_gems:attention_of_booleans": (EVERY, "bug: the mask is turned around"),
     "flag_gems:cross_entropy": (EVERY, "bug: the running maximum starts at 0"),
     "flag_gems:cross_entropy_backward": (("float32",), "bug: the running maximum starts at 0"),
+    "flag_gems:embedding_backward": (
+        ("float16",),
+        "gradients of a token are added in float16 (in bfloat16 by float32)",
+    ),
     "liger_kernel:cross_entropy": (HALF, "each token's loss is rounded to the logits' dtype"),
     "liger_kernel:cross_entropy_backward": (HALF, "gradients are rounded before they are multiplied by the losses'"),
     "liger_kernel:rmsnorm_llama": (HALF, "rounded before the weight, as transformers does"),

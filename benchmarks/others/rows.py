@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 PACKAGES = {
     "torch": "torch 2.14.1, on a CPU",
     "transformers": "transformers 5.24.0, on torch's CPU",
-    "scipy": "scipy",
+    "scipy": "scipy 1.18.1",
     "liger_kernel": "Liger-Kernel 0.8.5, in Triton 3.8.0's interpreter",
     "fla": "flash-linear-attention (fla-core 0.6.0), likewise",
     "flash_attn": "flash-attn's Triton at 0251105a, likewise",

@@ -173,8 +173,8 @@ FLAG_GEMS = [
     _interpreted("flag_gems", "attention", "attention_of_booleans", mask=["none", "every other"], head_dim=[128]),
     _interpreted("flag_gems", "cross_entropy"),
     _interpreted("flag_gems", "cross_entropy_backward", dtypes=ALONE),
-    _interpreted("flag_gems", "embedding"),
-    _interpreted("flag_gems", "embedding_backward"),
+    _interpreted("flag_gems", "embedding", count=[1, 2, 17], vocab=[1, 3, 17]),
+    _interpreted("flag_gems", "embedding_backward", count=[1, 2, 17], vocab=[1, 3, 17]),
     _interpreted("flag_gems", "gemm"),
     _interpreted("flag_gems", "gemv"),
     _interpreted("flag_gems", "linear"),
@@ -182,7 +182,6 @@ FLAG_GEMS = [
     _interpreted("flag_gems", "rmsnorm_backward"),
     _interpreted("flag_gems", "rope_halves"),
     _interpreted("flag_gems", "rope_interleaved"),
-    _interpreted("flag_gems", "route"),
     _interpreted("flag_gems", "softmax", **VISIBLE),
     _interpreted("flag_gems", "softmax_backward"),
 ]
