@@ -1,6 +1,8 @@
 """Weaker contracts: code that rounds every intermediate is within them, and little else is."""
 
+import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 
 import click
 import jaxtyping
@@ -103,7 +105,8 @@ def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
 
 @pytest.mark.parametrize("op", CLAIM_LESS)
 def test_the_mutants_that_live_are_those_that_claim_less(op):
-    held, implementation = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
+    held, checked = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
+    implementation = replace(checked, function=inspect.unwrap(checked.function))  # a mutant is the function's own text
     options = {"precision": PRECISIONS["bfloat16"], "examples": 40, "seed": 0, "shrink": False}
     found = {
         mutant.name: verify(held, Direct(implementation.mutated(mutant)), **options)
