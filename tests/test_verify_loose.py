@@ -12,6 +12,7 @@ import pytest
 from cli import llamaspec
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from verify.contract import Claim, Law, Trial
 from verify.loose import loosened
 from verify.precision import PRECISIONS
 from verify.pytest import contract
@@ -101,6 +102,17 @@ def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
     assert judged("softmax", lambda x: plain_softmax(-x), "bfloat16", weaker=True).outcome == "violated"
     halved = judged("rmsnorm", lambda x, weight, *, eps: plain_rmsnorm(x, weight, eps=4 * eps), "bfloat16", weaker=True)
     assert halved.outcome == "violated"
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-9])
+def test_a_law_has_room_for_both_results_unless_bits_are_to_be_equal(tolerance):
+    due = np.ones((1, 2))
+    law = Law("it is what it was", lambda trial: Claim(trial.again()[0], due, tolerance))
+    held = loosened(replace(CONTRACTS["add"], laws=[law]), "bfloat16")
+    arguments = {name: np.ones((1, 2), np.float32) for name in "xy"}
+    (expected,) = held.expected(arguments)
+    claim = held.laws[0].check(Trial(arguments, (due,), (expected.hard,), lambda **_: (due,)))
+    assert claim is not None and claim.tolerance == tolerance + 2 * expected.hard.max() * (tolerance > 0)
 
 
 @pytest.mark.parametrize("op", CLAIM_LESS)
