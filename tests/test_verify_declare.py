@@ -109,6 +109,16 @@ def test_a_narrower_rounding_is_declared():
 
 
 @pytest.mark.parametrize(
+    "formula", [lambda x: np.sum(x, axis=-1), lambda x: x @ np.ones((2, 1)), lambda x: x[0, 1:] * 257.0]
+)
+def test_sums_products_of_matrices_and_constants_are_rounded_too(formula):
+    """256 + 1 and 257 become 256 in bfloat16, which is nearly all that its roundings allow."""
+    due = bound(formula, rounding=Rounding.of(precision("bfloat16")))(np.array([[256.0, 1.0]], np.float32))
+    assert due.value.ravel().tolist() == [257]
+    assert 1 <= due.hard.max() < 3
+
+
+@pytest.mark.parametrize(
     ("formula", "error"),
     [
         (lambda x: np.sort(x), "no bound is derived for np.sort"),

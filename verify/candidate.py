@@ -147,7 +147,7 @@ class Worker:
             if process.said_too_much():
                 raise ValueError("a second reply")
             process.request([list(_as_bytes(positional).values()), _as_bytes(keyword), seconds], self.timeout)
-            times, *reply = process.reply(patience)
+            *reply, times = [*process.reply(patience), *([[]] if seconds is None else [])]
             outcome = _outcome(worker.Reply(*reply), positional)
             if isinstance(outcome, Outputs) or outcome.kind == "raised":
                 return [float(time) for time in times], outcome

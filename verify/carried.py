@@ -253,7 +253,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
     return _added_up(a, value, np.maximum(error, 0), size)
 
 
-def _added_up(x: Carried, value: np.ndarray, error: np.ndarray, size: np.ndarray) -> Carried:
+def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
     """A sum, which adds up in float32, rounded to the dtype that is declared, where that is a narrower one."""
     error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
     return x.like(value, error, size) if x.rounding == FLOAT32 else x.rounded(value, error, size)

@@ -334,8 +334,11 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
             positional, keyword, seconds = read_frame(requests)
         except EOFError:
             return
-        times, reply = caller.timed(positional, keyword, seconds) if seconds else ([], caller(positional, keyword))
-        write_frame(replies, [times, *reply])
+        if seconds is None:
+            write_frame(replies, list(caller(positional, keyword)))
+        else:
+            times, reply = caller.timed(positional, keyword, seconds)
+            write_frame(replies, [*reply, times])
 
 
 if __name__ == "__main__":
