@@ -7,11 +7,13 @@ has it of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH; a clone
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.others.refused import REFUSED
 from benchmarks.others.rows import called, library_of, replay_of
 from benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from reference.losses import cross_entropy
 from tests.other_pythons import python_with
 from verify import replay as replays
 from verify.campaign import Job
@@ -78,6 +80,13 @@ def test_triton_kernels_of_jax(job, dtype):
 @pytest.mark.parametrize(("job", "dtype"), each([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
 def test_other_libraries(other, job, dtype):
     assert_accepted(job, dtype, other(job.candidate, job.arrays), examples=60, shapes=None)
+
+
+def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
+    """The bound of a sum is an array too, as the types say, which are checked here."""
+    candidate = Direct(lambda *given: np.float32(cross_entropy(*given)), arrays="numpy")
+    report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
+    assert report.outcome == "within bounds"
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])

@@ -156,4 +156,4 @@ def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray,
     hard, alarm = (
         bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
     )
-    return hard, np.minimum(hard, alarm)
+    return np.asarray(hard), np.asarray(np.minimum(hard, alarm))  # arithmetic makes a number of an array without axes
