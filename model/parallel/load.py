@@ -57,7 +57,9 @@ def load_parallel(
     memory = memory_of(shapes, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
     if not way.cuts_weights:
         scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
-        memory = memory._replace(cache=-(-memory.cache // devices), activations=memory.activations + scores)
+        angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
+        cache = -(-(memory.cache - angles) // devices) + angles
+        memory = memory._replace(cache=cache, activations=memory.activations + scores)
     check_fits(in_one_memory(memory, len(mine), device), context=capacity, available=free_bytes())
     if len(mine) == devices:
         check_weights(checkpoint, progress=progress)
