@@ -1,22 +1,25 @@
 # make setup      .venv with everything, pinned (PYTHON=/path/to/python3 picks the interpreter)
 # make story      tell a story (MODEL=, TOKENIZER=, SEED=)
+# make xray       the X-ray page of a text on its way through the built-in model, in docs/xray (TEXT=, OUT=)
 # make test       the tests that find most, in a few minutes
 # make test-all   every test
+# make test-browser       the tests of the pages, in Chromium
 # make lint       format, lint, types
 # make verify     ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=); verify-long: for hours
 # make test-jax011        tests of the kernels on the oldest supported jax
 # make test-gpu-compile   what the compiler makes of the kernels on an H200; needs no GPU (-jax011: by the oldest jax)
 # make gates      the last two, for two models
+# make docs       the site, in build/site/html: open its index.html (needs no server, no network)
 # make bench-gpu          the suite `gpu` on an H200, and its summary in benchmarks/results/ (needs the extra gpu)
 # make bench-gpu-models, bench-gpu-kernels, bench-gpu-variants   the other suites of the GPU
-# make ci         lint, test-all and gates, as .ci/run does
+# make ci         lint, test-all, gates and docs, as .ci/run does
 
 BIN := .venv/bin
 COMPLETE := .venv/.complete
 RESULTS := benchmarks/results
 
-.PHONY: setup python story test test-all lint test-jax011 test-gpu-compile test-gpu-compile-jax011 gates bench-gpu ci
-.PHONY: bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long
+.PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011
+.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long docs
 
 setup: $(COMPLETE)
 	@:  # without a recipe, make would print that there is nothing to do
@@ -33,6 +36,11 @@ story: $(COMPLETE)
 	@$(BIN)/llamaspec story $(if $(MODEL),--model "$(MODEL)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") \
 	    $(if $(SEED),--seed $(SEED))
 
+TEXT ?= Once upon a time, a little fox found a
+OUT ?= docs/xray
+xray: $(COMPLETE)
+	@$(BIN)/llamaspec xray "$(TEXT)" --out "$(OUT)"
+
 # Two workers: the tests mostly wait for compilers, and CI has two cores.
 PYTEST := $(BIN)/python -m pytest -q -n 2
 
@@ -42,6 +50,9 @@ test: $(COMPLETE)
 
 test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
+
+test-browser: $(COMPLETE)
+	@$(PYTEST) --dist loadfile tests/test_xray_page.py tests/test_serving_page.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .
@@ -71,12 +82,21 @@ bench-gpu-models bench-gpu-kernels bench-gpu-variants: bench-gpu-%: $(COMPLETE)
 	@$(BIN)/llamaspec bench --suite $* --json $(RESULTS)/raw/gpu-$*.json
 	@$(BIN)/python -m benchmarks.summary $(RESULTS)/raw/gpu-$*.json
 
-# The sample is two of the ten models. A change to the kernels needs test-jax011 and test-gpu-compile in full.
+# The sample is two of the ten models, and the oldest jax runs what `make test` does. A change to the kernels needs
+# test-jax011 and test-gpu-compile in full.
 gates:
-	@$(MAKE) test-jax011 KERNEL_TABLE=sample
+	@HYPOTHESIS_PROFILE=brief $(MAKE) test-jax011 KERNEL_TABLE=sample ARGS='-m "not slow"'
 	@$(MAKE) test-gpu-compile ARGS="--sample"
 
-ci: lint test-all gates
+ci: lint test-all gates docs
+
+# A link that leads nowhere fails, also those that mkdocs does not look at.
+SITE := build/site
+docs: $(COMPLETE)
+	@.ci/setup "$(PYTHON)" docs
+	@$(BIN)/python -m learn.site stage $(SITE)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet --config-file $(SITE)/mkdocs.yml
+	@$(BIN)/python -m learn.site check $(SITE)
 
 # Every mutant must be found, and every op of ours accepted.
 EXAMPLES ?= 1000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
@@ -38,6 +39,7 @@ VERBS = {
     "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
     "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
     "trace": Entry(LOOK, "trace", "Follow one token of TEXT through a model, op by op."),
+    "xray": Entry(LOOK, "xray", "Draw TEXT on its way through a model: a page to explore in a browser."),
     "lab": Entry(LOOK, "lab", "Find the wrong line of forty broken kernels, then write a Llama yourself."),
     "logits": Entry(LOOK, "logits", "Write what a model predicts after each token, as a NumPy file."),
     "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
@@ -63,6 +65,14 @@ class Verbs(click.Group):
             return None
         entry = VERBS[cmd_name]
         return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that `args` begin with. Raises UsageError with the one that a misspelt name may mean."""
+        if meant := get_close_matches(args[0], VERBS, 1) if args[0] not in VERBS else []:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""

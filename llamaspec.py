@@ -63,6 +63,7 @@ ONLY_FOR = {  # further packages, by the word on the command line that needs the
     "serve": ("serving",),
     "train": ("training",),
     "verify": ("verify",),
+    "--html": ("benchmarks",),
 }
 
 
@@ -99,17 +100,18 @@ def refuse_hidden(*packages: str) -> None:
 
 def main() -> NoReturn:
     """Run the command line. See `cli.main` for exit codes."""
-    needed = [package for word in sys.argv[1:] for package in ONLY_FOR.get(word, ())]
     try:
-        refuse_hidden("cli", "commands", *LIBRARY, *needed)
-    except ImportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    try:
+        needed = [package for word in sys.argv[1:] for package in ONLY_FOR.get(word, ())]
+        try:
+            refuse_hidden("cli", "commands", *LIBRARY, *needed)
+        except ImportError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
         from cli import main as run
-    except KeyboardInterrupt:
+
+        run()
+    except KeyboardInterrupt:  # before `run` answers signals in its own way
         sys.exit(130)
-    run()
 
 
 if __name__ == "__main__":

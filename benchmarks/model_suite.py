@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from model.insight.machine import (
     Sizes,
     about,
     from_cache,
+    kept_link,
     last_level_cache,
     measure_ceilings,
     this_machine,
@@ -53,11 +55,13 @@ NOT_COUNTED = ("decode, top-p", "breakdown")
 
 def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
-    quantize: str | None, cache: str | None, devices: int = 1,
+    quantize: str | None, cache: str | None, devices: int = 1, measured: Path | None = None,
+    progress: Progress = no_progress,
 ) -> Plan:  # fmt: skip
     """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
-    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too.
+    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. The
+    link between devices of this machine is that which `keep_link` wrote to the folder `measured`, if there is one.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
@@ -66,6 +70,8 @@ def planned(
     platform = DEVICES[device].platform if device else jax.default_backend()
     subject = choose_model(model=model, shape=shape, dtype=dtype, quantize=quantize, platform=platform)
     capacity = choose_context(context, subject.config.context)
+    if not device:
+        progress("measuring the machine", 0.0)
     where = DEVICES[device] if device else this_machine(subject.dtype)
     if devices > 1:
         config, shapes = share(subject.config, devices), subject.share_shapes(capacity, devices)
@@ -76,6 +82,8 @@ def planned(
         link = Link(0.0, devices / where.bandwidth)
         rates = {dtype: rate / devices for dtype, rate in where.flops.items()}
         where = where._replace(memory=where.memory / devices, bandwidth=where.bandwidth / devices, flops=rates)
+    if measured and not device:
+        link = kept_link(measured, devices) or link
     return make_plan(
         *(subject.name, shapes, config, where),
         **{"context": capacity, "batch": batch, "quantize": subject.quantize, "devices": devices, "link": link},
@@ -268,7 +276,7 @@ def profile_model(
     `context` is as in `run_suite`, and so are the errors.
     """
     subject = choose_model(**chosen)
-    tokens = _tokens(subject, context)
+    tokens = prompt_tokens(subject, context)
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=1)
     progress("weights", 0.4)
@@ -280,15 +288,15 @@ def profile_model(
 
 def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bool) -> int:
     """Choose the most tokens that a suite has before it decodes. Raises ValueError for more than the model can hold."""
-    tokens, most = _tokens(subject, context), subject.config.context - subject.burst
+    tokens, most = prompt_tokens(subject, context), subject.config.context - subject.burst
     if suite == "decode":
         return tokens
     # Random weights have no trained length, so the context may be longer.
     return min(context or GROWTH[1], max(most, GROWTH[1]) if random else most)
 
 
-def _tokens(subject: TimedModel, context: int | None) -> int:
-    """Choose the tokens of a prompt, and before decoding."""
+def prompt_tokens(subject: TimedModel, context: int | None) -> int:
+    """Choose the tokens of a prompt, and before decoding. Raises ValueError for more than the model can hold."""
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
         raise ValueError(f"{context} tokens and {subject.burst} to decode: this model holds {subject.config.context}")

@@ -2,14 +2,14 @@
 
     python -m benchmarks.several --devices 2 --shape llama-3.1-8b --quantize q4 --json several.json
 
-Weights are random, drawn on each device. `llamaspec bench --suite collectives` measures the same.
+Weights of a shape are random, drawn on each device. `llamaspec bench --devices N` measures the same.
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.model_suite import prompt_tokens
 from benchmarks.random_model import random_params
+from benchmarks.timed_model import TimedModel, choose_model
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
 from model.insight.machine import about
+from model.insight.plan import Link
 from model.insight.shapes import SHAPES
-from model.llama import choose_dtype
+from model.llama import load_backend
 from model.options import SamplingOptions
 from model.parallel.backend import ParallelBackend
 from model.parallel.load import plan_parallel
@@ -33,9 +36,9 @@ from model.parallel.reading import empty_share
 from model.parallel.share import share
 from model.parallel.tensor import AXIS
 from model.running.device import default_device
+from model.running.jax_backend import JaxBackend
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
-from model.weights.params import abstract_params
-from reference.config import Config
+from model.weights.params import Progress, abstract_params, no_progress
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
 LOOP = 50  # all-reduces of a call, fewer for large arrays
@@ -43,15 +46,15 @@ MOVED = 256 << 20  # bytes that a call sums at most, where that is more than two
 ROUNDS = 5
 
 
-def all_reduce_rows(devices: int, sizes: Sequence[int] = SIZES) -> list[dict[str, float]]:
-    """Time an all-reduce of float32 arrays of these sizes, many in one program."""
+def all_reduce_rows(devices: int) -> list[dict[str, float]]:
+    """Time an all-reduce of float32 arrays of `SIZES`, many in one program."""
     over, rows = mesh(devices), []
 
     def many(x: jax.Array, times: jax.Array) -> jax.Array:
         return lax.fori_loop(0, times, lambda _, x: lax.psum(x, AXIS) / devices, x)
 
     spread = jax.jit(jax.shard_map(many, mesh=over, in_specs=(P(), P()), out_specs=P(), check_vma=False))
-    for size in sizes:
+    for size in SIZES:
         times = max(2, min(LOOP, MOVED // size))
         x = jnp.ones(size // 4, jnp.float32)
         jax.block_until_ready(spread(x, np.int32(times)))
@@ -77,18 +80,29 @@ def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float
     return {"alpha": alpha, "beta": (largest["seconds"] / steps - alpha) * devices / largest["bytes"]}
 
 
-def random_backend(config: Config, *, devices: int, dtype: np.dtype, quantize: str | None, context: int) -> Any:
+def running_on(subject: TimedModel, *, devices: int, context: int) -> JaxBackend:
+    """Load a model onto so many devices, for sequences of `context` tokens, or draw its weights there."""
+    if subject.random:
+        return random_backend(subject, devices=devices, context=context)
+    how: dict[str, Any] = {"kernels": subject.kernels, "quantize": subject.quantize, "dtype": subject.dtype}
+    found = load_backend(subject.checkpoint(), context=context, devices=devices, greedy=True, own_process=True, **how)
+    assert isinstance(found, JaxBackend)
+    return found
+
+
+def random_backend(subject: TimedModel, *, devices: int, context: int) -> ParallelBackend:
     """Make a backend of random weights on several devices."""
+    config, dtype = subject.config, np.dtype(subject.dtype)
     device, local = default_device(), share(config, devices)
     held = empty_share(config, devices, dtype)
     checkpoint = Checkpoint("random", "memory", local, held, bos=None, stops=frozenset())
-    run = quantized(checkpoint, quantize) if quantize else checkpoint
+    run = quantized(checkpoint, subject.quantize) if subject.quantize else checkpoint
     layout = Layout(
         1, context, min(prompt_chunk(config, device.platform), context), longest_burst(device.platform), dtype
     )
     shapes = abstract_params(local, dtype=dtype, positions=layout.rows, tensors=run.tensors)
     where = {"devices": devices, "layout": layout, "device": device}
-    partition, choice = plan_parallel(local, shapes, **where, kernels="auto")
+    partition, choice = plan_parallel(local, shapes, **where, kernels=subject.kernels)
     how: dict[str, Any] = {"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": True}
     programs = compile_programs(shapes, local, **how, jit=partition.jit)
     parts = []
@@ -100,10 +114,10 @@ def random_backend(config: Config, *, devices: int, dtype: np.dtype, quantize: s
     return ParallelBackend(params, programs, local, local=shapes, **made)
 
 
-def decode_row(backend: ParallelBackend, *, position: int, vocab: int) -> dict[str, Any]:
-    """Time a greedy step after `position` tokens, and a chunk of a prompt."""
+def decode_row(backend: JaxBackend, *, position: int, vocab: int) -> dict[str, Any]:
+    """Time greedy steps after `position` tokens, and a chunk of a prompt."""
     options, seen = SamplingOptions(temperature=0), np.zeros(vocab, bool)
-    cache, burst = backend.start(), backend.burst
+    cache, burst = backend.start(), min(backend.burst, backend.capacity - position)
     began = time.perf_counter()
     cache = jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
     cold = time.perf_counter() - began
@@ -119,39 +133,59 @@ def decode_row(backend: ParallelBackend, *, position: int, vocab: int) -> dict[s
         read, _, cache = backend.decode(cache, drawing, steps=burst)
         taken = len(read())
         steps.append((time.perf_counter() - began) / taken)
-    step, chunk = statistics.median(steps[1:]), statistics.median(chunks)
+    step, chunk, bytes_read = (
+        *map(statistics.median, (steps[1:], chunks)),
+        backend.bytes_read(position + burst / 2),
+    )
     return {
         "run": backend.describe(),
         "tokens_a_second": 1 / step,
         "prompt_tokens_a_second": backend.chunk / chunk,
-        "bytes_a_device": backend.bytes_read(position + burst / 2),
+        "bytes_a_device": bytes_read,
+        "bytes_a_second": bytes_read / step,
         "cold_chunk_seconds": cold,
     }
 
 
 def measure_several(
-    numbers: Sequence[int], shape: str | None, *, dtype: str | None, quantize: str | None, position: int
+    numbers: Sequence[int],
+    *,
+    decoding: bool,
+    context: int | None = None,
+    progress: Progress = no_progress,
+    **chosen: Any,
 ) -> dict[str, Any]:
-    """Measure sums over each number of devices and, for the name of a shape, decoding on each."""
+    """Measure sums over each number of devices and, if asked, what `choose_model` chooses, decoding on each.
+
+    Steps are those after `context` tokens, by default 512 or half of what the model can hold. Raises ValueError for
+    unknown names, for a context that the model cannot hold, and for a number of devices that JAX lacks, or that cannot
+    share the model.
+    """
     report: dict[str, Any] = {"about": about(), "all_reduce": {}, "decode": []}
-    for devices in numbers:
+    subject = choose_model(**chosen) if decoding else None
+    if subject:  # refused before anything is measured
+        prompt_tokens(subject, context)
+        for devices in numbers:
+            share(subject.config, devices)
+    for i, devices in enumerate(numbers):
+        progress(f"{devices} device{'s' * (devices > 1)}", i / len(numbers))
+        link = None
         if devices > 1:
             rows = all_reduce_rows(devices)
-            report["all_reduce"][devices] = {"rows": rows, **constants(rows, devices)}
-    if shape is None:
-        return report
-    if shape not in SHAPES:
-        raise ValueError(f"no shape named {shape}: there are {', '.join(SHAPES)}")
-    config, chosen = SHAPES[shape], choose_dtype(dtype, None, platform=jax.default_backend())
-    context = min(config.context, 1 << (position + 512).bit_length())
-    for devices in numbers:
-        sizes: dict[str, Any] = {"devices": devices, "dtype": chosen, "quantize": quantize, "context": context}
-        row = decode_row(random_backend(config, **sizes), position=position, vocab=config.vocab)
-        report["decode"].append({"shape": shape, "quantize": quantize, "devices": devices, **row})
+            found = constants(rows, devices)
+            report["all_reduce"][devices], link = {"rows": rows, **found}, Link(**found)
+        if subject:
+            whole, position = subject.config, prompt_tokens(subject, context)
+            capacity = min(whole.context, 1 << (position + 512).bit_length())
+            backend = running_on(subject, devices=devices, context=capacity)
+            row = decode_row(backend, position=position, vocab=whole.vocab)
+            sums = 2 * whole.layers * link.all_reduce_seconds(devices, 4 * whole.dim) if link else 0.0
+            place = {**subject.about(), "devices": devices, "position": position}
+            report["decode"].append({**place, **row, "seconds_of_sums": sums})
     return report
 
 
-def as_text(report: dict[str, Any]) -> str:
+def as_text(report: Mapping[str, Any]) -> str:
     """Format what was measured for a person to read."""
     lines = []
     for devices, found in report["all_reduce"].items():
@@ -160,9 +194,15 @@ def as_text(report: dict[str, Any]) -> str:
         for row in found["rows"]:
             lines.append(f"  {row['bytes']:12,} bytes {row['seconds'] * 1e6:12,.1f} us")
     for row in report["decode"]:
-        scheme = f" {row['quantize']}" if row["quantize"] else ""
-        lines.append(f"{row['shape']}{scheme}, {row['devices']} devices: {row['tokens_a_second']:,.1f} tokens/s, ")
-        lines[-1] += f"a prompt at {row['prompt_tokens_a_second']:,.0f} tokens/s; {row['run']}"
+        scheme, several = f" {row['quantize']}" if row["quantize"] else "", row["devices"] > 1
+        lines.append(f"{row['name']}{scheme}, {row['devices']} device{'s' * several}: {row['run']}")
+        lines.append(f"  a prompt       {row['prompt_tokens_a_second']:10,.0f} tokens/s")
+        lines.append(f"  decoding       {row['tokens_a_second']:10,.1f} tokens/s after {row['position']}, ")
+        each = " by each device" if several else ""
+        lines[-1] += f"{row['bytes_a_device'] / 1e6:,.1f} MB read{each} at {row['bytes_a_second'] / 1e9:,.1f} GB/s"
+        if several:
+            share_of_step = row["seconds_of_sums"] * row["tokens_a_second"]
+            lines.append(f"  sums           {share_of_step:10.0%} of a step, by the all-reduces above")
     return "\n".join(lines) + "\n"
 
 
@@ -173,11 +213,11 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, help="also decode with random weights of this model")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--quantize")
-    parser.add_argument("--position", type=int, default=512)
+    parser.add_argument("--context", type=int)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    how = {"dtype": asked.dtype, "quantize": asked.quantize, "position": asked.position}
-    report = measure_several(asked.devices, asked.shape, **how)
+    of = {name: getattr(asked, name) for name in ("shape", "dtype", "quantize", "context")}
+    report = measure_several(asked.devices, decoding=bool(asked.shape), model="", **of)
     if asked.json:
         asked.json.write_text(json.dumps(report, indent=2) + "\n")
     print(as_text(report), end="")

@@ -1,13 +1,16 @@
 """Charts as SVG: bars and lines are a page of code, and a plotting library is a dozen packages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from math import log10
+from math import ceil, log10
 
 COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # distinct for color-blind readers
 WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
+HEIGHT = 480  # of charts that have axes
+FINE, DECADES = 5, 12  # decades on an axis that has room for 1, 2 and 5 of each; decades that it has room for
 BEYOND = 1.1  # of a full bar: longer ones are cut here
 Series = Mapping[str, float]  # by the label of a bar
+Point = tuple[float, float]
 
 
 def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0) -> str:
@@ -32,31 +35,52 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
     return _page(title, remark, height, body)
 
 
-def lines(title: str, remark: str, rows: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
+def lines(title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: str, y: str) -> str:
     """Draw a line through the points of each row, on logarithmic axes. Numbers must be above 0."""
+    place, body = _axes([point for row in rows.values() for point in row], list(rows), x=x, y=y)
+    for i, row in enumerate(rows.values()):
+        color = COLOURS[i % len(COLOURS)]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, row))
+        body.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{color}"/>' for a, b in map(place, row)]
+    return _page(title, remark, HEIGHT, body)
+
+
+def scatter(
+    title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: str, y: str, level: float | None = None
+) -> str:
+    """Draw a dot for each point, on logarithmic axes, and a line at `level`. Numbers must be above 0; one is needed."""
     points = [point for row in rows.values() for point in row]
-    height, left, right, foot = 480, 70, WIDTH - 30, 430
+    place, body = _axes([*points, *([(points[0][0], level)] if level else [])], list(rows), x=x, y=y)
+    if level:
+        left, right = (place((end(point[0] for point in points), level)) for end in (min, max))
+        body.append(_line(*left, *right, "#222"))
+    for i, row in enumerate(rows.values()):
+        color = COLOURS[i % len(COLOURS)]
+        dots = dict.fromkeys((f"{a:.1f}", f"{b:.1f}") for a, b in map(place, row))  # each once
+        body += [f'<circle cx="{a}" cy="{b}" r="2.5" fill="{color}" fill-opacity="0.5"/>' for a, b in dots]
+    return _page(title, remark, HEIGHT, body)
+
+
+def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> tuple[Callable[[Point], Point], list]:
+    """A function that places a point, and the elements of a frame with logarithmic axes."""
+    left, right, foot = 70, WIDTH - 30, HEIGHT - 50
     (x_low, x_high), (y_low, y_high) = (_decades([point[i] for point in points]) for i in (0, 1))
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
+    def place(point: Point) -> Point:
         across = (log10(point[0]) - x_low) / (x_high - x_low)
         up = (log10(point[1]) - y_low) / (y_high - y_low)
         return left + (right - left) * across, foot - (foot - TOP) * up
 
-    body = _legend(list(rows))
+    body = _legend(names)
     for value in _ticks(x_low, x_high):
         at, _ = place((value, 10**y_low))
         body += [_line(at, TOP, at, foot, "#ddd"), _text(at, foot + 16, f"{value:g}", anchor="middle")]
     for value in _ticks(y_low, y_high):
         _, at = place((10**x_low, value))
         body += [_line(left, at, right, at, "#ddd"), _text(left - 6, at + 4, f"{value:g}", anchor="end")]
-    body += [_text((left + right) / 2, height - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
-    for i, row in enumerate(rows.values()):
-        color = COLOURS[i % len(COLOURS)]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, row))
-        body.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        body += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{color}"/>' for a, b in map(place, row)]
-    return _page(title, remark, height, body)
+    body += [_text((left + right) / 2, HEIGHT - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
+    return place, body
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
@@ -66,12 +90,14 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two logarithms.
+    """1, 2 and 5 times powers of ten between two logarithms; over many decades, every few powers alone.
 
-    >>> _ticks(0.2, 1.1)
-    [2.0, 5.0, 10.0]
+    >>> _ticks(0.2, 1.1), _ticks(-0.1, 5.5), _ticks(-0.1, 16.0)[:3]
+    ([2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], [1.0, 100.0, 10000.0])
     """
-    steps = [float(f"{m}e{e}") for e in range(int(low) - 2, int(high) + 2) for m in (1, 2, 5)]
+    every = ceil((high - low) / DECADES)
+    digits = (1, 2, 5) if high - low < FINE else (1,)
+    steps = [float(f"{m}e{e}") for e in range(int(low) - 2, int(high) + 2) for m in digits if e % every == 0]
     return [value for value in steps if low <= log10(value) <= high]
 
 
@@ -94,7 +120,8 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 1
 
 def _page(title: str, remark: str, height: float, body: Sequence[str]) -> str:
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif">',
         '<rect width="100%" height="100%" fill="white"/>',
         _text(8, 18, title, size=14),
         _text(8, 34, remark),

@@ -20,9 +20,9 @@ from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.llama import choose_dtype
 from model.ops.choice import Choice, check_kernels, ops_for
-from model.parallel.load import Parts
 from model.parallel.reading import empty_share
 from model.parallel.share import share
+from model.parallel.way import Parts
 from model.running.device import default_device, free_bytes
 from model.running.memory import Memory, check_fits, memory_of
 from model.running.programs import longest_burst, prompt_chunk

@@ -22,8 +22,8 @@ from commands.progress import progress_bar
     default="decode",
     show_default=True,
     help="Measure a model (decode), how its speed changes as the work grows (growth), or sums over --devices and, with "
-    "--shape, decoding on them (collectives). On an H100 or H200: all that matters there (gpu), whole models (models), "
-    "the kernels of published Llamas (kernels) or of others (variants).",
+    "MODEL or --shape, decoding on one and on all of them (collectives). On an H100 or H200: all that matters there "
+    "(gpu), whole models (models), the kernels of published Llamas (kernels) or of others (variants).",
 )
 @click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
@@ -60,18 +60,24 @@ def bench(
     MODEL is the built-in one unless given. The machine is measured first. The suites gpu, kernels and
     variants take nine minutes each, models three, and run on an H100 or H200. A suite that is
     interrupted leaves its figures in FILE.interrupted. After the suites decode and growth, `generate`
-    ends with its share of what was measured.
+    ends with its share of what was measured. After `bench --devices N`, `inspect --plan --devices N` counts
+    with the sums that were measured.
 
     \b
     llamaspec bench
     llamaspec bench --shape llama-3.2-1b --quantize q4 --json figures.json
+    llamaspec bench --devices 2
     """
     devices = of.pop("devices")
-    if suite == "collectives":
-        _collectives(devices, json_file, **of)
+    if suite == "collectives" or devices > 1:
+        if suite not in ("collectives", "decode"):
+            raise click.UsageError("--devices goes with the suites decode and collectives")
+        alone = {"batch": 1, "backend": "jax", "dry_run": False, "plot": None, "tune": None}
+        given = {**of, "dry_run": dry_run, "plot": plot_file, "tune": tune_file}
+        if refused := [name for name, one in alone.items() if given[name] != one]:
+            raise click.UsageError(f"--{refused[0].replace('_', '-')} is not for several devices")
+        _several(suite, devices, json_file, **{name: value for name, value in of.items() if name not in alone})
         return
-    if devices > 1:
-        raise click.UsageError("--devices goes with the suite collectives")
     import json
     from contextlib import ExitStack
 
@@ -135,25 +141,31 @@ def bench(
         fail(f"not right on this device: {', '.join(wrong)}", 1)
 
 
-def _collectives(
-    devices: int, json_file: str | None, *, shape: str | None, dtype: str | None, quantize: str | None,
-    context: int | None, **_: Any,
-) -> None:  # fmt: skip
-    """Print what a sum over devices takes and, for a shape, how fast one device and all of them decode."""
+def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
+    """Print what a sum over devices takes, and how fast they decode; the suite collectives compares one device."""
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")
+    if of["shape"] and of["model"]:
+        raise click.UsageError("give either MODEL or --shape NAME")
+    decoding = suite == "decode" or bool(of["shape"] or of["model"])
     from contextlib import nullcontext
 
     from model.checkpoints.staging import new_file
 
+    of["model"] = of["model"] or default_model()
     with new_file(json_file, replace=True) if json_file else nullcontext() as staged:
         prepare_jax()
         from benchmarks.report import write_report
         from benchmarks.several import as_text, measure_several
+        from model.insight.machine import keep_link
+        from model.insight.plan import Link
 
+        numbers = [devices] if suite == "decode" else [1, devices]
         with progress_bar() as progress:
-            progress("measuring", 0.0)
-            report = measure_several([1, devices], shape, dtype=dtype, quantize=quantize, position=context or 512)
+            report = measure_several(numbers, decoding=decoding, progress=progress, **of)
+        if folder := cache_folder():
+            for several, found in report["all_reduce"].items():
+                keep_link(folder, several, Link(found["alpha"], found["beta"]))
         if staged:
             write_report(report, staged)
     write(as_text(report))

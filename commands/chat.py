@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +20,7 @@ from commands.options import (
     combined,
     max_new_tokens,
     model_option,
+    processes_options,
     running_options,
     sampling_options,
     timings_option,
@@ -30,6 +31,7 @@ from commands.output import say, stream
 if TYPE_CHECKING:
     from model.chat.chat import Chat
     from model.generation import Generation
+    from model.parallel.processes import Watch
 
 COMMANDS = """\
 /help         show this
@@ -42,10 +44,10 @@ Ctrl-C        stop an answer"""
 STORIES = """\
 The built-in model tells stories and answers
 questions about them. It knows nothing else.
-  Tell me a story about a fox and a red kite.
+  Tell me a story about a fox and a kite.
   Tell me a story about a mouse and a ball.
   Tell me a story about a girl and a cake.
-  Tell me a story about a kitten and a storm.
+  Tell me a story about a pig and a storm.
   Tell me a story about Anna and a carrot.
   Tell me a story about a bear who learns to
     swim.
@@ -63,12 +65,21 @@ Once it has told one:
     metavar="NAME|FILE",
     help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
 )
-@combined(model_option, tokenizer_option, max_new_tokens(512), sampling_options, running_options, timings_option)
-def chat(system: str | None, template: str | None, timings: bool, **options: Any):
+@combined(
+    model_option,
+    tokenizer_option,
+    max_new_tokens(512),
+    sampling_options,
+    running_options,
+    processes_options,
+    timings_option,
+)
+@click.pass_obj
+def chat(others: Watch | None, system: str | None, template: str | None, timings: bool, **options: Any):
     """Talk with a model.
 
     /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
-    is no terminal, each of its lines is a question.
+    is no terminal, each of its lines is a question. Of several processes, the first one asks.
 
     \b
     llamaspec chat
@@ -87,16 +98,22 @@ def chat(system: str | None, template: str | None, timings: bool, **options: Any
     conversation = Chat(llama, found, system=system)
     print_seed(options, request)
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
-    typed = sys.stdin.isatty()
-    if typed:
+    typed, first = sys.stdin.isatty(), others is None or others.first
+    if typed and first:
         say("Type /help for what can be asked." if is_built_in else "Type /help for commands, /exit to leave.")
-    with _interruption() as interrupted:
-        for line in _terminal_lines() if typed else (line.rstrip("\r\n") for line in sys.stdin):
+    lines = _terminal_lines() if typed else (line.rstrip("\r\n") for line in sys.stdin)
+    agree: Callable[[bool], int] = bool
+    if others:
+        from model.parallel.processes import agreed as agree
+
+        typed, lines = bool(agree(typed)), others.shared(lines)
+    with _interruption(agree) as interrupted:
+        for line in lines:
             if line.strip() in ("/exit", "quit", "exit"):
                 return
             try:
                 if re.match(r"\s*/\w+(\s|$)", line):
-                    _command(conversation, line.strip(), sample=STORIES if is_built_in else "")
+                    _command(conversation, line.strip(), sample=STORIES if is_built_in else "", saves=first)
                 elif line.strip():
                     asked = perf_counter()
                     answer = _answer(conversation, line, interrupted, request)
@@ -109,8 +126,11 @@ def chat(system: str | None, template: str | None, timings: bool, **options: Any
                 say(f"error: {error}")
 
 
-def _command(conversation: Chat, line: str, *, sample: str) -> None:
-    """Do what a line that begins with a slash says. Raises ValueError for one that means nothing."""
+def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None:
+    """Do what a line that begins with a slash says. Raises ValueError for one that means nothing.
+
+    Of several processes, only one `saves`.
+    """
     name, _, rest = line.partition(" ")
     match name, rest.strip():
         case "/help", "":
@@ -121,6 +141,8 @@ def _command(conversation: Chat, line: str, *, sample: str) -> None:
         case "/system", text:
             conversation.instruct(text or None)
             say("begun anew" if text else "begun anew, without a system message")
+        case "/save", file if file and not saves:
+            pass
         case "/save", file if file:
             _save(conversation, file)
             say(f"{file}: {len(conversation.messages)} messages")
@@ -185,13 +207,17 @@ def _terminal_lines() -> Iterator[str]:
 
 
 class _Pressed:
-    """Whether Ctrl-C was pressed during an answer. Pressed again, or at another time, it raises KeyboardInterrupt."""
+    """Whether Ctrl-C was pressed during an answer. Pressed again, or at another time, it raises KeyboardInterrupt.
 
-    def __init__(self):
+    `agree` makes one answer of those of several processes, which must end a text after the same burst.
+    """
+
+    def __init__(self, agree: Callable[[bool], int]):
+        self._agree = agree
         self._answering = self._pressed = False
 
     def __call__(self) -> bool:
-        return self._pressed
+        return bool(self._agree(self._pressed))
 
     def press(self) -> None:
         if self._pressed or not self._answering:
@@ -209,7 +235,7 @@ class _Pressed:
 
 
 @contextmanager
-def _interruption() -> Iterator[_Pressed]:
-    pressed = _Pressed()
+def _interruption(agree: Callable[[bool], int]) -> Iterator[_Pressed]:
+    pressed = _Pressed(agree)
     with handled_by(pressed.press):
         yield pressed

@@ -8,7 +8,7 @@ import click
 
 from commands.loading import prepare_jax
 from commands.options import FILE, MODEL, Verb, combined, json_option, tokenizer_option
-from commands.output import write, write_json
+from commands.output import write, write_json, write_rows
 from commands.progress import progress_bar
 
 
@@ -53,6 +53,4 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
         write_json(report)
         return
     for section, entries in report.items():
-        click.echo(section)
-        for name, value in entries.items():
-            click.echo(f"  {name:16}{value}")
+        write_rows(section, *(f"  {name:14}  {value}" for name, value in entries.items()))

@@ -14,6 +14,7 @@ from commands.options import (
     combined,
     emulate_option,
     json_option,
+    processes_options,
     running_options,
     tokenizer_option,
 )
@@ -34,7 +35,7 @@ from commands.progress import progress_bar
     "--by-tensor", is_flag=True, help="With --against: exchange each tensor that differs alone, and give its cost."
 )
 @click.option("--stride", type=int, help="Move the window by so many tokens.  [default: half of the context]")
-@combined(tokenizer_option, running_options, emulate_option, json_option)
+@combined(tokenizer_option, running_options, processes_options, emulate_option, json_option)
 def evaluate(
     model: str,
     text: str,

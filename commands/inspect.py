@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
+from commands.loading import cache_folder
 from commands.options import MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from commands.output import write, write_json
+from commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
@@ -146,7 +148,9 @@ def _plan(
     from benchmarks.model_suite import planned
     from model.insight.plan import as_text
 
-    found = planned(model or default_model(), shape=shape, device=device, context=context, batch=batch, **chosen)
+    chosen |= {"shape": shape, "device": device, "context": context, "batch": batch, "measured": cache_folder()}
+    with progress_bar() as progress:
+        found = planned(model or default_model(), progress=progress, **chosen)
     if as_json:
         write_json(found.as_json())
     else:

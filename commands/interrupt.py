@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
@@ -63,16 +63,16 @@ class Interrupts:
             sys.stdout.flush()
             os._exit(self.status)
 
-    def end_for_a_lost_page(self) -> None:
+    def end_for_a_lost_page(self) -> NoReturn:
         """End the process with an error for a file that became shorter while it was read."""
-        from model.system import files_cut_short
+        from model.checkpoints.checkpoint import refused
+        from model.checkpoints.mapped import maps_cut_short
 
-        files = files_cut_short()
-        said = f"{files[0]}: was cut short while it was read" if files else "a file was cut short while it was read"
-        os.write(2, f"error: {said}\n".encode(errors="backslashreplace"))
+        file = next(iter(maps_cut_short().values()), "a file")
+        os.write(2, f"error: {refused(file, 'was cut short while it was read')}\n".encode(errors="backslashreplace"))
         self.end(1)
 
-    def end(self, status: int) -> None:
+    def end(self, status: int) -> NoReturn:
         """End the process now, with nothing half-written left and the terminal as it was."""
         with self._ended:
             remove_what_is_unfinished()
@@ -115,8 +115,6 @@ def answered_at_once() -> Iterator[Interrupts]:
 
     A signal that was ignored when this process began, as after `nohup`, stays ignored.
     """
-    from model.system import at_bus_error
-
     interrupts = Interrupts()
     pipe, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -126,6 +124,8 @@ def answered_at_once() -> Iterator[Interrupts]:
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
     atexit.register(interrupts.skip_teardown)
     try:
+        from model.system import at_bus_error  # this takes a moment, in which a signal may come
+
         with at_bus_error(interrupts.end_for_a_lost_page):
             yield interrupts
     finally:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from pathlib import Path
 
 import click
 
 from commands.options import Verb, write_help_text
-from commands.output import say, write
+from commands.output import say, write, write_rows
 
 NUMBER = click.argument("number", type=int)
 
@@ -20,6 +21,13 @@ class Group(click.Group):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""
         write_help_text(self.help or "", formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the summaries whole: click would cut them to a line."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(limit=100)) for name, one in sorted(self.commands.items())]
+            )
 
 
 @click.group(cls=Group)
@@ -43,7 +51,7 @@ def list_exercises():
     for chapter, exercises in itertools.groupby(ALL.values(), key=lambda one: one.chapter):
         say(chapter)
         for one in exercises:
-            write(f"{one.number:2} {one.title}\n")
+            write_rows(f"{one.number:2}  {one.title}")
 
 
 @lab.command(cls=Verb)
@@ -61,8 +69,9 @@ def start(number: int, into: str):
         write_folder(one, folder)
     except FileExistsError:
         raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again") from None
+    there = "" if into == "." else f" --into {shlex.quote(into)}"
     task = "Mend" if isinstance(one, Broken) else "Fill in"
-    say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}")
+    say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{there}")
     write(f"{folder}\n")
 
 
@@ -89,7 +98,7 @@ def check(number: int, into: str):
 @NUMBER
 def hint(number: int):
     """Print a hint."""
-    write(_exercise(number).hint + "\n")
+    write_rows(_exercise(number).hint)
 
 
 @lab.command(cls=Verb)

@@ -55,7 +55,7 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
     ids = None if prompt is None else encode_text(tokenizer, prompt)
     if ids is not None:
         check_length(ids, context)
-    names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices")
+    names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel")
     running = {name: options[name] for name in names}
     clock.begin("import")
     with progress_bar() as progress:

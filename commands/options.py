@@ -17,7 +17,7 @@ from commands.output import say
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
-    "Several devices": ("devices", "coordinator", "processes", "process", "silence"),
+    "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "silence"),
     "Choice of the next token": (
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
     ),
@@ -72,7 +72,10 @@ class Verb(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Prepare the process, then run the command, which may import JAX. `--help` does not come here."""
+        """Prepare the process, then run the command, which may import JAX. `--help` does not come here.
+
+        The object of the context is the `model.parallel.processes.Watch` of several processes, otherwise None.
+        """
         from model.running.process import prepare_process
 
         prepare_process(debug="--debug" in sys.argv)
@@ -80,7 +83,7 @@ class Verb(click.Command):
             return super().invoke(ctx)
         from commands.parallel import taking_part
 
-        with taking_part(ctx.params):
+        with taking_part(ctx.params) as ctx.obj:
             return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -177,6 +180,13 @@ devices_option = click.option(
     metavar="N",
     help="Share the model among N devices; on a CPU, N parts of it.  [default: 1, or all of all processes]",
 )
+parallel_option = click.option(
+    "--parallel",
+    type=click.Choice(["tensor", "context"]),
+    default="tensor",
+    show_default=True,
+    help="With --devices: share the heads and columns of the model, or the positions of the cache.",
+)
 processes_options = combined(
     click.option("--coordinator", metavar="HOST:PORT", help="Meet the other processes here, at process 0."),
     click.option("--processes", type=click.IntRange(1), metavar="N", help="Run the model in N processes."),
@@ -213,7 +223,9 @@ _backend = click.option(
     show_default=True,
     help="Run compiled JAX, or the NumPy definition in float64.",
 )
-running_options = combined(_context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option)
+running_options = combined(
+    _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
+)
 serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_option)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import unicodedata
@@ -45,6 +46,7 @@ class Wrapper:
         self._width = width
         self._column = 0
         self._space = self._word = ""
+        self._within = False  # whether what comes next belongs to a word that is longer than a line
 
     def feed(self, text: str) -> None:
         """Pass on what is certain of `text` and of what was held back."""
@@ -52,23 +54,25 @@ class Wrapper:
             if character == "\n":
                 self.finish()
                 self._out("\n")
-                self._column = 0
+                self._column, self._within = 0, False
             elif character.isspace():
                 if self._word:
                     self.finish()
+                self._within = False
                 self._space += character
             elif cells(character) == 2:  # Chinese and Japanese break anywhere
                 self.finish()
-                self._word = character
+                self._word, self._within = character, False
             else:
                 self._word += character
                 if cells(self._word) > self._width():
                     self.finish()
+                    self._within = True
 
     def finish(self) -> None:
         """Pass on what was held back: the text is over."""
         needed = cells(self._space) + cells(self._word)
-        if self._word and self._column and self._column + needed > self._width():
+        if self._word and self._column and not self._within and self._column + needed > self._width():
             self._out(f"\n{self._word}")
             self._column = cells(self._word)
         elif self._word or self._space:
@@ -120,12 +124,34 @@ def wrapped(line: str, width: int) -> str:
 
     >>> wrapped("  Once upon a time, there was", 14)
     '  Once upon a\\ntime, there\\nwas'
+    >>> wrapped("it is in /home/ann/.cache/llamaspec/compiled now", 14)
+    'it is in\\n/home/ann/.cache/llamaspec/compiled\\nnow'
     """
     lines: list[str] = []
     wrapper = Wrapper(lines.append, width=lambda: width)
     wrapper.feed(line)
     wrapper.finish()
     return "".join(lines)
+
+
+def write_rows(*rows: str):
+    """Write rows of words to stdout, which a terminal that is too narrow does not cut.
+
+    What stands left of the last two spaces of a row is its label: the text goes on below itself.
+    """
+    columns = shutil.get_terminal_size().columns
+    write("".join(f"{below_itself(row, columns) if sys.stdout.isatty() else row}\n" for row in rows))
+
+
+def below_itself(row: str, columns: int) -> str:
+    """Break a row between words, so that its text stays right of its label.
+
+    >>> below_itself("  law     a row alone gives the same", 24)
+    '  law     a row alone\\n          gives the same'
+    """
+    label = re.match(r"(\s*\S+ {2,})*\s*", row)
+    indent = label.end() if label and label.end() <= columns // 2 else 0
+    return row[:indent] + wrapped(row[indent:], columns - indent).replace("\n", "\n" + " " * indent)
 
 
 def fail(message: str, status: int) -> NoReturn:

@@ -6,21 +6,25 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from commands.output import say
 
+if TYPE_CHECKING:
+    from model.parallel.processes import Watch
+
 VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes several devices of a CPU
 
 
 @contextmanager
-def taking_part(params: dict[str, Any]) -> Iterator[None]:
+def taking_part(params: dict[str, Any]) -> Iterator[Watch | None]:
     """Prepare JAX for the devices and processes that the options of a command name.
 
-    Replaces the options of processes, in `params`, by the number of devices. On a CPU it makes as many devices as are
-    asked for. Of several processes only the first writes to stdout, and all draw with its seed.
+    Gives the connections to the other processes, None where there are none. Replaces the options of processes, in
+    `params`, by the number of devices. On a CPU it makes as many devices as are asked for. Of several processes only
+    the first writes to stdout, and all draw with its seed.
     """
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
     silence, given = params.pop("silence", None), [value for value in processes.values() if value is not None]
@@ -32,11 +36,13 @@ def taking_part(params: dict[str, Any]) -> Iterator[None]:
     if params["devices"] and params["devices"] % several:
         raise click.UsageError(f"{params['devices']} devices are not shared evenly by {several} processes")
     mine = (params["devices"] or several) // several
+    if params.get("parallel") == "context" and mine * several == 1:
+        raise click.UsageError("--parallel context goes with --devices")
     if mine > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={mine}".strip()
     if not given:
         params["devices"] = params["devices"] or 1
-        yield
+        yield None
         return
     if params.get("prompt") == "-":
         raise click.UsageError("several processes cannot read one standard input: give PROMPT itself")
@@ -44,7 +50,7 @@ def taking_part(params: dict[str, Any]) -> Iterator[None]:
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, silence)):
+    with joined(Group(processes["coordinator"], several, number, silence)) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()
@@ -52,4 +58,4 @@ def taking_part(params: dict[str, Any]) -> Iterator[None]:
             params["seed"] = agreed(secrets.randbelow(2**31))
             if not number and params["temperature"] > 0:
                 say(f"seed {params['seed']}")
-        yield
+        yield watch

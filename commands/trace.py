@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from commands.loading import prepare_jax
 from commands.options import Verb, combined, json_option, kernels_option, model_option, tokenizer_option
 from commands.output import say, write, write_json
 from commands.progress import progress_bar
-
-if TYPE_CHECKING:
-    pass
+from commands.text_to_walk import read
 
 
 @click.command(cls=Verb)
@@ -57,30 +53,15 @@ def trace(
     from learn.trace import trace as walk
     from learn.trace_text import as_json as to_json
     from learn.trace_text import lines
-    from model.checkpoints.open import open_checkpoint
-    from model.options import check_length, choose_context
-    from model.tokenizers.of_model import tokenizer_of
-    from model.tokenizers.tokenizer import encode_text
 
-    checkpoint = open_checkpoint(model)
+    checkpoint, tokens, text_of = read(text, model=model, tokenizer=tokenizer, layers=layers)
     config = checkpoint.config
-    vocabulary = tokenizer_of(checkpoint, tokenizer)
-    tokens = encode_text(vocabulary, text)
-    check_length(tokens, choose_context(None, config.context))
-    if not tokens:
-        raise click.UsageError("the text has no token, and this model has no BOS to begin with")
-    if wrong := [i for i in layers if i >= config.layers]:
-        raise click.UsageError(f"--layer {wrong[0]}: the model has layers 0 to {config.layers - 1}")
     if not -len(tokens) <= position < len(tokens):
         raise click.UsageError(f"--position {position}: the text has tokens 0 to {len(tokens) - 1}")
 
     prepare_jax()
     from model.candidates.walking import chosen_ops, walkable
     from verify.precision import precision
-
-    def text_of(token: int) -> str:
-        spelt = vocabulary.bytes_of(token).decode(errors="replace")
-        return spelt or vocabulary.piece(token)
 
     with progress_bar() as progress:
         walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))

@@ -5,27 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import cache_folder, prepare_jax
-from commands.options import Verb, devices_option, json_option
-from commands.output import write, write_json
-from commands.progress import progress_bar
+from commands.loading import cache_folder
+from commands.options import Verb, devices_option, json_option, parallel_option
+from commands.output import write, write_json, write_rows
+from commands.verify_model import verify_model, walk_random_models
 from commands.verifying import heeded, verify_progress
 
 if TYPE_CHECKING:
-    from model.candidates.walking import OpsFor
-    from model.checkpoints.checkpoint import Checkpoint
-    from model.ops.table import Ops
     from verify.campaign import Campaign, Job
     from verify.contract import Contract
     from verify.mutant import Implementation
-    from verify.runner import Report
-    from verify.walk import Step
 
 
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -44,6 +39,11 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option(
     "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
 )
+@click.option(
+    "--loose",
+    metavar="u=DTYPE",
+    help="Declare a weaker contract: each intermediate result rounded to bfloat16 or float16, as the arrays are.",
+)
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
@@ -58,13 +58,20 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
 @click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
 @click.option("--deterministic", is_flag=True, help="Other bits for the same inputs count as violated.")
+@click.option("--time", "timed", is_flag=True, help="Time the candidate, too, where it is within bounds.")
+@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: another one, called in turn with it.")
+@click.option(
+    "--at", multiple=True, metavar="DRAW=A", help="With --time: for these sizes.  [default: the largest that are drawn]"
+)
 @click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
 @click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
 @click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
 @click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
 @devices_option
+@parallel_option
 @click.option(
     "--list", "listing", is_flag=True, help="Print ops, a line each; of a named op its contract: draws, bounds, laws."
 )
@@ -72,6 +79,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
     """Hold ops to the reference, each within a proven bound.
+
+    `verify kernelbench FILE` holds ModelNew of a KernelBench problem to the op that its Model is.
 
     Inputs are drawn that break kernels. A candidate is called exactly as the reference is: --list shows
     how. Exits with 0 if all are within their bounds, with 1 if not, and with 2 where there is no verdict.
@@ -83,6 +92,13 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
+    problem = names[:1] == ("kernelbench",)
+    if options["loose"] and not (options["candidate"] or options["replay"] or problem):
+        raise click.UsageError("--loose is for a function of yours: name it with --candidate")
+    if options["timed"] and (options["replay"] or not (options["candidate"] or problem)):
+        raise click.UsageError("--time is for a function of yours: name it with --candidate")
+    if (options["against"] or options["at"]) and not options["timed"]:
+        raise click.UsageError("--against and --at go with --time")
     if options["devices"] > 1 and not options["model"]:
         raise click.UsageError("--devices goes with --model")
     if options["seed"] is None:
@@ -90,11 +106,19 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     try:
         path = options["contract_file"]
         contracts, implementations = in_file(path) if path else (CONTRACTS, IMPLEMENTATIONS)
+        if names[:1] == ("kernelbench",):
+            if len(names) != 2 or listing or mutants or any(options[name] for name in ("candidate", "replay", "model")):
+                raise click.UsageError(
+                    "verify kernelbench takes a FILE with Model and ModelNew, and no other candidate"
+                )
+            with heeded() as heed:
+                _verify_problem(names[1], heed, contracts, options)
+            return
         ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
             _list_contracts([contracts[op] for op in ops], implementations, in_full=bool(names or path))
         elif options["model"]:
-            _verify_model(**options)
+            verify_model(**options)
         else:
             with heeded() as heed:
                 if mutants:
@@ -120,12 +144,12 @@ def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Imp
     if not in_full:
         width = max(len(contract.name) for contract in contracts)
         for contract in contracts:
-            write(f"{contract.name:{width}}  {signature(contract, brief=True)}\n")
-        write("\nllamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.\n")
+            write_rows(f"{contract.name:{width}}  {signature(contract, brief=True)}")
+        write_rows("", "llamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.")
         return
     for contract in contracts:
         right = implementations.get(contract.name)
-        write("\n".join(describe(contract, [mutant.name for mutant in right.mutants] if right else [])) + "\n\n")
+        write_rows(*describe(contract, [mutant.name for mutant in right.mutants] if right else []), "")
 
 
 def _verify_mutants(
@@ -154,19 +178,41 @@ def _verify_mutants(
         sys.exit(1)
 
 
+def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
+    """Hold ModelNew to the contract that Model meets; `--time` is beside Model."""
+    from verify.kernelbench import way_of
+
+    options["arrays"] = options["arrays"] or "torch"
+    options["dtypes"] = options["dtypes"] or ("float32",)  # which problems are written in
+    way = way_of(path, contracts, _campaign(options, contracts), heed=heed)
+    click.echo(f"{path}: Model is {way.op}", err=True)
+    if options["timed"]:
+        options["against"] = options["against"] or way.job(path, "Model").candidate
+    held = {**contracts, way.op: way.contract(contracts[way.op])}
+    _verify([way.op], heed, contracts=held, named=True, jobs=[way.job(path, "ModelNew")], **options)
+
+
 def _verify(
-    ops: list[str], heed: Callable[[], None], *, contracts: Mapping[str, Contract], named: bool, **options: Any
+    ops: list[str],
+    heed: Callable[[], None],
+    *,
+    contracts: Mapping[str, Contract],
+    named: bool,
+    jobs: list[Job] | None = None,
+    **options: Any,
 ):
+    from commands.verify_page import page
     from verify.campaign import again, run, run_side_by_side
     from verify.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
-    jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
+    if jobs is None:
+        jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
     at_once = 1 if candidate or replay else _at_once(jobs)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
-    reports, problem = [], None
+    reports, told, problem = [], [], None
     with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
@@ -174,11 +220,12 @@ def _verify(
             verified = run_side_by_side(jobs, campaign, at_once=at_once, progress=progress)
         else:
             verified = run(jobs, campaign, progress=progress)
-        walks = () if named or candidate or replay else _walk_random_models(campaign)
+        walks = () if named or candidate or replay else walk_random_models(campaign)
         try:
             for report, lines in itertools.chain(verified, walks):
                 heed()
                 reports.append(report)
+                told.append(lines)
                 if not as_json_text:
                     with aside():
                         write("\n".join(lines) + "\n")
@@ -190,12 +237,22 @@ def _verify(
         if options["github"]:
             click.echo("".join(f"{line}\n" for line in as_annotations(reports)), nl=False, err=True)
         if options["junit"]:
-            Path(options["junit"]).write_text(as_junit(reports, contracts), encoding="utf-8")
+            _save(options["junit"], as_junit(reports, contracts))
+        if options["html"]:
+            _save(options["html"], page(reports, contracts, told))
     if problem:
         raise problem
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)
     if any(report.outcome in wrong for report in reports):
         sys.exit(1)
+
+
+def _save(path: str, text: str) -> None:
+    """Write a file. Raises ValueError where that cannot be done: the verdicts have been printed by then."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def _library() -> str:
@@ -212,16 +269,27 @@ def _at_once(jobs: list[Job]) -> int:
 
 
 def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
-    from verify.campaign import Campaign, choices
+    from verify.campaign import Campaign
+    from verify.catalogue import CONTRACTS
+    from verify.domain import choices
+    from verify.loose import dtype_of, dtypes_for
 
-    names = ("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic")
+    names = (
+        *("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic"),
+        *("timed", "against"),
+    )
+    dtypes, loose = options["dtypes"], options["loose"] and dtype_of(options["loose"])
+    if loose:
+        dtypes = dtypes_for(loose, dtypes)
     return Campaign(
         **{name: options[name] for name in names},
-        own=contracts if options["contract_file"] else None,
-        dtypes=options["dtypes"] or ("float32",),
-        beside=() if options["dtypes"] else ("bfloat16", "float16"),
+        own=None if contracts is CONTRACTS else contracts,
+        loose=loose,
+        dtypes=dtypes or ("float32",),
+        beside=() if dtypes else ("bfloat16", "float16"),
         arrays=options["arrays"] or _library(),
         only=choices(options["narrowed"]),
+        at=choices(options["at"]),
         folder=Path(options["replays"]),
     )
 
@@ -248,67 +316,3 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
             raise ValueError(f"{line}: name yours with --candidate")
         click.echo(line, err=True)
     return jobs
-
-
-def _verify_model(
-    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, **_: Any
-):
-    """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
-    from model.candidates.walking import chosen_ops
-    from model.checkpoints.open import open_checkpoint
-    from verify.report import counterexample
-    from verify.walk import table
-
-    checkpoint = open_checkpoint(model)
-    click.echo(f"seed {seed}", err=True)
-    wrong = False
-
-    for dtype in dtypes or ("float32",):
-        steps, report = _walk(checkpoint, chosen_ops(kernels), dtype, seed, name=f"{kernels} kernels", devices=devices)
-        wrong = wrong or report.outcome == "violated"
-        if as_json:
-            write_json([step._asdict() for step in steps])
-        else:
-            write("\n".join([*table(steps), *counterexample(report, None)]) + "\n")
-    if wrong:
-        sys.exit(1)
-
-
-def _walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
-    prepare_jax()
-    from model.candidates.walking import random_checkpoint, tables
-    from model.tensors import tensor_shapes
-    from verify.report import counterexample
-    from verify.walk import CONFIGS, KERNELS, weights
-
-    models = [(config, name, kernels) for name, config in CONFIGS.items() for kernels in ("xla", "cpu")]
-    for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
-        table = tables()[kernels]
-        checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=campaign.seed))
-        for dtype in campaign.dtypes:
-            if dtype != "float16":
-                with table.context():
-                    _, report = _walk(checkpoint, table.ops, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
-                yield report, counterexample(report, None)
-
-
-def _walk(
-    checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1
-) -> tuple[list[Step], Report]:
-    prepare_jax()
-    from model.candidates.walking import walkable
-    from verify.precision import precision
-    from verify.walk import prompt, walk_through
-
-    config = checkpoint.config
-    rows = sum(map(len, prompt(config, seed=seed)))
-    sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
-    if devices > 1:
-        from model.parallel.walking import walkable_on
-
-        model = walkable_on(checkpoint, ops, devices=devices, **sizes)
-    else:
-        model = walkable(checkpoint, ops, **sizes)
-    with progress_bar() as progress:
-        return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)

@@ -91,6 +91,61 @@ class Trace:
     next: list[Guess]
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A text's walk through a model: every result of every op at every token, for the layers that were asked for."""
+
+    model: Walkable
+    tokens: list[int]
+    config: Config
+    dtype: str
+    results: dict[tuple[int | None, str], list[Result]]  # by layer and op, in the order of the walk
+    seconds: dict[tuple[int | None, str], float]  # of an op for the whole text, as it runs
+
+    @property
+    def unit(self) -> float:
+        """The roundoff of the dtype."""
+        return precision(self.dtype).unit or U
+
+    @property
+    def layers(self) -> list[int]:
+        """List the layers that were asked for."""
+        return sorted({layer for layer, _ in self.results if layer is not None})
+
+    def at(self, position: int) -> Trace:
+        """Tell the walk of the token at `position`, which is one of the text."""
+        config, found = self.config, self.results
+        read, work = _bytes_read(self.model.params, config, position), _operations(config, position)
+        visits = [
+            Visit(
+                layer,
+                op,
+                parts[0].given[position].shape,
+                _norm(parts[0].given[position]),
+                [_output(result, position, self.unit) for result in parts],
+                read[op],
+                work[op],
+                self.seconds[layer, op],
+            )
+            for (layer, op), parts in found.items()
+        ]
+        last = "moe_add" if config.experts else "down_add"
+        ended = {i: _ended(self.model, found[i, last][0].actual[position], config) for i in self.layers}
+        weights = {
+            i: _weights(found[i, "attend"][0], found[i, "norm_qkv"][1], position, i, config) for i in self.layers
+        }
+        logits = found[None, "norm_logits"][0].actual[position]
+        return Trace(
+            self.tokens,
+            position,
+            definitions(config),
+            visits,
+            {i: _likeliest(logits) for i, logits in ended.items()},
+            weights,
+            _likeliest(logits),
+        )
+
+
 def trace(
     model: Walkable,
     tokens: Sequence[int],
@@ -108,13 +163,25 @@ def trace(
     """
     if not -len(tokens) <= position < len(tokens):
         raise ValueError(f"there are {len(tokens)} tokens, at positions 0 to {len(tokens) - 1}: got {position}")
+    recording = record(model, tokens, config=config, dtype=dtype, layers=layers, progress=progress)
+    return recording.at(position % len(tokens))
+
+
+def record(
+    model: Walkable,
+    tokens: Sequence[int],
+    *,
+    config: Config,
+    dtype: str,
+    layers: Collection[int] | None = None,
+    progress: Callable[[str, float], object] = lambda stage, share: None,
+) -> Recording:
+    """Walk with all of `tokens` through `model`, as `trace` does with one. Raises ValueError for an unknown layer."""
     if wrong := [i for i in layers or () if not 0 <= i < config.layers]:
         raise ValueError(f"the model has layers 0 to {config.layers - 1}: got {wrong[0]}")
-    position %= len(tokens)
     times: list[float] = []
     ops = Ops(*(_timed(op, times.append) for op in model.ops))
     grouped: dict[tuple[int | None, str], list[Result]] = {}
-    seconds: dict[tuple[int | None, str], float] = {}
     for result in results(
         replace(model, ops=ops),
         [np.asarray(tokens, np.int32)],
@@ -123,38 +190,26 @@ def trace(
         layers=layers,
     ):
         grouped.setdefault((result.layer, result.op), []).append(result)
-        progress(f"layer {result.layer}", (result.layer or 0) / config.layers)
+        if result.layer is not None:  # the ops after the layers come soon
+            progress(f"layer {result.layer}", result.layer / config.layers)
     order = _order(config)
-    for at, spent in zip(order, times, strict=True):
-        seconds[at] = spent
-    read = _bytes_read(model.params, config, position)
-    work = _operations(config, position)
-    unit = precision(dtype).unit or U
-    visits = [
-        Visit(
-            layer,
-            op,
-            found[0].given[position].shape,
-            _norm(found[0].given[position]),
-            [_output(result, position, unit) for result in found],
-            read[op],
-            work[op],
-            seconds[layer, op],
-        )
-        for (layer, op), found in sorted(grouped.items(), key=lambda item: order.index(item[0]))
-    ]
-    looked_at = sorted({layer for layer, _ in grouped if layer is not None})
-    last = "moe_add" if config.experts else "down_add"
-    guesses = {i: _likeliest(_ended(model, grouped[i, last][0].actual[position], config)) for i in looked_at}
-    weights = {i: _weights(grouped[i, "attend"][0], grouped[i, "norm_qkv"][1], position, i, config) for i in looked_at}
-    logits = grouped[None, "norm_logits"][0].actual[position]
-    return Trace(
-        list(tokens), position, definitions(config), visits, guesses, weights, _likeliest(logits.astype(np.float64))
+    return Recording(
+        model,
+        list(tokens),
+        config,
+        dtype,
+        {at: grouped[at] for at in order if at in grouped},
+        dict(zip(order, times, strict=True)),
     )
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
     """Give the layers of `reference/` that each op of a model is made of, in the order in which they are applied."""
+    return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
+
+
+def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
+    """Give the functions of `definitions`, by op."""
     norms = [qk_norm] if config.qk_norm else []
     made_of: dict[str, list[Callable]] = {
         "norm_qkv": [rmsnorm, linear, *norms, rope_halves],
@@ -166,7 +221,7 @@ def definitions(config: Config) -> dict[str, list[Definition]]:
         made_of["moe_add"] = [rmsnorm, moe, add]
     else:
         made_of |= {"norm_gate_up": [rmsnorm, linear, swiglu], "down_add": [linear, add]}
-    return {op: [_definition(layer) for layer in made_of[op]] for _, op in dict.fromkeys(_order(config, layers=1))}
+    return {op: made_of[op] for _, op in _order(config, layers=1)}
 
 
 def formula(docstring: str) -> tuple[str, ...]:

@@ -4,16 +4,17 @@ Each family is a file of `model.families` whose `FAMILY` is described here. Fami
 a new one is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
+from math import isclose
 from pkgutil import iter_modules
 from typing import Any, Literal
 
 from model import families as modules
 from model.tensors import NAMES
 from reference.config import Config
-from reference.rope import Llama3Scaling
+from reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling, yarn_magnitude
 
 # Fields of `Config`, and the key of config.json that sets each: of several spellings the first is written.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -30,7 +31,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 # The values of fields whose keys are absent; a field in neither this nor a family's own must have its key.
-DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "theta": 10_000.0, "tied": False}
+DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "tied": False}
 
 # Parts of `model.tensors`, and their names in a GGUF file; the matrices of all experts of a layer are one tensor.
 GGUF_NAMES: dict[str, str] = {
@@ -76,7 +77,28 @@ GGUF_SWITCHES: dict[str, str] = {
     "qkv_bias": "biases of q, k and v",
     "o_bias": "biases but those of q, k and v",
     "ffn_bias": "biases but those of q, k and v",
+    "windows": "sliding windows",
+    "renormalize_experts": "experts whose weights are not divided by their sum",
 }
+
+
+@dataclass(frozen=True)
+class RopeKeys:
+    """The keys of config.json for RoPE, where they are not the same in all families."""
+
+    theta: float = 10_000.0  # where rope_theta is absent
+    local_theta: tuple[str, float] | None = None  # the key, and the value where it is absent; None: there is none
+    partial: bool = False  # whether partial_rotary_factor may be below 1
+    original_context: int | None = None  # where original_max_position_embeddings is absent outside rope_scaling
+    aliases: Mapping[str, str] = field(default_factory=dict)  # of the names of rescalings
+
+
+Read = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+Write = Callable[[Config], Mapping[str, Any]]
+
+
+def _nothing(*_: Any) -> Mapping[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -87,24 +109,68 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=lambda: GGUF_NAMES)
     keys: Mapping[str, str] = field(default_factory=lambda: GGUF_KEYS)
     interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
-    has: tuple[str, ...] = ()  # of `GGUF_SWITCHES`
+    has: tuple[str, ...] = ()  # switches of `Config` that a file shows by its tensors or by `keys`
+    switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
     llama3_scaling: bool = False
+    long_rope: bool = False
+    own: tuple[str, ...] = ()  # keys that matter here and that other architectures must not have
+    # Fields that are computed from other keys: from a `gguf.config.Keys` and the fields so far, and back.
+    derived: tuple[str, ...] = ()
+    read: Read = _nothing
+    write: Write = _nothing
 
     def lacks(self, config: Config) -> str | None:
         """Return the first feature of `config` that llama.cpp does not compute here, or None."""
-        reasons = [what for switch, what in GGUF_SWITCHES.items() if getattr(config, switch) and switch not in self.has]
-        if config.windows and any(config.windows):
-            reasons.append("sliding windows")
+        derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
+        reasons = []
+        for name in (each.name for each in fields(Config)):
+            value, plain = getattr(config, name), _plain(name)
+            if plain is MISSING or name in ("scaling", "tied", "experts_per_token"):
+                continue
+            if name == "windows":
+                value = value if value and any(value) else None
+            if name in self.derived:
+                fits = derived.get(name, plain) == value
+            elif name in self.switches:
+                fits = self.switches[name] == value
+            else:
+                fits = value == plain or name in self.has or name in self.keys
+            if not fits:
+                known = GGUF_SWITCHES.get(name, f"{name.replace('_', ' ')} {value}")
+                reasons.append(known if value != plain else f"model without {known}")
         if isinstance(config.scaling, Llama3Scaling) and not self.llama3_scaling:
             reasons.append("Llama 3's rescaling of RoPE")
-        if not config.renormalize_experts:
-            reasons.append("experts whose weights are not divided by their sum")
+        if isinstance(config.scaling, LongRopeScaling) and not self.long_rope:
+            reasons.append("LongRoPE")
+        if isinstance(config.scaling, DynamicScaling):
+            reasons.append("dynamic rescaling of RoPE")
+        if isinstance(config.scaling, YarnScaling):
+            factor, length = config.scaling.factor, config.scaling.magnitude
+            usual = YarnScaling(factor, config.scaling.original_context, length)
+            if config.scaling != usual or not isclose(length, yarn_magnitude(factor), rel_tol=1e-6):
+                reasons.append("YaRN with other numbers than the paper's")
         return reasons[0] if reasons else None
 
 
+class _Written:
+    """The keys that `write` gives, for `read`."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+
+    def integer(self, key: str, default: Any) -> Any:
+        return self.values.get(key, default)
+
+    def number(self, key: str, default: Any) -> Any:
+        return self.values.get(key, default)
+
+    decimal = number
+
+
 # How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same where
-# `use_sliding_window` turns it on; or then for the layers that `layer_types` names.
-Windows = Literal["none", "every layer", "every layer if on", "by layer if on"]
+# `use_sliding_window` turns it on; or then for the layers that `layer_types` names; or for those without a switch.
+Windows = Literal["none", "every layer", "every layer if on", "by layer if on", "by layer"]
 
 
 @dataclass(frozen=True)
@@ -122,6 +188,16 @@ class Family:
     understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = "none"
     window: int | None = None  # where sliding_window is absent
+    full_every: int | None = None  # of so many layers, the last has no window, where layer_types is absent
+    rope: RopeKeys = RopeKeys()
+    within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
+    beside: tuple[str, ...] = ()  # how the names of tensors begin that belong to no text model
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
+    norm_offset: float = 0.0  # what is added to the stored weights of norms
+    # Fields that are computed from other keys: from a `huggingface.fields.Fields` and the fields so far, and back.
+    derived: tuple[str, ...] = ()
+    read: Read = _nothing
+    write: Write = _nothing
     bos: int | None = None  # where bos_token_id is absent
     stop: int | None = None  # where eos_token_id is absent
 
@@ -135,6 +211,12 @@ class Family:
                 continue
             if name == "windows":
                 expressible = self._has_windows(config.windows)
+            elif name in self.derived:
+                expressible = self._reads(config).get(name, _plain(name)) == value
+            elif name == "local_theta":
+                expressible = (value is None) == (self.rope.local_theta is None)
+            elif name == "rotary_dim":
+                expressible = value is None or self.rope.partial
             elif name in self.keys:
                 expressible = written[self.keys[name][0]] == value
             else:
@@ -149,17 +231,22 @@ class Family:
         """Return the keys of config.json that hold one field each; of fields that share a key, the last counts."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
+    def _reads(self, config: Config) -> Mapping[str, Any]:
+        """Read the derived fields of `config` back, from the keys that are written for them."""
+        written = self.written(config) | dict(self.write(config))
+        return self.read(_Written(written), vars(config))
+
     def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
         sizes = set(windows or ())
         if not any(sizes):
             return True
-        if self.windows == "by layer if on":
+        if self.windows.startswith("by layer"):
             return len(sizes - {None}) == 1
         return self.windows != "none" and len(sizes) == 1
 
 
 def _plain(name: str) -> Any:
-    """Return the default of a field of `Config`."""
+    """Return the default of a field of `Config`; `MISSING` where it has none."""
     return next(each.default for each in fields(Config) if each.name == name)
 
 
@@ -177,8 +264,12 @@ def architectures() -> dict[str, Architecture]:
 def nearest_family(config: Config) -> Family:
     """Choose the family whose config.json gives most of `config`; families with a switch that it lacks come last."""
 
-    def distance(family: Family) -> tuple[int, int, int, str]:
+    def distance(family: Family) -> tuple[int | str, ...]:
         missing = sum(getattr(config, name) != value for name, value in family.switches.items())
-        return missing, len(family.differences(config)), -len(family.switches), family.name
+        differences = len(family.differences(config))
+        # LongRoPE is Phi-3's own in llama.cpp. A model of text is no part of another, and a plain one is a Llama.
+        foreign = isinstance(config.scaling, LongRopeScaling) and not family.gguf.long_rope
+        special = bool(family.within) + len(family.derived)
+        return missing, differences, foreign, special, -len(family.switches), family.name
 
     return min(families().values(), key=distance)

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from model.cache import Cache, LayerPages, Stored
+from model.ops.block import join
 from model.ops.table import Ops, Positions
 from model.sampling import Sampling, sample
 from model.weights.params import Layer, Params, Rope
@@ -34,14 +35,16 @@ def hidden_states(
     The cache must have room for `seq` more positions in every row, padding included. In pages only those that count
     need room, and a row whose length is -1 is idle.
     """
-    positions = _positions(params.rope, cache.lengths, tokens.shape[1])
+    positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if lengths is not None and isinstance(cache.layers[0], LayerPages):
         counts = jnp.arange(tokens.shape[1]) < lengths[:, None]
         positions = positions._replace(at=jnp.where(counts, positions.at, -1))
     x = params.embedding[tokens]
+    x = x if config.embedding_scale == 1 else (x.astype(jnp.float32) * config.embedding_scale).astype(x.dtype)
     layers = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
-        x, layer_cache = _block(x, layer, layer_cache, positions, window=config.window(i), config=config, ops=ops)
+        at = _of_layer(positions, params.rope, i, config=config)
+        x, layer_cache = _block(x, layer, layer_cache, at, window=config.window(i), config=config, ops=ops)
         layers.append(layer_cache)
     return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
 
@@ -60,10 +63,11 @@ def _block(
 ) -> tuple[Float[Array, "batch seq dim"], Stored]:
     q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
     h = ops.attend(q, cache, positions, window=window, config=config)
-    x = ops.project_add(h, layer, x)
+    x = join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
     if config.experts:
         return ops.moe_add(x, layer, config=config), cache
-    return ops.down_add(ops.norm_gate_up(x, layer, config=config), layer, x), cache
+    g = ops.norm_gate_up(x, layer, config=config)
+    return join(partial(ops.down_add, g, layer), x, layer.ffn_post_norm, config=config), cache
 
 
 def forward(
@@ -157,6 +161,17 @@ def decode(
     return drawn, taken, Text(tokens, seen, done), Cache(layers, cache.lengths + taken)
 
 
-def _positions(rope: Rope, starts: Int[Array, " batch"], seq: int) -> Positions:
+def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -> Positions:
     index = starts[:, None] + jnp.arange(seq, dtype=jnp.int32)
-    return Positions(index, rope.cos[index], rope.sin[index])
+    return Positions(index, cos[index], sin[index])
+
+
+def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
+    """Take the angles of `layer`, where they are not those of most layers: none at all, or those of `local_theta`."""
+    if not config.turns(layer):
+        return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
+    if not config.is_local(layer):
+        return positions
+    assert rope.local_cos is not None and rope.local_sin is not None
+    index = jnp.maximum(positions.at, 0)  # an idle row's -1 is turned anyhow, and never seen
+    return positions._replace(cos=rope.local_cos[index], sin=rope.local_sin[index])

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,6 +16,7 @@ from jaxtyping import Float
 
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
+from model.checkpoints.mapped import refused_if_cut_short
 from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
 from model.ops.choice import ops_for
@@ -43,7 +45,7 @@ from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
-from reference.config import Config
+from reference.config import Config, for_sequences
 
 BackendName = Literal["jax", "reference"]
 COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
@@ -187,6 +189,7 @@ def load(
     greedy: bool = False,
     compile_cache: str | Path | None = None,
     devices: int = 1,
+    parallel: Literal["tensor", "context"] = "tensor",
     progress: Progress | bool = False,
 ) -> Llama:
     """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
@@ -203,8 +206,9 @@ def load(
     - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
       fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
       `~/.cache/llamaspec/compiled`.
-    - `devices` share the model by tensor parallelism (docs/parallel.md). They are the first of JAX's devices, which may
-      belong to several processes (`jax.distributed`): every process then makes the same calls with the same seeds.
+    - `devices` share the model (docs/parallel.md): with `parallel` tensor its heads and columns, with context the
+      positions of the cache. They are the first of JAX's devices, which may belong to several processes
+      (`jax.distributed`): every process then makes the same calls with the same seeds.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
@@ -220,16 +224,18 @@ def load(
         for token in chat.reply("Tell me a story about a fox.", seed=7):
             print(token.text, end="", flush=True)
     """
-    checkpoint = open_checkpoint(path)
-    vocabulary = tokenizer_of(checkpoint, tokenizer)
-    if compile_cache is not None:
-        keep_compiled(Path(compile_cache))
-    running = load_backend(
-        checkpoint,
-        **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-        **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices},
-        progress=print_progress() if progress is True else progress or no_progress,
-    )
+    with refused_if_cut_short():
+        checkpoint = open_checkpoint(path)
+        vocabulary = tokenizer_of(checkpoint, tokenizer)
+        if compile_cache is not None:
+            keep_compiled(Path(compile_cache))
+        running = load_backend(
+            checkpoint,
+            **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
+            **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices},
+            parallel=parallel,
+            progress=print_progress() if progress is True else progress or no_progress,
+        )
     places = [place for place in (tokenizer, place_of(path)) if place]
     return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops, places=places)
 
@@ -262,6 +268,7 @@ def load_backend(
     own_process: bool = False,
     compile_cache: str | Path | None = None,
     devices: int = 1,
+    parallel: Literal["tensor", "context"] = "tensor",
     progress: Progress = no_progress,
     clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
@@ -275,8 +282,9 @@ def load_backend(
     programs (`model.running.program_store`), None for none. `clock` measures the phases.
     """
     clock = clock or StartClock()
-    config = checkpoint.config
-    capacity = choose_context(context, config.context)
+    capacity = choose_context(context, checkpoint.config.context)
+    config = for_sequences(checkpoint.config, capacity)
+    checkpoint = replace(checkpoint, config=config)
     if backend not in get_args(BackendName):
         raise ValueError(f"no backend named {backend}: choose jax or reference")
     if dtype not in (None, "float32", "bfloat16"):
@@ -308,10 +316,12 @@ def load_backend(
     )
     if devices != 1:
         from model.parallel.load import load_parallel  # here, since most runs need none of it
+        from model.parallel.way import way_named
 
         where = {"devices": devices, "device": device, "layout": layout, "capacity": capacity, "dtype": weights}
         what = {"kernels": kernels, "quantize": quantize, "greedy": greedy, "own_process": own_process}
-        return load_parallel(checkpoint, **where, **what, progress=progress)
+        what |= {"way": way_named(parallel)}
+        return load_parallel(checkpoint, **where, **what, progress=progress, clock=clock)
     shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
     params = with_roundings(shapes, found, config=config)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 MEMORY = Path("/proc/meminfo")
@@ -26,6 +27,7 @@ CGROUPS = (  # the most bytes that a control group may use, and those that it us
 CACHES = "/sys/devices/system/cpu/cpu{}/cache"
 
 M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
+MAP_FIXED = 0x10  # <sys/mman.h>, of Linux and of macOS
 LARGE_BLOCK = 1 << 18  # bytes: an array of a cache for 300 tokens, of 4 heads of 64 numbers
 
 
@@ -149,35 +151,57 @@ def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
         memory.madvise(advice, start, count)
 
 
-@contextmanager
-def at_bus_error(act: Callable[[], object]) -> Iterator[None]:
-    """Call `act`, which must end this process, when memory is touched whose file has become shorter.
+# Several threads may be in `at_bus_error`: the first to come sets the handler, and the last to leave sets the old one.
+_acts: list[Callable[[], bool]] = []
+_before: list[int | None] = []
+_acts_lock = Lock()
 
-    A handler of Python's own would run only once the touching instruction is over, which is then repeated forever.
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_bus_error(number: int) -> None:
+    handled = False
+    try:
+        handled = any(act() for act in reversed(_acts))
+    finally:
+        if not handled:  # or the same instruction would come here again, forever
+            _set_bus_handler(ctypes.c_void_p(_before[-1]))
+
+
+@contextmanager
+def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
+    """Call `act` when memory is touched whose file has become shorter.
+
+    It ends the process, or gives that memory something to hold and returns True: the touching goes on. Where it returns
+    False, an `act` of a context around this one is called, and without any the process ends as usual. A handler of
+    Python's own would run only once the touching instruction is over, which is then repeated forever.
     """
-    set_handler = _libc("signal")
-    if not set_handler:
-        yield
-        return
-    set_handler.restype = ctypes.c_void_p
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: act())
-    before = set_handler(signal.SIGBUS, handler)
+    with _acts_lock:
+        if not _acts:
+            _before.append(_set_bus_handler(_on_bus_error))
+        _acts.append(act)
     try:
         yield
     finally:
-        set_handler(signal.SIGBUS, ctypes.c_void_p(before))
+        with _acts_lock:
+            _acts.remove(act)
+            if not _acts:
+                _set_bus_handler(ctypes.c_void_p(_before.pop()))
 
 
-def files_cut_short() -> list[str]:
-    """List the mapped files that have lost a page that is mapped; none where the system does not say what is mapped."""
-    found = []
-    for mapping in _lines(MAPPINGS):
-        match mapping.split(maxsplit=5):
-            case [span, _, offset, _, _, path] if path.startswith("/") and os.path.isfile(path):
-                start, stop = (int(address, 16) for address in span.split("-"))
-                if os.path.getsize(path) <= int(offset, 16) + stop - start - mmap.PAGESIZE:
-                    found.append(path)
-    return found
+def _set_bus_handler(handler: Any) -> int | None:
+    """Set the C library's handler of SIGBUS, where there is such a function, and return the address of the old one."""
+    if not (set_handler := _libc("signal")):
+        return None
+    set_handler.restype = ctypes.c_void_p
+    return set_handler(signal.SIGBUS, handler)
+
+
+def map_zeros(begin: int, end: int) -> None:
+    """Put zeros in the place of the pages from address `begin` to `end`, which a file was mapped to."""
+    if (map := _libc("mmap")) and begin < end:
+        map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+        map.restype = ctypes.c_void_p
+        map(begin, end - begin, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0)
 
 
 def _libc(function: str) -> Any:

@@ -8,6 +8,7 @@ the words of `reference.llama`; `model.families` maps parts to the names in file
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import groupby
 from typing import NamedTuple
@@ -26,6 +27,7 @@ NAMES: Mapping[str, str] = {
     "q_norm": "model.layers.{layer}.self_attn.q_norm",
     "k_norm": "model.layers.{layer}.self_attn.k_norm",
     "o": "model.layers.{layer}.self_attn.o_proj",
+    "attention_post_norm": "model.layers.{layer}.attention_output_layernorm",
     "ffn_norm": "model.layers.{layer}.post_attention_layernorm",
     "gate": "model.layers.{layer}.mlp.gate_proj",
     "up": "model.layers.{layer}.mlp.up_proj",
@@ -34,6 +36,11 @@ NAMES: Mapping[str, str] = {
     "expert_gate": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1",
     "expert_up": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3",
     "expert_down": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2",
+    "shared_score": "model.layers.{layer}.shared_expert_gate",
+    "shared_gate": "model.layers.{layer}.shared_expert.gate_proj",
+    "shared_up": "model.layers.{layer}.shared_expert.up_proj",
+    "shared_down": "model.layers.{layer}.shared_expert.down_proj",
+    "ffn_post_norm": "model.layers.{layer}.feedforward_output_layernorm",
     "norm": "model.norm",
     "head": "lm_head",
 }
@@ -100,14 +107,15 @@ class _Part(NamedTuple):
 
 _EMBEDDING = _Part("embedding", ("vocab", "dim"), Role.EMBEDDING, "embedding")
 _ATTENTION = (
-    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm"),
+    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm", switch="pre_norms"),
     _Part("q", ("heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("k", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("v", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
-    _Part("q_norm", ("head_dim",), Role.NORM, "q_norm", switch="qk_norm"),
-    _Part("k_norm", ("head_dim",), Role.NORM, "k_norm", switch="qk_norm"),
+    _Part("q_norm", ("q_norm",), Role.NORM, "q_norm", switch="qk_norm"),
+    _Part("k_norm", ("k_norm",), Role.NORM, "k_norm", switch="qk_norm"),
     _Part("o", ("dim", "heads"), Role.MATRIX, "o", bias="o_bias"),
-    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm"),
+    _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
+    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", switch="pre_norms"),
 )
 _FEED_FORWARD = (
     _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
@@ -120,6 +128,13 @@ _EXPERT = (
     _Part("expert_up", ("ffn", "dim"), Role.EXPERT, "gate_up"),
     _Part("expert_down", ("dim", "ffn"), Role.EXPERT, "down"),
 )
+_SHARED = (
+    _Part("shared_score", ("one", "dim"), Role.ROUTER, "shared_score", switch="shared_ffn"),
+    _Part("shared_gate", ("shared", "dim"), Role.MATRIX, "shared_gate_up", switch="shared_ffn"),
+    _Part("shared_up", ("shared", "dim"), Role.MATRIX, "shared_gate_up", switch="shared_ffn"),
+    _Part("shared_down", ("dim", "shared"), Role.MATRIX, "shared_down", switch="shared_ffn"),
+)
+_POST_NORM = _Part("ffn_post_norm", ("dim",), Role.NORM, "ffn_post_norm", switch="post_norms")
 _NORM = _Part("norm", ("dim",), Role.NORM, "norm")
 _HEAD = _Part("head", ("vocab", "dim"), Role.HEAD, "head")
 
@@ -142,6 +157,8 @@ def weights(config: Config) -> Iterator[Weight]:
         for expert in range(config.experts):
             for part in _EXPERT:
                 yield from _made(part, config, layer, expert)
+        for part in (*_SHARED, _POST_NORM):
+            yield from _made(part, config, layer)
     yield from _made(_NORM, config)
     if not config.tied:
         yield from _made(_HEAD, config)
@@ -156,6 +173,10 @@ def _made(part: _Part, config: Config, layer: int | None = None, expert: int | N
         "heads": config.heads * config.head_dim,
         "kv_heads": config.kv_heads * config.head_dim,
         "head_dim": config.head_dim,
+        "q_norm": config.head_dim * (config.heads if config.wide_qk_norm else 1),
+        "k_norm": config.head_dim * (config.kv_heads if config.wide_qk_norm else 1),
+        "one": 1,
+        "shared": config.shared_ffn,
         "ffn": config.ffn,
         "experts": config.experts,
     }
@@ -196,6 +217,24 @@ def stacks(config: Config) -> list[Stack]:
         biases = [weight for weight in each if weight.role is Role.BIAS]
         made.append(Stack(field, layer, expert, [weight for weight in each if weight.role is not Role.BIAS], biases))
     return made
+
+
+def fused_rows(
+    config: Config, fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str]
+) -> Iterator[tuple[str, list[str], list[int]]]:
+    """Yield the matrices that a format stores as one: their common name, and the names and rows of each.
+
+    `fused` has the parts of each common name, which may hold {layer}.
+
+    >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
+    >>> next(fused_rows(config, {"blk.{layer}.attn_qkv": ("q", "k")}, {"q": "q.{layer}", "k": "k.{layer}"}))
+    ('blk.0.attn_qkv', ['q.0', 'k.0'], [4, 2])
+    """
+    by_part = {part: weight for part, [weight] in by_layer(replace(config, experts=0))[0].items()} if fused else {}
+    for layer in range(config.layers) if fused else ():
+        for name, parts in fused.items():
+            rows = [by_part[part].shape[0] for part in parts]
+            yield name.format(layer=layer), [names[part].format(layer=layer) for part in parts], rows
 
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:

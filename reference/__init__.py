@@ -10,6 +10,7 @@ Order of reading
 1. embedding, linear, add                    what a model is made of
 2. rmsnorm, softmax, logsumexp, swiglu       one vector at a time; softmax also in the online form that kernels use
 3. rope, attention                           positions as rotations; what a token takes from those before it
+   sinusoidal, alibi                         two other ways to know positions, for comparison
 4. qk_norm, moe                              what Qwen3 and Mixtral add
 5. config, llama                             the whole model: blocks, cache, logits
 6. sampling, argmax                          from logits to a token

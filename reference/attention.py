@@ -19,6 +19,7 @@ position 0 but at `offset`.
 import numpy as np
 from jaxtyping import Float
 
+from reference.capped import capped
 from reference.softmax import softmax
 
 
@@ -47,10 +48,14 @@ def attention_weights(
     q: Float[np.ndarray, "*batch queries heads head_dim"],
     k: Float[np.ndarray, "*batch keys kv_heads head_dim"],
     mask: Float[np.ndarray, "*#batch queries keys"],
+    *,
+    scale: float | None = None,
+    cap: float | None = None,
 ) -> Float[np.ndarray, "*batch heads queries keys"]:
     """Compute p, how much each query takes from each key, in float64. A row sums to 1, or to 0 if it sees nothing.
 
     `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
+    Scores are multiplied by `scale` (None: 1 / sqrt(head_dim)) and then have a soft `cap`, if there is one.
 
     >>> q = np.zeros((2, 1, 2))  # two queries, which like both keys alike
     >>> k = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
@@ -66,7 +71,8 @@ def attention_weights(
     # [*batch, kv_heads, group, queries, head_dim] against [*batch, kv_heads, 1, head_dim, keys]
     q = np.moveaxis(q, -2, -3).reshape(*batch, kv_heads, heads // kv_heads, queries, head_dim)
     k = np.moveaxis(k, -2, -3)[..., :, None, :, :].swapaxes(-1, -2)
-    scores = (q / np.sqrt(head_dim)) @ k + mask[..., None, None, :, :]  # fewer to divide than scores
+    scores = (q / np.sqrt(head_dim) if scale is None else q * scale) @ k  # fewer to divide than scores
+    scores = (scores if cap is None else capped(scores, cap=cap)) + mask[..., None, None, :, :]
     return softmax(scores).reshape(*batch, heads, queries, scores.shape[-1])
 
 
@@ -87,7 +93,17 @@ def attention(
     >>> attention(q, k, v, causal_mask(1, 2, offset=0))
     array([[[1., 2.]]])
     """
-    p = attention_weights(q, k, mask)
+    return weighted(attention_weights(q, k, mask), v)
+
+
+def weighted(
+    p: Float[np.ndarray, "*batch heads queries keys"], v: Float[np.ndarray, "*batch keys kv_heads head_dim"]
+) -> Float[np.ndarray, "*batch queries heads head_dim"]:
+    """Take the mean of the values for each query and head, weighted by p, in float64.
+
+    >>> weighted(np.array([[[0.25, 0.75]]]), np.array([[[4.0]], [[8.0]]]))
+    array([[[7.]]])
+    """
     *batch, heads, queries, keys = p.shape
     kv_heads = v.shape[-2]
     # [*batch, kv_heads, group, queries, keys] times [*batch, kv_heads, 1, keys, head_dim]

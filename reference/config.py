@@ -1,12 +1,18 @@
 """The hyperparameters of a Llama: every number that is chosen, not learned.
 
 Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE are one
-architecture with these numbers and switches set differently.
+architecture with these numbers and switches set differently. Gemma, Phi-3, OLMo 2, Granite and others
+add the switches of the last part, which are off in a Llama.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
-from reference.rope import Scaling
+import numpy as np
+
+from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
+
+Activation = Literal["silu", "gelu_tanh"]  # of the gate: SwiGLU (Llama) or GeGLU (Gemma)
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,80 @@ class Config:
     ffn_bias: bool = False
     qk_norm: bool = False  # RMSNorm of every q and k head before RoPE (Qwen3)
 
+    # Switches that no Llama has; `beyond_llama` names those that are on.
+    activation: Activation = "silu"
+    pre_norms: bool = True  # RMSNorm before attention and before the feed-forward layer (not in OLMo 2)
+    post_norms: bool = False  # RMSNorm of what each half of a block adds, before it is added (Gemma 2, OLMo 2)
+    wide_qk_norm: bool = False  # `qk_norm` is one RMSNorm over all heads (OLMo 2)
+    rotary_dim: int | None = None  # features of a head that RoPE turns, the first ones; None: all (Phi-4-mini)
+    rotary_layers: tuple[bool, ...] | None = None  # which layers turn q and k; None: all (SmolLM3)
+    local_theta: float | None = None  # theta of layers with a window, whose RoPE is not rescaled (Gemma 3)
+    attention_scale: float | None = None  # what scores are multiplied by; None: 1 / sqrt(head_dim) (Gemma 2)
+    attention_cap: float | None = None  # scores s become cap tanh(s / cap) (Gemma 2)
+    logit_cap: float | None = None  # and so do logits
+    embedding_scale: float = 1.0  # what a token's embedding is multiplied by (Gemma, Granite)
+    residual_scale: float = 1.0  # what each half of a block adds is multiplied by (Granite)
+    logit_divisor: float = 1.0  # what logits are divided by (Granite)
+    shared_ffn: int = 0  # hidden width of an expert that every token passes, with a gate of its own (Qwen2-MoE)
+
     def window(self, layer: int) -> int | None:
         """Return how many last positions `layer` sees, its own included; None: all."""
         return self.windows[layer] if self.windows else None
+
+    def turns(self, layer: int) -> bool:
+        """Return whether `layer` turns q and k by RoPE."""
+        return self.rotary_layers is None or self.rotary_layers[layer]
+
+    def is_local(self, layer: int) -> bool:
+        """Return whether `layer` turns by `local_theta`."""
+        return self.local_theta is not None and self.window(layer) is not None
+
+    def rotation(self, layer: int | None = None) -> Rotation:
+        """Return how `layer` turns q and k; None: as most layers do. One that turns nothing has frequencies of 0.
+
+        >>> config = Config(8, 2, 2, 1, 4, 9, vocab=9, context=5, eps=0.0, theta=1e4, rotary_layers=(True, False))
+        >>> [config.rotation(i).frequencies.tolist() for i in range(2)]
+        [[1.0, 0.01], [0.0, 0.0]]
+        """
+        if layer is not None and not self.turns(layer):
+            return Rotation(np.zeros(self.turned // 2))
+        if self.local_theta is not None and layer is not None and self.is_local(layer):
+            return Rotation(frequencies(self.turned, theta=self.local_theta))
+        return Rotation(frequencies(self.turned, theta=self.theta, scaling=self.scaling), magnitude(self.scaling))
+
+    @property
+    def turned(self) -> int:
+        """Return how many features of a head RoPE turns."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def check_llama(self, what: str) -> None:
+        """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of."""
+        if names := self.beyond_llama():
+            raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
+
+    def beyond_llama(self) -> tuple[str, ...]:
+        """Name the switches that are on and that no Llama has, for code that computes none of them.
+
+        >>> config = Config(8, 2, 4, 2, 2, 9, vocab=9, context=5, eps=0.0, theta=1.0, qk_norm=True, logit_cap=30.0)
+        >>> config.beyond_llama()
+        ('logit_cap',)
+        """
+        names = [field.name for field in fields(self)]
+        return tuple(
+            field.name
+            for field in fields(self)[names.index("activation") :]
+            if getattr(self, field.name) != field.default
+        )
+
+
+def for_sequences(config: Config, context: int) -> Config:
+    """The configuration of sequences of up to `context` tokens, for which LongRoPE has two forms.
+
+    >>> scaling = LongRopeScaling((1.0,), (9.0,), original_context=4096, magnitude=1.0, is_long=True)
+    >>> long = Config(8, 2, 4, 2, 2, 9, vocab=9, context=8192, eps=0.0, theta=1.0, scaling=scaling)
+    >>> [for_sequences(long, tokens).scaling.is_long for tokens in (4096, 4097)]
+    [False, True]
+    """
+    if not isinstance(config.scaling, LongRopeScaling):
+        return config
+    return replace(config, scaling=replace(config.scaling, is_long=context > config.scaling.original_context))

@@ -12,6 +12,12 @@ and becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes
 
 Keys and values of a position never change once computed, since no position sees a later one: they are
 kept in a cache [keys, kv_heads, head_dim], and a forward pass is given only the tokens that are new.
+
+Families beyond Llama set the switches of `Config`'s last part. With all of them, for m, r, c of `Config`,
+
+    x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down act(W_gate n) W_up n)
+
+start from m times the embedding, and end in c tanh(logits / c).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +27,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from reference.add import add
-from reference.attention import attention, causal_mask
+from reference.attention import attention_weights, causal_mask, weighted
+from reference.capped import capped
 from reference.config import Config
 from reference.embedding import embedding
+from reference.geglu import geglu
 from reference.linear import linear
-from reference.moe import moe
-from reference.qk_norm import qk_norm
+from reference.moe import moe, shared_expert
+from reference.qk_norm import qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, rope_halves
+from reference.rope import Rotation, rotated
 from reference.swiglu import swiglu
 
 
@@ -50,16 +58,28 @@ class Experts(NamedTuple):
     down: Float[np.ndarray, "experts dim ffn"]
 
 
+class Shared(NamedTuple):
+    """The expert that every token passes."""
+
+    score: Float[np.ndarray, "one dim"]
+    gate: Float[np.ndarray, "shared dim"]
+    up: Float[np.ndarray, "shared dim"]
+    down: Float[np.ndarray, "dim shared"]
+
+
 class Layer(NamedTuple):
-    attention_norm: Float[np.ndarray, " dim"]
+    attention_norm: Float[np.ndarray, " dim"] | None  # None: there is no norm
     q: Linear
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Float[np.ndarray, " head_dim"] | None
-    k_norm: Float[np.ndarray, " head_dim"] | None
-    ffn_norm: Float[np.ndarray, " dim"]
+    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads
+    k_norm: Float[np.ndarray, " k_width"] | None
+    ffn_norm: Float[np.ndarray, " dim"] | None
     ffn: FeedForward | Experts
+    attention_post_norm: Float[np.ndarray, " dim"] | None = None
+    ffn_post_norm: Float[np.ndarray, " dim"] | None = None
+    shared: Shared | None = None
 
 
 class Params(NamedTuple):
@@ -107,41 +127,65 @@ def attend(
     *,
     window: int | None,
     config: Config,
+    turned: Rotation | None = None,
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
-    """Compute the attention half of a block, and the cache with the new positions appended."""
+    """Compute the attention half of a block, and the cache with the new positions appended.
+
+    `turned` is RoPE in this layer; None: as in most layers.
+    """
     offset, seq = len(cache.k), len(x)
-    n = rmsnorm(x, layer.attention_norm, eps=config.eps)
+    n = normed(x, layer.attention_norm, config=config)
     q = linear(n, *layer.q).reshape(seq, config.heads, config.head_dim)
     k = linear(n, *layer.k).reshape(seq, config.kv_heads, config.head_dim)
     v = linear(n, *layer.v).reshape(seq, config.kv_heads, config.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
-        q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
+        norm = wide_qk_norm if config.wide_qk_norm else qk_norm
+        q, k = norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
+    turned = turned or config.rotation()
     positions = offset + np.arange(seq)
-    q, k = rope_halves(q, positions, turns), rope_halves(k, positions, turns)
+    q, k = rotated(q, positions, turned), rotated(k, positions, turned)
     cache = cache.append(k, v)
-    h = attention(q, cache.k, cache.v, causal_mask(seq, offset + seq, offset=offset, window=window))
-    return add(x, linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)), cache
+    mask = causal_mask(seq, offset + seq, offset=offset, window=window)
+    p = attention_weights(q, cache.k, mask, scale=config.attention_scale, cap=config.attention_cap)
+    h = weighted(p, cache.v)
+    added = linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)
+    return _joined(x, added, layer.attention_post_norm, config=config), cache
 
 
 def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Config) -> Float[np.ndarray, "seq dim"]:
     """Compute the feed-forward half of a block: one layer, or some of many experts."""
-    n = rmsnorm(x, layer.ffn_norm, eps=config.eps)
+    n = normed(x, layer.ffn_norm, config=config)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
-        return add(x, moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized))
+        added = moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized)
+        return add(x, added if layer.shared is None else add(added, shared_expert(n, *layer.shared)))
     gate, up, down = layer.ffn
-    return add(x, linear(swiglu(linear(n, *gate), linear(n, *up)), *down))
+    gated = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
+    added = linear(gated(linear(n, *gate), linear(n, *up)), *down)
+    return _joined(x, added, layer.ffn_post_norm, config=config)
+
+
+def normed(
+    x: Float[np.ndarray, "*batch dim"], weight: Float[np.ndarray, " dim"] | None, *, config: Config
+) -> Float[np.ndarray, "*batch dim"]:
+    """Normalize `x`, where there is a norm."""
+    return x if weight is None else rmsnorm(x, weight, eps=config.eps)
+
+
+def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config: Config) -> np.ndarray:
+    """Add what half of a block has made to the residual stream."""
+    return add(x, config.residual_scale * normed(added, norm, config=config))
 
 
 def hidden_states(
     params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq dim"], Cache]:
     """Compute what the blocks make of new `tokens` after those in `cache`, and the cache that now holds both."""
-    x = embedding(tokens, params.embedding)
+    x = config.embedding_scale * embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
-        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config)
+        turned = config.rotation(i)
+        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
         x = feed_forward(x, layer, config=config)
         extended.append(layer_cache)
     return x, extended
@@ -149,7 +193,8 @@ def hidden_states(
 
 def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Config) -> Float[np.ndarray, "*batch vocab"]:
     """Compute one logit per token of the vocabulary for each hidden state."""
-    return linear(rmsnorm(x, params.norm, eps=config.eps), params.head)
+    logits = linear(rmsnorm(x, params.norm, eps=config.eps), params.head) / config.logit_divisor
+    return logits if config.logit_cap is None else capped(logits, cap=config.logit_cap)
 
 
 def forward(

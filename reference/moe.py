@@ -5,7 +5,8 @@ r"""A mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538
 Each f_e is a SwiGLU feed-forward layer of its own. The softmax runs over all experts and the chosen
 weights are then renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
 softmax over the chosen ones. A Qwen3-MoE (https://arxiv.org/abs/2505.09388) may leave them as they are:
-y = sum p_e f_e(x). Every expert must be stored, but only n are read for a token.
+y = sum p_e f_e(x). Every expert must be stored, but only n are read for a token. In a Qwen2-MoE
+(https://arxiv.org/abs/2407.10671) every token passes one more, sigmoid(w x) f_s(x): a shared expert.
 """
 
 import numpy as np
@@ -59,3 +60,20 @@ def moe(
         hidden = swiglu(linear(x[token], gate[expert]), linear(x[token], up[expert]))
         y[token] += weights[token, rank, None] * linear(hidden, down[expert])
     return y
+
+
+def shared_expert(
+    x: Float[np.ndarray, "tokens dim"],
+    score: Float[np.ndarray, "one dim"],
+    gate: Float[np.ndarray, "shared dim"],
+    up: Float[np.ndarray, "shared dim"],
+    down: Float[np.ndarray, "dim shared"],
+) -> Float[np.ndarray, "tokens dim"]:
+    """Send every token through one more expert, weighed by a gate of its own, in float64.
+
+    >>> one = np.ones((1, 1))
+    >>> shared_expert(np.array([[2.0]]), 0 * one, one, one, one).round(4)  # half of 3.5232
+    array([[1.7616]])
+    """
+    weight = (1 + np.tanh(linear(x, score) / 2)) / 2  # the sigmoid [tokens, 1], which cannot overflow so
+    return weight * linear(swiglu(linear(x, gate), linear(x, up)), down)

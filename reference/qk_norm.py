@@ -31,3 +31,25 @@ def qk_norm(
     [[[[0.8485, 1.1314]]], [[[0.0, 1.4142]]]]
     """
     return rmsnorm(q, q_weight, eps=eps), rmsnorm(k, k_weight, eps=eps)
+
+
+def wide_qk_norm(
+    q: Float[np.ndarray, "*batch seq heads head_dim"],
+    k: Float[np.ndarray, "*batch seq kv_heads head_dim"],
+    q_weight: Float[np.ndarray, " q_width"],
+    k_weight: Float[np.ndarray, " k_width"],
+    *,
+    eps: float,
+) -> tuple[
+    Float[np.ndarray, "*batch seq heads head_dim"],
+    Float[np.ndarray, "*batch seq kv_heads head_dim"],
+]:
+    """Normalize all heads of `q` as one vector, and those of `k`, as OLMo 2 does (https://arxiv.org/abs/2501.00656).
+
+    >>> q = np.array([[[3.0, 4.0], [0.0, 5.0]]])
+    >>> wide_qk_norm(q, q[:, :1], np.ones(4), np.ones(2), eps=0.0)[0].round(4).tolist()
+    [[[0.8485, 1.1314], [0.0, 1.4142]]]
+    """
+    wide = (rmsnorm(a.reshape(*a.shape[:-2], -1), w, eps=eps) for a, w in ((q, q_weight), (k, k_weight)))
+    q_normed, k_normed = wide
+    return q_normed.reshape(q.shape), k_normed.reshape(k.shape)

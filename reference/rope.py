@@ -16,7 +16,9 @@ A checkpoint moves from one to the other by permuting the rows of its q and k pr
 not change, since q and k are permuted alike. The rest of this repository computes in halves.
 """
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -43,7 +45,65 @@ class Llama3Scaling:
     original_context: int
 
 
-Scaling = LinearScaling | Llama3Scaling
+@dataclass(frozen=True)
+class DynamicScaling:
+    """Dynamic NTK: theta grows with a text that is longer than `context`, so that up to there nothing is changed.
+
+    Keys that are cached were turned by another theta than later queries, so longer texts have no definition here. See
+    https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr, the only publication.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): blended by pair, and q and k made longer.
+
+    A pair that turns at least `fast` times within `original_context` is kept, one that turns at most `slow` times is
+    stretched by `factor`, and between these pairs the blend goes linearly with the pair's index. The two indices are
+    rounded outwards where they are `whole`. q and k are multiplied by `magnitude`, 0.1 ln(factor) + 1 in the paper.
+    """
+
+    factor: float
+    original_context: int
+    magnitude: float
+    fast: float = 32.0
+    slow: float = 1.0
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al., 2024, https://arxiv.org/abs/2402.13753): a factor per pair, found by search.
+
+    `short` holds for sequences of up to `original_context` tokens, `long` for those that may become longer. That is
+    decided for a whole sequence at its start, as keys in the cache are never turned again: `is_long`. q and k are
+    multiplied by `magnitude`.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    magnitude: float
+    is_long: bool
+
+
+Scaling = LinearScaling | Llama3Scaling | DynamicScaling | YarnScaling | LongRopeScaling
+
+
+def yarn_magnitude(factor: float) -> float:
+    """The magnitude that the paper recommends for a context that is stretched by `factor`.
+
+    >>> yarn_magnitude(1.0), round(yarn_magnitude(4.0), 4)
+    (1.0, 1.1386)
+    """
+    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def magnitude(scaling: Scaling | None) -> float:
+    """The number that a rescaling multiplies q and k by, besides turning them."""
+    return scaling.magnitude if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) -> Float[np.ndarray, " pairs"]:
@@ -56,7 +116,7 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
     """
     fast = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     match scaling:
-        case None:
+        case None | DynamicScaling():
             return fast
         case LinearScaling(factor):
             return fast / factor
@@ -64,6 +124,27 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             turns = original_context * fast / (2 * np.pi)  # full turns within the original context
             keep = np.clip((turns - low) / (high - low), 0, 1)
             return keep * fast + (1 - keep) * fast / factor
+        case YarnScaling(factor, original_context, _, fastest, slowest, whole):
+            # The index of a pair that turns `count` times, which is no integer.
+            first, last = (
+                head_dim * math.log(original_context / (count * 2 * math.pi)) / (2 * math.log(theta))
+                for count in (fastest, slowest)
+            )
+            if whole:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(float(first), 0.0), min(float(last), head_dim - 1.0)
+            width = last - first or 0.001
+            stretch = np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)
+            return (1 - stretch) * fast + stretch * fast / factor
+        case LongRopeScaling(short, long, is_long=is_long):
+            return fast / np.array(long if is_long else short)
+
+
+class Rotation(NamedTuple):
+    """How a layer turns its queries and keys."""
+
+    frequencies: Float[np.ndarray, " pairs"]
+    magnitude: float = 1.0
 
 
 def rope_halves(
@@ -71,14 +152,31 @@ def rope_halves(
     positions: Int[np.ndarray, "*batch seq"],
     frequencies: Float[np.ndarray, " pairs"],
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Rotate every head of `x` to its position; features i and i + head_dim/2 are a pair. Float64.
+    """Rotate every head of `x` to its position; features i and i + pairs are a pair. Float64.
+
+    A head of more than two features per pair keeps those beyond as they are.
 
     >>> x = np.array([[[1.0, 2.0, 0.0, 0.0]]])  # one token, one head
     >>> rope_halves(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)
     array([[[ 0., -2.,  1.,  0.]]])
+    >>> rope_halves(x, np.array([1]), np.array([np.pi / 2])).round(4)
+    array([[[-2.,  1.,  0.,  0.]]])
     """
-    a, b = np.split(x.astype(np.float64, copy=False), 2, axis=-1)
-    return np.concatenate(_turn(a, b, positions, frequencies), axis=-1)
+    pairs = len(frequencies)
+    a, b, kept = np.split(x.astype(np.float64, copy=False), [pairs, 2 * pairs], axis=-1)
+    return np.concatenate([*_turn(a, b, positions, frequencies), kept], axis=-1)
+
+
+def rotated(
+    x: Float[np.ndarray, "*batch seq heads head_dim"], positions: Int[np.ndarray, "*batch seq"], rotation: Rotation
+) -> Float[np.ndarray, "*batch seq heads head_dim"]:
+    """Rotate every head of `x` by `rope_halves`, and multiply the features that are turned by the magnitude.
+
+    >>> rotated(np.array([[[1.0, 2.0, 5.0]]]), np.array([1]), Rotation(np.array([np.pi / 2]), magnitude=3.0)).round(4)
+    array([[[-6.,  3.,  5.]]])
+    """
+    turns, length = rotation
+    return rope_halves(x, positions, turns) * np.where(np.arange(x.shape[-1]) < 2 * len(turns), length, 1.0)
 
 
 def rope_interleaved(

@@ -1,5 +1,6 @@
 """An engine for a checkpoint: sizes chosen, memory checked, programs compiled, weights loaded."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from model.running.device import default_device, free_bytes
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.programs import longest_burst, prompt_chunk
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
+from reference.config import for_sequences
 from serving.engine import BatchingEngine
 from serving.executor import JaxExecutor
 from serving.programs import Sizes, compile_serving
@@ -47,8 +49,9 @@ def load_engine(
 
     Raises ValueError and MemoryError as `load_backend` does.
     """
-    config = checkpoint.config
-    capacity = choose_context(context, config.context)
+    capacity = choose_context(context, checkpoint.config.context)
+    config = for_sequences(checkpoint.config, capacity)
+    checkpoint = replace(checkpoint, config=config)
     if width < 1:
         raise ValueError(f"the width must be 1 or more, got {width}")
     run = quantized(checkpoint, quantize) if quantize else checkpoint

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import Phase, settings
 
 import cli
+from tests.browser import started_browser
 from tests.slow import SLOW
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
@@ -70,6 +71,13 @@ def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
 def caches(tmp_path_factory) -> None:
     """Put compiled programs and command histories where pytest cleans up, instead of the user's caches."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")  # not longer: while it runs, no other test can run an event loop
+def browser():
+    """Chromium; without one, the test is skipped."""
+    with started_browser() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,21 @@
     python -m tests.on_devices gradients     every case of `GRADIENTS`
     python -m tests.on_devices caches        every case of `SPREAD`
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
-    python -m tests.on_devices stories       the texts of the built-in model, on each number of `SHARED_BY`
+    python -m tests.on_devices stories       the texts of the built-in model, by each way of `SHARED_BY`
+    python -m tests.on_devices commands      code, stdout and stderr of every command of `COMMANDS`, then of `shown`
 
 A case that raises gives its error.
 """
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +36,7 @@ class Walk(NamedTuple):
     dtype: str = "float32"
     table: str = "xla"
     quantize: str | None = None
+    way: str = "tensor"
 
 
 WALKS = [
@@ -39,10 +44,14 @@ WALKS = [
     Walk("broad", 8, "bfloat16"),
     Walk("experts", 4),
     Walk("wide", 2, table="cpu", quantize="q4"),
+    Walk("broad", 4, way="context"),
+    Walk("even", 4, way="FSDP"),
 ]
 MORE = [
     *(Walk("broad", devices) for devices in (1, 4, 8)),
     Walk("experts", 2, "bfloat16"),
+    Walk("experts", 8, "bfloat16", way="context"),
+    Walk("wide", 2, "bfloat16", table="cpu", quantize="q4", way="context"),
     Walk("wide", 2, table="cpu"),
     *(Walk("wide", 2, quantize=scheme) for scheme in ("q8", "q8_row", "q4", "nf4")),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4"),
@@ -65,11 +74,14 @@ MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dty
     "a residual of experts added on every device": ("float32", 1000),
     "logits gathered backwards": ("float32", 1000),
     "a kv head of another device": ("float32", 1000),
+    "keys and values written by every device": ("float32", 1000),
+    "each device's own largest score": ("float32", 1000),
+    "a stack gathered in the order of the devices": ("float32", 1000),
 }
 
 
-SHARED_BY = (1, 2, 4)
-GRADIENTS = {  # whether the gradient is that of one device
+SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
+GRADIENTS = {  # whether the gradient is that of one device; None: JAX refuses to compute it
     "data parallel": True,
     "FSDP": True,
     "FSDP, computed again": True,
@@ -77,6 +89,7 @@ GRADIENTS = {  # whether the gradient is that of one device
     "tensor parallel": True,
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
+    "tensor parallel, differentiated inside with checks": None,
 }
 SPREAD = {  # caches on four devices, by whether logits are those of one device
     "float32": True,
@@ -86,6 +99,24 @@ SPREAD = {  # caches on four devices, by whether logits are those of one device
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
+TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the process of these commands knows
+COMMANDS = {  # run one after the other, in one process with one folder of caches
+    "plan before": ("inspect", "--plan", "--devices", "2", "--json"),
+    "bench of one and two": ("bench", *TINY, "--quantize", "q8", "--suite", "collectives", "--devices", "2"),
+    "plan": ("inspect", "--plan", "--devices", "2", "--json"),
+    "bench of three": ("bench", *TINY, "--devices", "3"),
+    "bench of many sequences": ("bench", *TINY, "--devices", "2", "--batch", "2"),
+    "alone": ("generate", "Once", "--parallel", "context"),
+    "growth": ("bench", *TINY, "--devices", "2", "--suite", "growth"),
+}
+EARLY = ("--max-new-tokens", "40")
+
+
+def shown() -> dict[str, tuple[str, ...]]:
+    """Give the commands that docs/parallel.md shows, by their verbs; a text ends early here."""
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", (REPOSITORY / "docs/parallel.md").read_text(), re.M | re.S)
+    typed = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    return {verb: (verb, *words, *EARLY * (verb == "generate")) for verb, *words in typed}
 
 
 def results(*arguments: str, devices: int = DEVICES) -> list[dict[str, Any]]:
@@ -111,11 +142,52 @@ def configs() -> Mapping[str, Any]:
     return {
         # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
         "broad": replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True),
+        "even": replace(small, heads=8, kv_heads=4, head_dim=4, vocab=52, tied=True),  # four devices divide all rows
         # Wide enough for groups of 64 columns on each of two devices.
         "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
         **CONFIGS,
         "experts": replace(CONFIGS["experts"], layers=1),
     }
+
+
+def way_of(case: Walk, config: Any) -> Any:
+    """Find how a case shares its model. FSDP is a way only here: what generates has no use for it."""
+    from jax.sharding import PartitionSpec as P
+
+    from model.parallel.gathered import gathered, row_layouts
+    from model.parallel.way import Way, way_named
+    from model.weights.params import Names, array_names
+
+    if case.way != "FSDP":
+        return way_named(case.way)
+    import jax
+
+    named = row_layouts(config, case.devices)
+
+    class ByRows(Way):
+        """A part of the rows of each matrix on each device, and all of the cache."""
+
+        def config(self, whole: Any, devices: int) -> Any:
+            return whole
+
+        def part(self, checkpoint: Any, *, device: int, devices: int) -> Any:
+            def cut(name: str, tensor: Any) -> Any:
+                if named[name] == P():
+                    return tensor
+                rows = tensor.shape[0] // devices
+                mine = slice(device * rows, (device + 1) * rows)
+                return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[mine])
+
+            return replace(checkpoint, tensors={name: cut(name, one) for name, one in checkpoint.tensors.items()})
+
+        def weights(self, params: Any, config: Any) -> Any:
+            def layout(place: Any, held: Any) -> Any:
+                spec = named[place.names[0]] if isinstance(place, Names) else P()
+                return jax.tree.map(lambda _: spec, held)
+
+            return jax.tree.map(layout, array_names(config, params.rope), params)
+
+    return ByRows("tensor", lambda ops: gathered(ops, config), kept=P(), hidden=P())
 
 
 def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
@@ -125,7 +197,6 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     from model.candidates.walking import random_checkpoint
     from model.ops.cpu import CPU
     from model.ops.xla import XLA
-    from model.parallel.tensor import tensor_parallel
     from model.parallel.walking import walkable_on
     from model.tensors import tensor_shapes
     from verify.precision import precision
@@ -134,11 +205,12 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
     options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8, "quantize": case.quantize}
-    table = {"xla": XLA, "cpu": CPU}[case.table]
+    table, way = {"xla": XLA, "cpu": CPU}[case.table], way_of(case, config)
+    options["way"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
         checkpoint = random_checkpoint(config, arrays)
-        return walkable_on(checkpoint, table, **options, parallel=parallel or tensor_parallel)
+        return walkable_on(checkpoint, table, **options)
 
     made = model(change(arrays, config, case.devices) if change else arrays)
     if change:
@@ -152,10 +224,13 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
 
 def mutant(name: str) -> dict[str, Any]:
     """Walk through a model with a mistake that people make."""
+    from unittest.mock import patch
+
     import jax.numpy as jnp
     import numpy as np
     from jax import lax
 
+    from model.parallel import context, gathered
     from model.parallel.tensor import AXIS, tensor_parallel, total
     from model.tensors import NAMES, row_order
 
@@ -164,8 +239,6 @@ def mutant(name: str) -> dict[str, Any]:
 
     def with_total(other: Callable) -> Callable:
         def make(ops: Any) -> Any:
-            from functools import partial
-
             added = {op: partial(getattr(ops, op), total=other) for op in ("project_add", "down_add", "moe_add")}
             return tensor_parallel(ops)._replace(**added)
 
@@ -212,6 +285,29 @@ def mutant(name: str) -> dict[str, Any]:
         names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
         return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
 
+    def written_by_all(ops: Any) -> Any:
+        return context.context_parallel(ops)._replace(norm_qkv=ops.norm_qkv)
+
+    def own_largest(ops: Any) -> Any:
+        def attend(*arguments, **static):
+            with patch.object(lax, "pmax", lambda x, _: x):
+                return context.attend_across(*arguments, **static)
+
+        return context.context_parallel(ops)._replace(attend=attend)
+
+    def in_order(ops: Any) -> Any:
+        def rows(part, rows):
+            return part if len(part) == sum(rows) else lax.all_gather(part, AXIS, tiled=True)
+
+        def patched(op):
+            def call(*arguments, **static):
+                with patch.object(gathered, "gathered_rows", rows):
+                    return op(*arguments, **static)
+
+            return call
+
+        return ops._make(map(patched, gathered.gathered(ops, configs()["even"])))
+
     def narrow(y):
         return total(y.astype(jnp.bfloat16)).astype(jnp.float32)
 
@@ -232,15 +328,21 @@ def mutant(name: str) -> dict[str, Any]:
             return walked(case, backwards)
         case "a kv head of another device":
             return walked(case, change=other_head)
+        case "keys and values written by every device":
+            return walked(Walk("broad", 4, way="context"), written_by_all)
+        case "each device's own largest score":
+            return walked(Walk("broad", 4, way="context"), own_largest)
+        case "a stack gathered in the order of the devices":
+            return walked(Walk("even", 4, way="FSDP"), in_order)
     raise ValueError(name)
 
 
-def told(devices: int) -> dict[str, Any]:
+def told(way: Any, devices: int) -> dict[str, Any]:
     """Tell the beginning of a story, drawn and greedy, and compute logits."""
     from model.llama import load
     from model.options import SamplingOptions
 
-    llama = load("stories", devices=devices, context=64)
+    llama = load("stories", devices=devices, parallel=way, context=64)
 
     def text(temperature: float) -> str:
         drawn = llama.generate("Once", max_new_tokens=48, seed=7, sampling=SamplingOptions(temperature=temperature))
@@ -252,8 +354,6 @@ def told(devices: int) -> dict[str, Any]:
 
 def gradient(name: str) -> dict[str, Any]:
     """Compare the gradient of a loss on four devices with that on one; errors are shares of its largest number."""
-    from functools import partial
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -315,6 +415,12 @@ def gradient(name: str) -> dict[str, Any]:
             found = jax.jit(jax.grad(tensor_loss))(tensors)
         case "tensor parallel, differentiated inside":
             found = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
+        case "tensor parallel, differentiated inside with checks":
+            try:
+                inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=True)
+            except ValueError as error:
+                return {"refused": str(error)}
+            return {}
         case _:
             whole = dict.fromkeys(tensors, P())
 
@@ -329,8 +435,6 @@ def gradient(name: str) -> dict[str, Any]:
 
 def spread_cache(name: str) -> dict[str, Any]:
     """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
-    from functools import partial
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -431,19 +535,61 @@ def trained(kind: str) -> dict[str, Any]:
         }
 
 
+def command(*arguments: str) -> dict[str, Any]:
+    """Run a command of `llamaspec` in this process."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import BytesIO, TextIOWrapper
+    from unittest.mock import patch
+
+    import cli
+
+    with redirect_stdout(TextIOWrapper(BytesIO())) as out, redirect_stderr(TextIOWrapper(BytesIO())) as err:
+        with patch.object(sys, "argv", ["llamaspec", *arguments]):
+            try:
+                cli.main()
+            except SystemExit as end:
+                code = end.code
+    for stream in (out, err):
+        stream.seek(0)
+    return {"code": code or 0, "out": out.read(), "err": err.read()}
+
+
+def commands() -> Iterator[Callable[[], dict[str, Any]]]:
+    """Give a function for each of `COMMANDS`, in a folder of their own, on a machine that is measured briefly."""
+    import tempfile
+
+    from benchmarks import several
+    from model.insight import machine
+    from model.insight.shapes import SHAPES
+    from model.insight.timing import Effort
+    from reference.config import Config
+
+    SHAPES["tiny"] = Config(128, 2, 4, 2, 32, 256, vocab=96, context=128, eps=1e-5, theta=1e4)
+    several.SIZES, several.LOOP, several.ROUNDS = (4096, 1 << 20), 2, 1
+    machine.SIZES["cpu"] = machine.Sizes(1 << 18, 32, Effort(2))
+    machine.last_level_cache = lambda: 1
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        os.chdir(folder)
+        for arguments in (*COMMANDS.values(), *shown().values()):
+            yield partial(command, *arguments)
+
+
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Give a function for each case, in the order of the tables above."""
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
         case "stories":
-            yield from ((lambda devices=devices: told(devices)) for devices in SHARED_BY)
+            yield from (partial(told, *shared) for shared in SHARED_BY)
         case "gradients":
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
         case "caches":
             yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "commands":
+            yield from commands()
         case "mutants":
             yield from ((lambda name=name: mutant(name)) for name in MUTANTS)
 

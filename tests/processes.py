@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
 
-# The kernel's own high-water mark. Unlike getrusage's, it does not begin with what the parent held when it forked.
-_MEASURED = """
+# The kernel's own high-water mark in KB, for the file that the first argument names. Unlike getrusage's, it does not
+# begin with what the parent held when it forked.
+MEASURED = """
 import atexit, re, sys
 def report(path=sys.argv.pop(1)):
     status = open("/proc/self/status").read()
@@ -35,7 +36,7 @@ def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
     with tempfile.TemporaryDirectory() as folder:
         peak = Path(folder) / "peak"
         done = subprocess.run(
-            [sys.executable, "-c", _MEASURED + script, str(peak), *arguments],
+            [sys.executable, "-c", MEASURED + script, str(peak), *arguments],
             input=stdin,
             capture_output=True,
             text=True,

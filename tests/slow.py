@@ -135,6 +135,8 @@ SLOW: dict[str, int] = {
     "tests/test_parallel_processes.py::test_a_process_that_hangs_is_noticed": 0,  # 20 each
     "tests/test_parallel_processes.py::test_a_process_that_never_comes_is_named_by_its_place": 0,  # 10
     "tests/test_parallel_processes.py::test_a_process_reads_its_part_of_a_file": 0,  # 25
+    "tests/test_parallel_processes.py::test_a_process_takes_the_memory_of_its_share": 0,  # 20
+    "tests/test_parallel_processes.py::test_a_conversation_and_an_evaluation_are_those_of_one_process": 0,  # 30
     # The built-in model and its corpus, which rarely change.
     "tests/test_stories_model.py::test_it_is_small_and_the_one_that_the_card_describes": 0,  # 18
     "tests/test_corpus.py": 0,  # 40 in all

@@ -48,7 +48,7 @@ def test_greedy_text_is_that_of_llama2c(run, data, backend, tokenizer):
 
 def test_text_is_the_prompt_and_its_continuation(run, stories):
     prompt = "  Lily  saw a 🦊 "
-    code, out, _ = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9")
+    code, out, err = run("generate", prompt, *stories, "--seed", "1", "--max-new-tokens", "9")
     assert code == 0
     assert out.startswith(prompt)
     assert out.endswith("\n")
@@ -56,6 +56,8 @@ def test_text_is_the_prompt_and_its_continuation(run, stories):
     story = json.loads(as_json)
     assert set(story) == {"text", "completion", "prompt_tokens", "tokens", "finish_reason", "seed", "timings"}
     assert story["text"] + "\n" == out
+    counted = rf"{story['prompt_tokens']} tokens of prompt \+ 9 new in [\d.]+ s: the first after [\d.]+ s, then "
+    assert re.fullmatch(counted + r"[\d.]+ tokens/s \(.*\); ended by length", err.splitlines()[-1])
     assert story["text"] == prompt + story["completion"]
     assert (story["tokens"], story["finish_reason"], story["seed"]) == (9, "length", 1)
 
@@ -354,6 +356,7 @@ def test_wrong_usage(run):
     assert_refused(run("generate", "--temperatur", "1"), "--temperatur", status=2)
     assert_refused(run("generate", "--temperature", "warm"), "warm", status=2)
     assert_refused(run("tell"), "tell", status=2)
+    assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")

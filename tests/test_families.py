@@ -9,16 +9,21 @@ import pytest
 from hypothesis import example, given
 
 import model.families
+from model.candidates.walking import Walkable
 from model.family import architectures, families, nearest_family
 from model.ops.xla import XLA
+from model.parallel.share import share
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
+from reference.backward.llama import loss_and_gradient
 from reference.config import Config
 from reference.llama import feed_forward
 from reference.moe import route
+from reference.rope import YarnScaling, yarn_magnitude
 from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import seeds
 from verify.running_error import NO_BOUND, exactly, moe_add
+from verify.walk import walk
 
 PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, renormalize_experts=False)
 
@@ -26,10 +31,32 @@ PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, renormalize_exp
 def test_a_family_is_a_file():
     files = {path.stem for path in Path(model.families.__path__[0]).glob("*.py")} - {"__init__"}
     assert families().keys() == files
-    assert set(architectures()) == {"llama", "qwen2", "qwen3", "qwen3moe"}
+    assert {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3", "olmo2"} <= set(architectures())
 
 
-@pytest.mark.parametrize("name", families())
+def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
+    config = replace(SMALL, logit_cap=5.0, post_norms=True)
+    words = r" do not know post norms, logit cap yet$"
+    with pytest.raises(ValueError, match="^several devices" + words):
+        share(config, 2)
+    with pytest.raises(ValueError, match="^walks" + words):
+        next(walk(Walkable(None, None, XLA, list, list, list), [], config=config, unit=0.0))
+    with pytest.raises(ValueError, match="^gradients" + words):
+        params = load_reference_params(random_checkpoint(config, seed=0))
+        loss_and_gradient(params, np.array([1, 2]), np.array([1.0, 1.0]), config=config)
+    assert share(config, 1) == config
+
+
+@pytest.mark.parametrize("length", [1.0, 1.2])
+def test_yarn_whose_magnitude_is_not_the_papers_is_no_gguf(length):
+    config = replace(SMALL, scaling=YarnScaling(4.0, original_context=32, magnitude=length))
+    assert families()["llama"].gguf.lacks(config) == "YaRN with other numbers than the paper's"
+    usual = replace(SMALL, scaling=YarnScaling(4.0, original_context=32, magnitude=yarn_magnitude(4.0)))
+    assert families()["llama"].gguf.lacks(usual) is None
+
+
+# Those of other families: tests/test_family_goldens.py.
+@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_family_is_nearest_to_its_own_models(name):
     family = families()[name]
     switches: dict = dict(family.switches)

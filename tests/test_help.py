@@ -62,6 +62,13 @@ def test_help_shows_how_it_is_typed():
     assert shown >= SHOWN
 
 
+def test_no_summary_of_an_exercises_command_is_cut():
+    lab = command("lab")
+    assert isinstance(lab, click.Group)
+    page = lab.get_help(click.Context(lab, terminal_width=42)).partition("Commands:")[2]
+    assert "..." not in page and "List the exercises, one a line, its number first." in " ".join(page.split())
+
+
 def test_an_option_that_there_is_not_would_be_seen():
     with pytest.raises(click.UsageError, match="No such option"):
         test_an_example_can_be_typed("llamaspec inspect --shapes llama-2-7b  # memory")

@@ -120,7 +120,11 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     "RoPE on a part of a head": (keyed(L + "rope.dimension_count", U32, 4), "dimension_count is 4, but heads"),
     "a vocabulary of another size": (keyed(L + "vocab_size", U32, 49), "vocab_size is 49, but"),
     "context 0": (keyed(L + "context_length", U32, 0), "context is 0"),
-    "an unknown scaling": (keyed(L + "rope.scaling.type", STRING, "yarn"), "type 'yarn' is not supported"),
+    "an unknown scaling": (keyed(L + "rope.scaling.type", STRING, "ntk"), "type 'ntk' is not supported"),
+    "YaRN by infinity": (
+        lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "yarn"), L + "rope.scaling.factor": (F32, np.inf)}),
+        "YaRN has inf",
+    ),
     "a scaling by 0": (
         lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "linear"), L + "rope.scaling.factor": (F32, 0.0)}),
         "RoPE factor is 0.0",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import REPOSITORY
+from tests.terminals import CTRL_C, CTRL_D, at_terminal
 
 AT_ONCE = 2.0  # seconds; 0.6 on an idle machine
 # A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT.
@@ -76,6 +77,49 @@ def test_a_request_to_end_is_answered_at_once(tmp_path, after):
     assert status == 128 + signal.SIGTERM
     assert seconds < AT_ONCE
     assert said.strip() == ""
+
+
+PHASES = [
+    (["chat", "--seed=1"], ("starting JAX", "compiling")),
+    (["trace", "Once"], ("starting JAX",)),
+    (["inspect", "--plan"], ("measuring the machine",)),
+    (["profile", "--trace=out.json"], ("compiling",)),
+    (["serve", "--port=0"], ("starting JAX",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phase"),
+    [pytest.param(given, phase, id=f"{given[0]}-{phase}") for given, phases in PHASES for phase in phases],
+)
+def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, phase):
+    with at_terminal(*arguments, cwd=tmp_path) as terminal:
+        terminal.wait_for(phase)
+        terminal.type(CTRL_C)
+        begun = time.monotonic()
+        status, shown = terminal.wait()
+        assert time.monotonic() - begun < AT_ONCE
+    assert status == 130
+    assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "Exception", "fault")), shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
+    """With the reference, which is slow enough to be interrupted, and compiles nothing. No word is cut on the way."""
+    with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
+        terminal.wait_for(">")
+        terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
+        terminal.wait_for("In a round house under a big\noak lived a clever fox.")
+        terminal.type(CTRL_C)
+        terminal.type("/help\r")
+        terminal.wait_for("stop an answer")
+        terminal.type(CTRL_D)
+        status, shown = terminal.wait()
+    assert status == 0
+    assert "Traceback" not in shown and "error" not in shown
+    told = shown.partition("clever fox.")[2].partition("/help")
+    assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
+    assert "Who was the story about?" in shown
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):

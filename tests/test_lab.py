@@ -1,5 +1,6 @@
 """Every broken kernel of the lab is refused as handed out and accepted as mended; so are layers to write."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from learn.lab.check import check, solution
 from learn.lab.exercise import Broken
-from learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, write
+from learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
 from reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
 from tests.processes import REPOSITORY, run_llamaspec
 from verify.candidate import Direct
@@ -41,6 +42,7 @@ def test_there_are_forty_in_five_chapters_and_no_two_alike():
     assert [one.number for one in BROKEN] == list(range(1, 41)) and len({one.chapter for one in BROKEN}) == 5
     assert len({(one.op, one.mutant) for one in BROKEN}) == len({one.title for one in BROKEN}) == 40
     assert set(ALL) == set(range(1, 48))
+    assert all(re.search(r"\. https://github.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$", one.seen) for one in BROKEN)
 
 
 @pytest.mark.parametrize("one", BROKEN, ids=lambda one: str(one.number))
@@ -85,6 +87,14 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(one, tmp_path):
         assert one.judge is not None and one.judge(RIGHT[one.name]) is None
 
 
+def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
+    texts = {one.name: readme(one) + kernel(one) for one in OWN}
+    assert "only draws are made in which `name` is Q4_0" in texts["ggml_encode"]
+    assert "The judge: Compare ids" in texts["encode"] and "but of an empty text" in texts["encode"]
+    assert "The judge: Compare logits" in texts["forward"] and "params.head are arrays" in texts["forward"]
+    assert not any("reference/" in kernel(one) for one in OWN)
+
+
 def test_a_llama_with_one_slip_is_told_how_far_its_story_came():
     [one] = [one for one in OWN if one.name == "forward"]
 
@@ -102,11 +112,12 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
         return run_llamaspec("lab", *arguments, "--into", str(tmp_path))
 
     listed = run_llamaspec("lab", "list").out.splitlines()
-    assert len(listed) == 47 and listed[1].split()[0] == "2"
+    assert len(listed) == 47 and listed[1].split()[0] == "2" and max(map(len, listed)) <= 80
     missing = lab("check", "2")
     assert missing.code == 2 and "llamaspec lab start 2 makes it" in missing.err
     begun = lab("start", "2")
     assert begun.code == 0 and Path(begun.out.strip()) == tmp_path / "lab-02"
+    assert f"llamaspec lab check 2 --into {tmp_path}" in begun.err
     again = lab("start", "2")
     assert again.code == 2 and "work may be in it" in again.err
     wrong = lab("check", "2")

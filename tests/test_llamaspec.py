@@ -54,6 +54,11 @@ def test_the_examples_run(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_loading_says_its_stages_where_it_is_asked_to(capsys):
+    llamaspec.load("stories", backend="reference", context=8, progress=True)
+    assert capsys.readouterr() == ("", "checking weights\n")
+
+
 @pytest.mark.parametrize("name", ["model.py", "model/__init__.py", "reference.py"])
 def test_a_file_that_hides_the_library_is_named(tmp_path, name):
     path = tmp_path / name

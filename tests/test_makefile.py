@@ -209,7 +209,10 @@ def test_two_set_ups_at_once_do_the_work_of_one(checkout: Checkout):
 def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Checkout):
     venv, _, install, tests = checkout.setup(target="test-jax011")
     pins = ".venv-jax011/constraints.txt"
-    assert (venv, install) == ("venv", f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-xdist")
+    assert (venv, install) == (
+        "venv",
+        f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-timeout pytest-xdist",
+    )
     assert tests.startswith("-m pytest") and "tests/kernels" in tests
     ours, newest, oldest = (
         {line for line in path.read_text().splitlines() if "==" in line}
@@ -218,6 +221,14 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
     assert oldest <= ours
     assert {line.split("==")[0] for line in newest ^ ours} == {"jax", "jaxlib"}
     assert checkout.setup(target="test-jax011") == [tests]
+
+
+def test_the_site_is_built_in_an_environment_without_the_project(checkout: Checkout):
+    *ours, stage, venv, setuptools, install, build, check = checkout.setup(target="docs")
+    assert ours == ["venv", *INSTALL] and (venv, setuptools) == ("venv", INSTALL[0])
+    assert install == "install -c constraints.txt -r .ci/docs.txt"
+    assert (stage, check) == ("-m learn.site stage build/site", "-m learn.site check build/site")
+    assert build == "--strict"
 
 
 @pytest.mark.parametrize(("target", "pins"), [("", "constraints.txt"), ("-jax011", ".ci/jax011.txt")])

@@ -122,10 +122,13 @@ CHANGED: dict[str, Any] = {
     "dim": 512, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "ffn": 512, "vocab": 72, "context": 64,
     "eps": 1e-6, "theta": 5e5, "scaling": LinearScaling(factor=4.0), "windows": (5, 5), "experts": 4,
     "experts_per_token": 2, "renormalize_experts": False, "tied": False, "qkv_bias": True, "o_bias": True,
-    "ffn_bias": True, "qk_norm": True,
+    "ffn_bias": True, "qk_norm": True, "activation": "gelu_tanh", "pre_norms": False, "post_norms": True,
+    "wide_qk_norm": True, "rotary_dim": 32, "rotary_layers": (True, False), "local_theta": 1e3,
+    "attention_scale": 0.5, "attention_cap": 5.0, "logit_cap": 5.0, "logit_divisor": 3.0, "embedding_scale": 2.0,
+    "residual_scale": 0.5, "shared_ffn": 64,
 }  # fmt: skip
 # These change the values of arrays and no program, or the ops that a model calls.
-UNSEEN = ("theta", "scaling", "tied", "experts", "experts_per_token")
+UNSEEN = ("theta", "scaling", "tied", "experts", "experts_per_token", "wide_qk_norm", "rotary_layers", "local_theta")
 
 
 def test_fields_that_are_harmless_to_an_op_do_not_change_its_plain_form():
@@ -147,7 +150,7 @@ def test_fields_that_are_harmless_to_an_op_do_not_change_its_plain_form():
 class Newer(Config):
     """A `Config` with a switch that no kernel knows."""
 
-    activation: str = "silu"
+    nonlinearity: str = "silu"
 
 
 @dataclass(frozen=True)
@@ -163,15 +166,15 @@ def newer(**changed: Any) -> Newer:
 
 
 def test_gelu_is_refused_by_every_kernel_and_none_computes_silu():
-    config = newer(activation="gelu")
+    config = newer(nonlinearity="gelu")
     ops, reasons = pallas_ops(config, shapes(config), capacity=CAPACITY)
     assert reasons == {
-        name: f"{name.removesuffix('_prompt')} has no kernel for activation = 'gelu'" for name in reasons
+        name: f"{name.removesuffix('_prompt')} has no kernel for nonlinearity = 'gelu'" for name in reasons
     }
     assert reasons.keys() == {*KERNELS, PROMPT}
     for call in calls(config, shapes(config), batch=1, capacity=CAPACITY):
         assert program(ops, call) == program(XLA, call)
-    with pytest.raises(ValueError, match="norm_gate_up has no kernel for activation = 'gelu'"):
+    with pytest.raises(ValueError, match="norm_gate_up has no kernel for nonlinearity = 'gelu'"):
         ops_for("pallas", config, shapes(config), **SIZES, device=H200)
 
 
@@ -184,7 +187,7 @@ def test_a_new_field_at_its_default_leaves_the_kernels():
 def test_a_table_for_silu_computes_no_gelu():
     """Its forms are those of one config; another is an error, not a kernel."""
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
-    gelu = newer(activation="gelu")
+    gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
     with pytest.raises(ValueError, match="norm_gate_up got arguments of a form that this table"):
         jax.eval_shape(lambda x: ops.norm_gate_up(x, shapes(TINY).layers[0], config=gelu), x)

@@ -8,11 +8,16 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
+import ml_dtypes
 import pytest
 
 from model.checkpoints.huggingface.write import write_huggingface
+from model.checkpoints.open import open_checkpoint
+from model.parallel.reading import share_of
+from tests.processes import MEASURED, run_llamaspec
 from tests.random_models import SMALL, random_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
@@ -25,13 +30,27 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(*arguments: str, processes: int = 2, timeout: float = 60, script: str = "import cli; cli.main()"):
-    """Start so many processes of one command, which meet at a free port."""
+def start(*arguments: str, processes: int = 2, timeout: float = 60, peaks: Path | None = None):
+    """Start so many processes of one command, which meet at a free port.
+
+    Each writes the peak of its memory, in KB, to a file in the folder `peaks`.
+    """
+    script, measured = "import cli; cli.main()", [[str(peaks / str(i))] if peaks else [] for i in range(processes)]
     meeting = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes), "--timeout", str(timeout))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
     return [
         subprocess.Popen(
-            [sys.executable, "-c", script, *arguments, *meeting, "--process", str(i)],
+            [
+                sys.executable,
+                "-c",
+                MEASURED * bool(peaks) + script,
+                *measured[i],
+                *arguments,
+                *meeting,
+                "--process",
+                str(i),
+            ],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -70,6 +89,32 @@ def test_two_processes_tell_the_text_of_one(started, run, temperature):
     code, out, _ = run(*request)
     assert (code, told[0][0], told[1][0]) == (0, out, "")
     assert "2 devices in 2 processes" in told[0][1]
+
+
+def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run, tmp_path):
+    """In a chat, process 0 has the questions, and the only file that is written is its own."""
+    asked, saved = "Tell me a story about a fox.\nWho was the story about?\n", tmp_path / "both.json"
+    answers = ("--seed", "7", "--max-new-tokens", "24", "--context", "128")
+    both = started("chat", *answers)
+    first, second = (
+        process.communicate(text, timeout=PATIENCE)
+        for process, text in zip(both, (f"{asked}/save {saved}\n", "Never asked.\n"), strict=True)
+    )
+    assert [process.returncode for process in both] == [0, 0], (first, second)
+    done = run_llamaspec("chat", *answers, stdin=asked)
+    assert (first[0], second[0]) == (done.out, "") and len(done.out) > 40
+    assert len(json.loads(saved.read_text())) == 4
+    assert f"{saved}: 4 messages" in first[1] and str(saved) not in second[1]
+
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time, there was a little fox. She had a red kite.")
+    request = ("eval", "stories", "--text", str(text), "--context", "16", "--json")
+    both = started(*request)
+    found = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], found
+    one, two = json.loads(run(*request)[1]), json.loads(found[0][0])
+    assert not found[1][0] and two["tokens"] == one["tokens"]
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5)
 
 
 @pytest.mark.parametrize("victim", [1, 0])
@@ -118,6 +163,8 @@ def test_options_that_do_not_fit_are_refused(run, options, words):
 
 READS = """
 import json, re, sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from model.checkpoints.open import open_checkpoint
 from model.parallel.reading import share_of
@@ -127,6 +174,8 @@ def read():
     return int(re.search(r"read_bytes: (\\d+)", Path("/proc/self/io").read_text())[1])
 checkpoint = open_checkpoint(sys.argv[1])
 part = share_of(checkpoint, device=int(sys.argv[2]), devices=4)
+if sys.argv[3] == "ahead":
+    checkpoint = replace(checkpoint, scattered=lambda: nullcontext(lambda view: None))
 before = read()
 check_weights(part)
 load_params(part, dtype=np.dtype("bfloat16"), positions=8)
@@ -134,21 +183,29 @@ print(json.dumps(read() - before))
 """
 
 
-def test_a_process_reads_its_part_of_a_file(tmp_path):
-    """Bytes that the disk gave: pages of the file that are in memory already are dropped first."""
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    """A model whose second half could not hide in 400 MB."""
     # A device's part of a row of o or down is a page of 4 KB at least: less than a page cannot be read alone.
-    config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=14336, vocab=64, context=64)
-    import ml_dtypes
+    config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=64, context=64)
+    folder = tmp_path_factory.mktemp("large") / "model"
+    write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), folder)
+    return folder
 
-    model = tmp_path / "model"
-    write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), model)
-    (file,) = model.glob("*.safetensors")
-    assert file.stat().st_size > 200e6
+
+@pytest.mark.parametrize("how", ["scattered", "ahead"])
+def test_a_process_reads_its_part_of_a_file(large, how):
+    """Bytes that the disk gave: pages of the file that are in memory already are dropped first.
+
+    Read ahead, as the system does by itself, columns would be read with those of others.
+    """
+    (file,) = large.glob("*.safetensors")
+    assert file.stat().st_size > 400e6
     with open(file, "rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     done = subprocess.run(
-        [sys.executable, "-c", READS, str(model), "1"],
+        [sys.executable, "-c", READS, str(large), "1", how],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -157,4 +214,16 @@ def test_a_process_reads_its_part_of_a_file(tmp_path):
     read = json.loads(done.stdout)
     if not read:
         pytest.skip("this file system reads without the disk")
-    assert read <= 0.5 * file.stat().st_size
+    assert (read <= 0.5 * file.stat().st_size) == (how == "scattered")
+
+
+def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
+    """Peak memory of a device that is a process of its own: its weights and 400 MB, in which its cache is, too."""
+    share = share_of(open_checkpoint(large), device=0, devices=2)
+    weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
+    request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")
+    both = started(*request, "--out", str(tmp_path / "logits.npy"), peaks=tmp_path)
+    told = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    for i in range(2):
+        assert 1024 * int((tmp_path / str(i)).read_text()) < weights + 400e6 < 2 * weights

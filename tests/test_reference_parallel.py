@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference import collectives, parallel
 from reference.parallel import expert_parallel, pipeline, sequence_parallel
 from reference.swiglu import swiglu
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
-def test_a_feed_forward_layer_on_parts_of_the_tokens(devices, tokens, seed):
+def check_sequence(devices: int, tokens: int, seed: int) -> None:
+    """Compare a feed-forward layer on parts of the tokens with the whole."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(devices * tokens, 6))
     gate, up = rng.normal(size=(2, 4 * devices, 6))
@@ -25,8 +26,8 @@ def test_a_feed_forward_layer_on_parts_of_the_tokens(devices, tokens, seed):
     assert np.allclose(np.concatenate(found), whole, rtol=1e-12, atol=1e-12)
 
 
-@given(st.integers(1, 5), st.integers(1, 5))
-def test_a_pipeline_gives_all_micro_batches_in_order(stages, count):
+def check_pipeline(stages: int, count: int) -> None:
+    """Compare a pipeline with stages one after the other."""
     batches = [np.array([float(i)]) for i in range(count)]
     functions = [lambda x, s=s: 3 * x + s for s in range(stages)]
     found, ticks = pipeline(batches, functions)
@@ -37,8 +38,8 @@ def test_a_pipeline_gives_all_micro_batches_in_order(stages, count):
     assert ticks == count + stages - 1
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_each_token_hears_the_expert_that_it_chose(devices):
+def check_experts(devices: int) -> None:
+    """Compare what each token hears with what its expert says."""
     rng = np.random.default_rng(devices)
     x = [rng.normal(size=(5, 4)) for _ in range(devices)]
     chosen = [rng.integers(0, devices, 5) for _ in range(devices)]
@@ -46,3 +47,44 @@ def test_each_token_hears_the_expert_that_it_chose(devices):
     found = expert_parallel(x, chosen, [lambda rows, m=m: rows @ m for m in matrices])
     for tokens, wanted, said in zip(x, chosen, found, strict=True):
         assert np.allclose(said, [token @ matrices[e] for token, e in zip(tokens, wanted, strict=True)], atol=1e-12)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_a_feed_forward_layer_on_parts_of_the_tokens(devices, tokens, seed):
+    check_sequence(devices, tokens, seed)
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_a_pipeline_gives_all_micro_batches_in_order(stages, count):
+    check_pipeline(stages, count)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_each_token_hears_the_expert_that_it_chose(devices):
+    check_experts(devices)
+
+
+MISTAKES = {
+    "sums that stay partial": ("reduce_scatter", lambda held: [np.split(a, len(held))[i] for i, a in enumerate(held)]),
+    "the parts of others": ("reduce_scatter", lambda held: collectives.reduce_scatter(held)[::-1]),
+    "tokens of one device only": ("all_gather", lambda held: [np.concatenate([a] * len(held)) for a in held]),
+    "answers that do not come back": ("all_to_all", lambda held: list(held)),
+    "parts in the order of the devices after": ("all_to_all", lambda held: collectives.all_to_all(held)[::-1]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_an_exchange_is_found(mistake, monkeypatch):
+    name, wrong = MISTAKES[mistake]
+    monkeypatch.setattr(parallel, name, wrong)
+    with pytest.raises(AssertionError):
+        check_experts(2) if name == "all_to_all" else check_sequence(2, 2, seed=0)
+
+
+def test_a_pipeline_that_leaves_out_its_last_stage_is_found(monkeypatch):
+    def shorter(*lists, strict):
+        return zip(*(each[:-1] for each in lists), strict=strict)
+
+    monkeypatch.setattr(parallel, "zip", shorter, raising=False)
+    with pytest.raises((AssertionError, IndexError)):
+        check_pipeline(3, 2)

@@ -1,27 +1,11 @@
 """The page in a browser: a stream, a stop, the distribution of a token, and a narrow screen."""
 
-import os
-import shutil
-from pathlib import Path
-
 import pytest
 
+from tests.browser import picture, silent_page
 from tests.serving_site import FakeEngine, running, spelling, until
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)")
-
 ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and slept."
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = started.chromium.launch(executable_path=BROWSER, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -38,27 +22,14 @@ def site(engine):
 @pytest.fixture
 def page(browser, site):
     """A page of the site, which must say nothing on its console."""
-    context = browser.new_context(viewport={"width": 900, "height": 700})
-    page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(site.url)
-    page.get_by_role("heading", name="stories").wait_for()
-    yield page
-    context.close()
-    assert said == []
+    with silent_page(browser, site.url, viewport={"width": 900, "height": 700}) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        yield page
 
 
 def ask(page, text="Tell me a story about a fox."):
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
-
-
-def picture(page, name: str) -> None:
-    """Keep a screenshot for whoever looks, in the folder that SCREENSHOTS names."""
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def finished(page):

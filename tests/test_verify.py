@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy import array
 
 from verify import replay
-from verify.campaign import choices
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Expected
+from verify.domain import choices
 from verify.draw import KINDS, Values, integers, values
 from verify.examination import examine
 from verify.judge import judge
@@ -276,5 +276,7 @@ def test_narrowing_that_is_misspelt(text):
 
 
 def test_an_op_without_a_contract():
+    with pytest.raises(ValueError, match=r"no contract is called softmx: is it softmax\? `--list` has all"):
+        contract_for("softmx")
     with pytest.raises(ValueError, match="no contract is called conv: there are"):
         contract_for("conv")

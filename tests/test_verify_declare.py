@@ -11,7 +11,7 @@ import pytest
 
 from cli import llamaspec
 from verify.candidate import Direct
-from verify.carried import Carried
+from verify.carried import Carried, Rounding
 from verify.catalogue import in_file
 from verify.contract import Expected, with_rounding
 from verify.declare import declare, derived, sizes
@@ -52,6 +52,7 @@ FORMULAS = {
     "logarithm": lambda x, y: np.log(np.sum(np.square(x), axis=-1) + 1) - np.log1p(np.abs(x[..., 0])),
     "choice": lambda x, y: np.where(x > 0, x * y, 0.1 * np.minimum(x, y)),
     "moves": lambda x, y: np.concatenate([x[..., ::2], -y.reshape(y.shape)[..., 1::2]], axis=-1).sum(axis=-1).mean(),
+    "turns": lambda x, y: np.stack([x * np.cos(y) - y * np.sin(x), *np.split(np.sin(x) * y, 1, axis=-1)]),
     "roots": lambda x, y: np.sqrt(np.abs(x)) / (2 + np.expm1(np.minimum(y, 1.0))),
 }
 
@@ -89,10 +90,20 @@ def test_a_derived_bound_is_a_few_roundings():
     assert np.all(hard <= 2 * U * 20.1 + 20 * TINY) and np.all(hard >= U * 20)
 
 
+def test_where_a_rounding_decides_both_choices_are_within_the_bound():
+    x = np.array([[1.0, 1.1, 1.2]], np.float32)
+    due = bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, x, 0.0))(x)
+    assert np.all(due.hard[0, [0, 2]] == 0)  # sure: 1 is below, 1.2 above
+    assert due.hard[0, 1] >= x[0, 1]
+    assert bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, 1.0, 3.0))(x).hard[0, 1] >= 2
+    equal = bound(lambda x: np.where(np.sum(np.exp(x), axis=-1) == 0, 1.0, np.sum(x, axis=-1)))(x)
+    assert equal.value[0] == np.sum(x.astype(np.float64)) and equal.hard[0] < 1e-5
+
+
 def test_a_narrower_rounding_is_declared():
     x = np.linspace(-3, 3, 64).astype(np.float32)
     wide = bound(lambda x: np.exp(x) * x)(x)
-    narrow = bound(lambda x: np.exp(x) * x, unit=2.0**-8)(x)
+    narrow = bound(lambda x: np.exp(x) * x, rounding=Rounding.of(precision("bfloat16")))(x)
     np.testing.assert_array_equal(wide.value, narrow.value)
     assert np.all(narrow.hard[x != 0] > 1000 * wide.hard[x != 0])
 
@@ -101,9 +112,11 @@ def test_a_narrower_rounding_is_declared():
     ("formula", "error"),
     [
         (lambda x: np.sort(x), "no bound is derived for np.sort"),
-        (lambda x: np.sin(x), "no bound is derived for np.sin"),
+        (lambda x: np.arctan(x), "no bound is derived for np.arctan"),
         (lambda x: x**0.5, "powers other than 2, 3, 4"),
-        (lambda x: np.where(x * x > 1, x, 0.0), "a rounding could decide np.greater"),
+        (lambda x: np.isfinite(x * x > 1.21), "a rounding could decide np.greater"),
+        (lambda x: np.sum(x * x > 1.21), "could decide np.greater: no bound is derived for np.sum"),
+        (lambda x: x if np.all(x * x > 1.21) else -x, "a rounding could decide np.greater"),
         (lambda x: x if np.sum(x) else -x, "a rounding could decide which branch is taken"),
         (lambda x: np.where(Carried([1.0]), x, 0.0), "a condition that is rounded"),  # type: ignore
         (lambda x: np.multiply.reduce(x), "no bound is derived for np.multiply.reduce"),

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
 from model.candidates.table import CANDIDATES
-from verify.campaign import choices
 from verify.candidate import Direct, NoVerdict
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from verify.contract import Expected
-from verify.domain import domain, narrowed
+from verify.domain import choices, domain, narrowed
 from verify.draw import HIDDEN, KINDS, Values
 from verify.precision import precision
 from verify.report import counterexample, describe

@@ -1,18 +1,18 @@
 """Contracts on other projects' code: it passes, or docs/found.md describes the difference.
 
-jax's own functions, and the Triton kernels that it ships, run here. torch, onnxruntime and gguf are no dependencies:
-they run in the first Python that has them of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH.
+jax's own functions, and the Triton kernels that it ships, run here. What is no dependency runs in the first Python that
+has it of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH; a clone is found through PYTHONPATH.
 """
 
-import os
-import subprocess
 import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
+from benchmarks.others.refused import REFUSED
+from benchmarks.others.rows import called, library_of, replay_of
+from benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from tests.other_pythons import python_with
 from verify import replay as replays
 from verify.campaign import Job
 from verify.candidate import Candidate, Direct, Worker
@@ -46,15 +46,6 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
     assert report.outcome == "within bounds", "\n".join(counterexample(report, contract))
 
 
-@cache
-def python_with(library: str) -> str | None:
-    """Find a Python with the library among those that LLAMASPEC_OTHER_PYTHON names."""
-    for python in filter(None, os.environ.get("LLAMASPEC_OTHER_PYTHON", "").split(os.pathsep)):
-        if not subprocess.run([python, "-c", f"import {library}"], capture_output=True).returncode:
-            return python
-    return None
-
-
 @pytest.fixture
 def other(monkeypatch):
     """A candidate in another Python."""
@@ -62,7 +53,7 @@ def other(monkeypatch):
     monkeypatch.chdir(ROOT)  # where that Python finds the candidates
 
     def start(function: str, arrays: str) -> Worker:
-        library = function.partition(":")[0].rpartition(".")[2].removesuffix("_ops")
+        library, _ = library_of(function)
         if not (python := python_with(library)):
             pytest.skip(f"needs a Python with {library}: set LLAMASPEC_OTHER_PYTHON")
         workers.append(Worker(function, arrays=arrays, python=python))
@@ -84,7 +75,7 @@ def test_triton_kernels_of_jax(job, dtype):
     assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=3, shapes=1)
 
 
-@pytest.mark.parametrize(("job", "dtype"), each([*TORCH, *ONNXRUNTIME, *GGUF]))
+@pytest.mark.parametrize(("job", "dtype"), each([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
 def test_other_libraries(other, job, dtype):
     assert_accepted(job, dtype, other(job.candidate, job.arrays), examples=60, shapes=None)
 
@@ -107,4 +98,20 @@ def test_what_was_found_is_found_again(path, other):
 
 def test_everything_found_is_told_of():
     text = (ROOT / "docs" / "found.md").read_text(encoding="utf-8")
-    assert FOUND and [path.name for path in FOUND if f"found/{path.name}" not in text] == []
+    text += (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    assert FOUND and [path.name for path in FOUND if path.name not in text] == []
+
+
+def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
+    """The table of docs/found/kernels.md has all of benchmarks/others/table.py, and says why where one is refused."""
+    text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    there = {":".join(library_of(job.candidate)) for job in OTHERS}
+    assert set(REFUSED) <= there
+    for name in there:
+        library, _, function = name.partition(":")
+        assert called(library)[function]
+        (row, *_) = [line for line in text.splitlines() if f"`{library}_ops:{function}`" in line]
+        told = f"{REFUSED[name][1]} ([replay]({replay_of(library, function)}))" if name in REFUSED else "|  |"
+        assert told in row
+        assert (ROOT / "docs" / "found" / replay_of(library, function)).exists() == (name in REFUSED)
+    assert len(there) >= 60

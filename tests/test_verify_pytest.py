@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from reference.softmax import softmax
+from tests.processes import REPOSITORY
 from verify.adapt import adapt
 from verify.candidate import Direct
-from verify.catalogue import contract_for
+from verify.catalogue import contract_for, in_file
 from verify.precision import precision
 from verify.pytest import contract
 from verify.runner import verify
@@ -63,6 +64,32 @@ class TestMethods:
     @contract("add", arrays="numpy", examples=5)
     def test_a_method_with_a_parameter(self, x, y, *, block, scale):
         return (x + y) * self.factor * scale / scale
+
+
+LAYERNORM = str(REPOSITORY / "docs" / "contracts" / "layernorm.py")
+
+
+@contract("layernorm", file=LAYERNORM, arrays="numpy", dtype=["float32", "bfloat16", "float16"], examples=10)
+def test_a_contract_of_ones_own_in_several_dtypes(x, weight, bias, *, eps):
+    wide = x.astype(np.float32)
+    centered = wide - np.mean(wide, axis=-1, keepdims=True)
+    scale = np.sqrt(np.mean(centered**2, axis=-1, keepdims=True) + np.float32(eps))
+    return (centered / scale * weight.astype(np.float32) + bias.astype(np.float32)).astype(x.dtype)
+
+
+def test_every_dtype_that_is_violated_is_shown():
+    held, _ = in_file(LAYERNORM)
+    test = contract(held["layernorm"], arrays="numpy", dtype=["float32", "float16"], examples=20, seed=0)(
+        lambda x, weight, bias, *, eps: x * weight + bias
+    )
+    with pytest.raises(AssertionError, match=r"violated      layernorm float32[\s\S]*violated      layernorm float16"):
+        test()
+    with pytest.raises(ValueError, match="no dtype: nothing would be judged"):
+        contract("softmax", dtype=[])
+    with pytest.raises(ValueError, match="arrays are float32, bfloat16, float16; got float8"):
+        contract("softmax", dtype=["float32", "float8"])
+    with pytest.raises(ValueError, match="no contract is called softmax: there are layernorm"):
+        contract("softmax", file=LAYERNORM)
 
 
 def test_all_parameters_were_used():

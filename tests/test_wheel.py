@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands", "benchmarks")
-NOT_PACKED = tuple(f"benchmarks/{name}" for name in ("results/", "gpu_compile/", "others/"))
+NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gpu_compile/", "others/")), "learn/site/")
 
 
 def run(*command: str | Path, cwd: Path) -> str:

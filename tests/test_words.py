@@ -31,6 +31,7 @@ REASONS = {
     "tests/test_verify_cli.py": "one command",
     "training/stories/lexicon.py": "words of the grammar: data",
     "training/stories/plots.py": "plots of the grammar: data",
+    "verify/carried.py": "one proof, an operation of NumPy at a time",
     "verify/contracts/attention.py": "attention over sequences, caches and pages: one bound",
     "verify/running_error.py": "one proof, from a rounding to a whole block",
     "verify/mutants/attention.py": "wrong kernels of one op: data",

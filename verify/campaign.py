@@ -1,12 +1,12 @@
 """Campaigns: several contracts, each with a candidate in a process of its own, as the command line asks for."""
 
-import json
 import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -14,15 +14,18 @@ from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 from verify import replay as replays
-from verify.candidate import ENDING, NoVerdict, Worker, check_seconds
+from verify.candidate import NoVerdict, Worker, check_seconds
 from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
 from verify.examination import Examination, examine
+from verify.loose import dtypes_for, loosened
 from verify.precision import precision
+from verify.process import ENDING
 from verify.replay import Replay
 from verify.report import counterexample
 from verify.runner import Progress, Report, verify
+from verify.timing import timed
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
 LINES = 10  # shown at most of those that a candidate printed
@@ -47,11 +50,20 @@ class Campaign:
     deterministic: bool = False  # other bits for the same inputs are a fault
     own: Mapping[str, Contract] | None = None  # contracts that take the place of ours
     contract_file: str | None = None  # that holds them, where they are one's own
+    loose: str | None = None  # dtype of a weaker contract
+    timed: bool = False  # where the contract holds
+    against: str | None = None  # another candidate that is timed beside it
+    at: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # sizes for that; else the largest that are drawn
 
     def fewer(self) -> "Campaign":
         """The campaign for a dtype that nobody asked for: a third of everything."""
         shapes = None if self.shapes is None else -(-self.shapes // 3)
         return replace(self, examples=-(-self.examples // 3), seconds=self.seconds / 3, shapes=shapes)
+
+    def contract(self, op: str) -> Contract:
+        """The contract of an op. Raises ValueError for one that has none, or no weaker one where that is declared."""
+        held = contract_for(op, self.own or CONTRACTS)
+        return loosened(held, self.loose) if self.loose else held
 
     def worker(self, candidate: str) -> Worker:
         """The process that a candidate runs in."""
@@ -185,7 +197,12 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
     for name in (*campaign.dtypes, *campaign.beside):
         precision(name)
     for job in jobs:
-        narrowed(contract_for(job.op, campaign.own or CONTRACTS), job.within(campaign).only)
+        narrowed(campaign.contract(job.op), {**job.within(campaign).only, **campaign.at})
+    if campaign.against:
+        if any(job.candidate == campaign.against for job in jobs):
+            raise ValueError(f"{campaign.against} is timed beside another candidate, not beside itself")
+        with campaign.worker(campaign.against) as other:
+            other.start()
 
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
@@ -196,14 +213,18 @@ def _run_all(job: Job, campaign: Campaign) -> list[Told]:
 
 
 def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
-    contract, campaign = contract_for(job.op, campaign.own or CONTRACTS), job.within(campaign)
+    contract, campaign = campaign.contract(job.op), job.within(campaign)
     violated = False
     with campaign.worker(job.candidate) as worker:
         worker.start()
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
             violated = violated or report.outcome == "violated"
-            yield report, _told(report, contract, replay=_save(contract, report, campaign))
+            told = _told(report, contract, replay=_save(contract, report, campaign))
+            if campaign.timed and report.outcome == "within bounds":
+                report, lines = _timed(contract, worker, report, campaign, progress)
+                told += lines
+            yield report, told
         for dtype in campaign.beside if not violated else ():
             try:
                 report = _verified(contract, worker, dtype, campaign.fewer(), progress)
@@ -233,6 +254,26 @@ def _verified(
     return replace(report, said=worker.said)
 
 
+def _timed(
+    contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Callable[[str], Progress]
+) -> Told:
+    """Time the candidate, and the one beside it; the verdict stays where that cannot be done."""
+    with ExitStack() as stack:
+        others = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
+        try:
+            timing = timed(
+                contract,
+                [worker, *others],
+                precision(report.dtype),
+                only={**campaign.only, **campaign.at},
+                seed=campaign.seed,
+                progress=progress(f"{contract.name} {report.dtype}, timed"),
+            )
+        except NoVerdict as error:
+            return report, [f"  {error}"]
+    return replace(report, timing=timing), timing.lines()
+
+
 def _not_taken(contract: Contract, worker: Worker, dtype: str, campaign: Campaign, why: str) -> Report:
     return Report(contract.name, worker.name, dtype, campaign.seed, 0, 0.0, Examination({}), not_taken=why)
 
@@ -252,8 +293,8 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
     """
     saved = replays.load(path)
-    contract = contract_for(saved.op, campaign.own or CONTRACTS)
-    wanted = precision(saved.dtype)
+    contract = campaign.contract(saved.op)
+    wanted = precision(dtypes_for(campaign.loose, [saved.dtype])[0] if campaign.loose else saved.dtype)
     replays.check(saved, contract, path)
     start = monotonic()
     with replace(campaign, arrays=arrays or saved.arrays).worker(candidate or saved.candidate) as worker:
@@ -270,6 +311,7 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
             compared=found.compared,
             said=worker.said,
             differs=found.differs,
+            weaker=contract.weaker,
         )
     if found.finding is None and not found.compared:
         raise NoVerdict(f"{path}: no number was compared, which is no verdict")
@@ -293,27 +335,7 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
     )
     try:
         own = f" --contract {shlex.quote(campaign.contract_file)}" if campaign.contract_file else ""
+        own += f" --loose u={campaign.loose}" if campaign.loose else ""
         return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}{own}"
     except OSError as error:
         return f"no replay file was written: {error.filename or campaign.folder}: {error.strerror}"
-
-
-def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read how a person narrows draws. Raises ValueError.
-
-    >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
-    {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
-    """
-    chosen = {}
-    for text in texts:
-        name, _, listed = (part.strip() for part in text.partition("="))
-        if not name or not listed:
-            raise ValueError(f"a draw is narrowed as NAME=VALUE,VALUE, got {text}")
-        if name in chosen:
-            raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
-        try:
-            found = json.loads(f"[{listed}]")
-        except (json.JSONDecodeError, RecursionError):
-            found = [value.strip() for value in listed.split(",")]
-        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in found]
-    return chosen

@@ -6,18 +6,19 @@ means and products of matrices may be computed in any order, and elementary func
 `verify.running_error`. The bound holds for code that computes the same formula; a kernel that computes another one,
 such as E[x^2] - E[x]^2 for a variance or an online softmax, needs a bound that is written for it.
 
-Covered: + - * / ** 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, maximum, minimum, where; sum,
-mean, max and min; @ and matmul; indexing, reshape, transpose, expand_dims, concatenate, take_along_axis and the like.
-Anything else raises TypeError by name. So does a comparison of numbers that are rounded: a rounding could decide it.
+Covered: + - * / ** 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, sin, cos, maximum, minimum,
+where; sum, mean, max and min; @ and matmul; indexing, reshape, transpose, split, concatenate and the like.
+Anything else raises TypeError by name. Where a rounding could decide a comparison, `where` covers both of its choices;
+a branch, or a condition made of such comparisons, raises TypeError too.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from verify.precision import TINY, U
+from verify.precision import TINY, Precision, U
 from verify.running_error import ELEMENTARY, gamma
 
 POWERS = (2, 3, 4)  # computed as products
@@ -25,22 +26,36 @@ LARGEST = float(np.finfo(np.float32).max)
 LARGEST_EXPONENT = 700.0  # e to more than that is no float64
 
 
+class Rounding(NamedTuple):
+    """The rounding of every operation: of float32, or of a narrower dtype that a looser contract declares."""
+
+    unit: float = U  # largest relative error
+    smallest: float = TINY  # largest absolute error of a tiny number
+    largest: float = LARGEST
+
+    @staticmethod
+    def of(precision: Precision) -> "Rounding":
+        """The rounding of results to a dtype."""
+        return Rounding(precision.unit, precision.smallest, precision.largest)
+
+
+FLOAT32 = Rounding()
+
+
 class Carried(NDArrayOperatorsMixin):
     """Exact values, a bound on the error of each, and the sum of the magnitudes of the terms that made it.
 
     An input has no error unless float32 flushes it to zero.
-
-    `unit` and `smallest` are the rounding of every operation: of float32, or of a narrower dtype that a looser contract
-    declares.
     """
 
     __array_priority__ = 1000
 
-    def __init__(self, value: Any, error: Any = 0.0, size: Any = None, *, unit: float = U, smallest: float = TINY):
+    def __init__(self, value: Any, error: Any = 0.0, size: Any = None, *, rounding: Rounding = FLOAT32):
         self.value = np.asarray(value).astype(np.float64)
         self.error = np.broadcast_to(error, self.value.shape).astype(np.float64)
         self.size = np.abs(self.value) if size is None else np.broadcast_to(size, self.value.shape)
-        self.unit, self.smallest = unit, smallest
+        self.rounding = rounding
+        self.unit, self.smallest, self.largest = rounding
 
     shape = property(lambda self: self.value.shape)
     ndim = property(lambda self: self.value.ndim)
@@ -71,6 +86,9 @@ class Carried(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> "Carried":
         return self.moved(lambda part: part.transpose(*axes))
 
+    def swapaxes(self, one: int, other: int) -> "Carried":
+        return self.moved(lambda part: part.swapaxes(one, other))
+
     def sum(self, axis: Any = None, *, keepdims: bool = False) -> "Carried":
         return _sum(self, axis=axis, keepdims=keepdims)
 
@@ -89,22 +107,29 @@ class Carried(NDArrayOperatorsMixin):
 
     def like(self, value: Any, error: Any, size: Any = None) -> "Carried":
         """Another array of the same roundings."""
-        return Carried(value, error, size, unit=self.unit, smallest=self.smallest)
+        return Carried(value, error, size, rounding=self.rounding)
 
     def beside(self, one: Any) -> "Carried":
-        """`one`, or a constant beside this array, which float32 may round."""
+        """`one`, or a constant beside this array, which may be rounded as every number is."""
         if isinstance(one, Carried):
             return one
         exact = np.asarray(one).astype(np.float64)
         with np.errstate(all="ignore"):
-            apart = np.abs(exact - exact.astype(np.float32))
+            mantissa, exponent = np.frexp(exact)
+            apart = np.abs(exact - np.ldexp(np.rint(mantissa / self.unit) * self.unit, exponent))
+            apart = np.where((apart > 0) | ((exact != 0) & (np.abs(exact) < self.smallest)), apart + self.smallest, 0)
+            apart = np.where(np.abs(exact) > self.largest, np.inf, apart)
         return self.like(exact, np.where(np.isfinite(exact), apart, 0.0))
 
     def rounded(self, value: Any, error: Any, size: Any = None) -> "Carried":
-        """The result of one operation, whose computed value is off by `error` before it is rounded."""
+        """The result of one operation, whose computed value is off by `error` before it is rounded.
+
+        A zero or an infinity without an error stays what it is.
+        """
+        error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
         most = np.abs(value) + error
-        error = np.where(most < LARGEST, error + self.unit * most + self.smallest, np.inf)  # or the result overflows
-        return self.like(value, error, size)
+        own = np.where(most < self.largest, self.unit * most + self.smallest, np.inf)  # or the result overflows
+        return self.like(value, np.where((error == 0) & ((value == 0) | np.isinf(value)), 0.0, error + own), size)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "reduce" and ufunc is np.add:
@@ -156,10 +181,11 @@ def _divide(a: Carried, b: Carried) -> Carried:
     error = np.where((a.most == 0) & (least > 0), 0.0, error)
     # A divisor that may overflow is at least the largest float32, or infinite.
     error = np.where(
-        np.isposinf(b.error) & (np.abs(b.value) >= LARGEST / 2), np.abs(value) + 2 * a.most / LARGEST, error
+        np.isposinf(b.error) & (np.abs(b.value) >= a.largest / 2), np.abs(value) + 2 * a.most / a.largest, error
     )
     # A division may be a product with 1 / b, which rounds once more.
-    return a.rounded(value, error + a.unit * (np.abs(value) + error), a.size / np.abs(b.value))
+    error = error + a.unit * (np.abs(value) + error) + a.smallest * a.most
+    return a.rounded(value, error, a.size / np.abs(b.value))
 
 
 def _power(a: Carried, b: Carried) -> Carried:
@@ -188,9 +214,19 @@ def _monotone(function: Callable[..., np.ndarray], *, low: float = -np.inf) -> C
 
 def _exp(x: Carried) -> Carried:
     y = _monotone(lambda v: np.exp(np.minimum(v, LARGEST_EXPONENT)))(x)
-    # e^(a - b) may be computed as 2^(a log2 e - b log2 e), where each product is rounded before the difference.
+    # e^(a - b) may be computed as 2^(a log2 e - b log2 e), where each product is rounded, to float32, before the
+    # difference.
     terms = np.where(np.isfinite(x.size), x.size, 0)
-    return y.like(y.value, y.error + np.expm1(np.minimum(4 * x.unit * terms, 100)) * (y.value + y.error))
+    return y.like(y.value, y.error + np.expm1(np.minimum(4 * U * terms, 100)) * (y.value + y.error))
+
+
+def _turning(function: Callable[..., np.ndarray]) -> Callable[[Carried], Carried]:
+    """The sine or the cosine: it moves by no more than its angle, and by no more than 2."""
+
+    def apply(x: Carried) -> Carried:
+        return x.rounded(function(x.value), np.minimum(x.error + max(ELEMENTARY, 4 * x.unit), 2))
+
+    return apply
 
 
 def _absolute(x: Carried) -> Carried:
@@ -214,21 +250,22 @@ def _matmul(a: Carried, b: Carried) -> Carried:
         + gamma(terms) * sums
         + TINY * (terms + np.sum(a.most, axis=-1, keepdims=True)) * (2 + np.max(b.most, initial=0))
     )
-    return a.like(value, np.maximum(error, 0) + _only(a.unit) * (np.abs(value) + error), size)
+    return _added_up(a, value, np.maximum(error, 0), size)
 
 
-def _only(unit: float) -> float:
-    """The rounding of a sum, which adds up in float32, to a narrower dtype: none for float32 itself."""
-    return unit if unit > U else 0.0
+def _added_up(x: Carried, value: np.ndarray, error: np.ndarray, size: np.ndarray) -> Carried:
+    """A sum, which adds up in float32, rounded to the dtype that is declared, where that is a narrower one."""
+    error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
+    return x.like(value, error, size) if x.rounding == FLOAT32 else x.rounded(value, error, size)
 
 
 def _sum(x: Carried, axis: Any = None, *, keepdims: bool = False, **_: Any) -> Carried:
     value = np.sum(x.value, axis=axis, keepdims=keepdims)
     terms = max(x.value.size // max(value.size, 1), 1)
     sums = np.sum(x.most, axis=axis, keepdims=keepdims)
-    error = np.sum(x.error, axis=axis, keepdims=keepdims) + gamma(terms) * sums + terms * TINY
-    size = np.sum(x.size, axis=axis, keepdims=keepdims)
-    return x.like(value, error + _only(x.unit) * (np.abs(value) + error), size)
+    own = np.where(sums == 0, 0.0, gamma(terms) * sums + terms * TINY)
+    error = np.sum(x.error, axis=axis, keepdims=keepdims) + own
+    return _added_up(x, value, error, np.sum(x.size, axis=axis, keepdims=keepdims))
 
 
 def _mean(x: Carried, axis: Any = None, *, keepdims: bool = False, **_: Any) -> Carried:
@@ -242,30 +279,65 @@ def _extreme(reduce: Any, x: Carried, axis: Any = None, *, keepdims: bool = Fals
     return x.like(reduce(x.value, axis=axis, keepdims=keepdims, **options), error)
 
 
+class Undecided:
+    """A comparison that a rounding could decide somewhere: its exact outcome, and where it is sure."""
+
+    def __init__(self, ufunc: np.ufunc, a: Carried, b: Carried, sure: np.ndarray):
+        self.outcome, self.sure = ufunc(a.value, b.value), sure
+        self.name, self.rounding = ufunc.__name__, a.rounding
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
+        if function is not np.where:
+            raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for np.{function.__name__}")
+        return _where(*arguments, **options)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, *_: Any, **options: Any) -> Any:
+        raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for np.{ufunc.__name__}")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for that")
+
+
 def _where(condition: Any, a: Any, b: Any) -> Carried:
     if isinstance(condition, Carried):
         raise TypeError("a rounding could decide np.where: no bound is derived for a condition that is rounded")
-    known = a if isinstance(a, Carried) else b
+    carried = [one for one in (a, b) if isinstance(one, Carried)]
+    known = carried[0] if carried else Carried(0, rounding=condition.rounding)
     a, b = known.beside(a), known.beside(b)
+    outcome = condition.outcome if isinstance(condition, Undecided) else condition
     parts = ((a.value, b.value), (a.error, b.error), (a.size, b.size))
-    return known.like(*(np.where(condition, one, other) for one, other in parts))
+    value, error, size = (np.where(outcome, one, other) for one, other in parts)
+    if isinstance(condition, Undecided):
+        apart = np.where(a.value == b.value, 0.0, np.abs(a.value - b.value)) + np.where(outcome, b.error, a.error)
+        error = np.where(condition.sure, error, np.maximum(error, apart))
+    return known.like(value, error, size)
 
 
-def _compared(ufunc: np.ufunc) -> Callable[[Carried, Carried], np.ndarray]:
-    def apply(a: Carried, b: Carried) -> np.ndarray:
-        if np.any(a.error) or np.any(b.error):
-            raise TypeError(f"a rounding could decide np.{ufunc.__name__}: no bound is derived for that")
-        return ufunc(a.value, b.value)
+def _compared(ufunc: np.ufunc) -> Callable[[Carried, Carried], np.ndarray | Undecided]:
+    """Compare numbers: the outcome is sure where they are exact, or farther apart than their errors."""
+
+    def apply(a: Carried, b: Carried) -> np.ndarray | Undecided:
+        error = a.error + b.error
+        sure = (error == 0) | (np.abs(a.value - b.value) > error)
+        return ufunc(a.value, b.value) if np.all(sure) else Undecided(ufunc, a, b, sure)
 
     return apply
 
 
-def _concatenate(arrays: Any, axis: int = 0) -> Carried:
-    known = next(one for one in arrays if isinstance(one, Carried))
-    all_of_them = [known.beside(one) for one in arrays]
-    return known.like(
-        *(np.concatenate([getattr(one, part) for one in all_of_them], axis) for part in ("value", "error", "size"))
-    )
+def _split(x: Carried, sections: Any, axis: int = 0) -> list[Carried]:
+    parts = [np.split(part, sections, axis) for part in (x.value, x.error, x.size)]
+    return [x.like(*part) for part in zip(*parts, strict=True)]
+
+
+def _joining(join: Callable[..., np.ndarray]) -> Callable[..., Carried]:
+    def apply(arrays: Any, axis: int = 0) -> Carried:
+        known = next(one for one in arrays if isinstance(one, Carried))
+        all_of_them = [known.beside(one) for one in arrays]
+        return known.like(
+            *(join([getattr(one, part) for one in all_of_them], axis) for part in ("value", "error", "size"))
+        )
+
+    return apply
 
 
 def _moving(function: Callable[..., np.ndarray]) -> Callable[..., Carried]:
@@ -291,6 +363,8 @@ UFUNCS: dict[np.ufunc, Callable[..., Any]] = {
     np.log: _monotone(np.log, low=0.0),
     np.log1p: _monotone(np.log1p, low=-1.0),
     np.tanh: _monotone(np.tanh),
+    np.sin: _turning(np.sin),
+    np.cos: _turning(np.cos),
     np.maximum: _larger(np.maximum),
     np.minimum: _larger(np.minimum),
     np.matmul: _matmul,
@@ -306,7 +380,9 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.max: lambda x, axis=None, **options: _extreme(np.max, x, axis, **options),
     np.min: lambda x, axis=None, **options: _extreme(np.min, x, axis, **options),
     np.where: _where,
-    np.concatenate: _concatenate,
+    np.concatenate: _joining(np.concatenate),
+    np.stack: _joining(np.stack),
+    np.split: _split,
     np.shape: lambda x: x.shape,
     np.isneginf: lambda x: np.isneginf(x.value),
     **{

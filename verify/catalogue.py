@@ -6,6 +6,7 @@ A contract is in this table because a module of `verify/contracts` holds it, and
 
 import pkgutil
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -53,7 +54,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = by_op((one.of, one) for one in foun
 def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Contract:
     """Look up the contract of an op. Raises ValueError for an op that has none."""
     if name not in contracts:
-        raise ValueError(f"no contract is called {name}: there are {', '.join(contracts)}")
+        meant = " or ".join(get_close_matches(name, contracts))
+        known = f"is it {meant}? `--list` has all" if meant else f"there are {', '.join(contracts)}"
+        raise ValueError(f"no contract is called {name}: {known}")
     return contracts[name]
 
 

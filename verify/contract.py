@@ -93,6 +93,7 @@ class Contract:
     bound: str  # the formulas of `expect`, for a reader
     laws: Sequence[Law] = ()
     large: Large = field(default_factory=Large)
+    weaker: str = ""  # in words, what a candidate may do that it otherwise may not
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from verify.carried import Carried
+from verify.carried import FLOAT32, Carried, Rounding
 from verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
 from verify.draw import integers, seeds, sizes, values
 from verify.precision import TINY, Precision
@@ -43,13 +43,12 @@ class Whole(NamedTuple):
     below: str
 
 
-def derived(definition: Callable[..., Any], *, unit: float | None = None, smallest: float | None = None):
+def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
     """Make `expect` of a contract: call `definition` with arrays that carry their errors.
 
-    `unit` and `smallest` declare a narrower rounding of every operation. Raises TypeError, when it is called, for
+    A narrower `rounding` is that of every operation; inputs are of its dtype. Raises TypeError, when it is called, for
     operations that `verify.carried` does not cover.
     """
-    narrower = {"unit": unit, "smallest": smallest or 0.0} if unit else {}
 
     def expect(*positional: Any, **named: Any) -> Expected | tuple[Expected, ...]:
         def carried(value: Any) -> Any:
@@ -57,7 +56,7 @@ def derived(definition: Callable[..., Any], *, unit: float | None = None, smalle
             if not floating:
                 return value
             exact = as_float64(value)
-            return Carried(exact, np.where(np.abs(exact) < TINY, np.abs(exact), 0.0), **narrower)
+            return Carried(exact, np.where(np.abs(exact) < TINY, np.abs(exact), 0.0), rounding=rounding)
 
         results = definition(*map(carried, positional), **named)
         found = tuple(map(_expected, results if isinstance(results, tuple) else (results,)))

@@ -4,6 +4,7 @@ A person narrows a draw by hand, and a value that means nothing would leave noth
 therefore checked: a text is one of those that are drawn; a number may also lie between or, as a size, beyond them.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -248,6 +249,27 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
         except ValueError as error:
             raise ValueError(f"{contract.name}: {name} is {error}") from None
     return found
+
+
+def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Read how a person narrows draws. Raises ValueError.
+
+    >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
+    {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
+    """
+    chosen = {}
+    for text in texts:
+        name, _, listed = (part.strip() for part in text.partition("="))
+        if not name or not listed:
+            raise ValueError(f"a draw is narrowed as NAME=VALUE,VALUE, got {text}")
+        if name in chosen:
+            raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
+        try:
+            found = json.loads(f"[{listed}]")
+        except (json.JSONDecodeError, RecursionError):
+            found = [value.strip() for value in listed.split(",")]
+        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in found]
+    return chosen
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:

@@ -74,6 +74,21 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 }
 
 
+# Words for a reader of a counterexample, each before it is multiplied by a power of two.
+MEANINGS = {
+    "integers": "whole numbers from -4 to 4",
+    "normal": "nearly normal numbers",
+    "positive": "numbers from 1 to 2",
+    "equal": "one number, everywhere",
+    "outlier": "normal numbers, one feature 1,024 times larger",
+    "last": "normal numbers, the last of each row 8",
+    "wide": "numbers of both signs from 2^-12 to 2^13",
+    "halves": "numbers halfway between two whole ones",
+    "zeros": "zeros of both signs",
+    "denormal": "numbers below the smallest normal one",
+}
+
+
 @dataclass(frozen=True)
 class Values:
     """A filling for an array.

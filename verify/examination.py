@@ -8,7 +8,7 @@ import numpy as np
 from verify.candidate import Candidate, Failure, NoVerdict
 from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
 from verify.draw import SEEDS, Values
-from verify.judge import Finding, broken, judge, returned_precision
+from verify.judge import Finding, Point, broken, judge, returned_precision
 from verify.precision import Precision
 
 LAW = "law"  # the draw that says which law is looked at beside the values
@@ -31,6 +31,7 @@ class Examination:
     compared: int = 0  # numbers that have a bound
     place: str = ""  # where the result is nearest to its hard bound, and how near
     differs: str = ""  # where two results for the same inputs have other bits, both within the bound
+    points: tuple[Point, ...] = ()
 
     @property
     def violated(self) -> bool:
@@ -95,7 +96,15 @@ def _judged(
     if isinstance(called, Finding):
         return Examination(draw, np.inf, np.inf, called)
     verdict = judge(called, expected, precision)
-    examination = Examination(draw, verdict.hard, verdict.alarm, verdict.finding, verdict.compared, place=verdict.place)
+    examination = Examination(
+        draw,
+        verdict.hard,
+        verdict.alarm,
+        verdict.finding,
+        verdict.compared,
+        place=verdict.place,
+        points=verdict.points,
+    )
     if examination.violated:
         return examination
     if draw.get(LAW) == AGAIN:

@@ -1,5 +1,6 @@
 """The judge: whether a result is within its bounds, and if not, what is wrong with it, in one or two lines."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from verify.contract import Claim, Expected, Law, as_float64, with_rounding
 from verify.precision import PRECISIONS, Precision
 
 CANCELLING = 100.0  # terms that are so much larger than their sum have cancelled
+PARTS = 8  # of a result, each with a point
 SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.running_error.NO_BOUND`
 
 
@@ -23,6 +25,16 @@ class Finding(NamedTuple):
     condition: str = ""  # whether rounding could explain it
 
 
+class Point(NamedTuple):
+    """One number of a result, beside what was due: for a plot."""
+
+    magnitude: float  # of the exact value
+    error: float
+    bound: float  # hard
+    position: int  # in the result, row by row
+    of: int  # so many numbers that the result has
+
+
 class Verdict(NamedTuple):
     """How near a result came to its bounds (1 is at them), what is wrong, and how many numbers had a bound.
 
@@ -34,6 +46,7 @@ class Verdict(NamedTuple):
     finding: Finding | None
     compared: int = 0
     place: str = ""
+    points: tuple[Point, ...] = ()  # the number nearest to its bound in each of `PARTS` of each result
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
@@ -49,6 +62,7 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
             hard=max(worst.hard, verdict.hard),
             alarm=max(worst.alarm, verdict.alarm),
             compared=worst.compared + verdict.compared,
+            points=worst.points + verdict.points,
             place=verdict.place if verdict.hard > worst.hard or not worst.place else worst.place,
         )
     return worst
@@ -79,7 +93,19 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
     elif near[_worst(near)] > 1:
         at = _worst(near)
         finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(due, at))
-    return Verdict(_largest(over), _largest(near), finding, int(np.count_nonzero(hard < SAYS_NOTHING)), place)
+    compared = int(np.count_nonzero(hard < SAYS_NOTHING))
+    return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
+
+
+def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.ndarray) -> tuple[Point, ...]:
+    exact, error, bound, over = (array.ravel() for array in (np.abs(exact), error, bound, over))
+    borders = sorted({over.size * part // PARTS for part in range(PARTS + 1)})
+    found = [low + int(np.argmax(over[low:high])) for low, high in pairwise(borders)]
+    return tuple(
+        Point(float(exact[at]), float(error[at]), float(bound[at]), at, over.size)
+        for at in found
+        if bound[at] < SAYS_NOTHING
+    )
 
 
 def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precision) -> Precision | Finding:

@@ -6,11 +6,18 @@
     def test_softmax(x):
         return my_kernels.softmax(x)
 
+A contract of one's own is given itself, or by its name and the file that holds it:
+
+    @contract("layernorm", file="layernorm.py", dtype=["float32", "bfloat16"])
+    def test_layernorm(x, weight, bias, *, eps):
+        return my_kernels.layernorm(x, weight, bias, eps)
+
 The function is the candidate: it takes the arguments of the definition (`llamaspec verify --list`), and returns the
 result. Further parameters are pytest's, fixtures and those of `parametrize`; a method takes `self` first.
 """
 
 import inspect
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
@@ -20,20 +27,23 @@ import hypothesis
 import numpy as np
 
 from verify.candidate import Direct
-from verify.catalogue import contract_for
+from verify.catalogue import CONTRACTS, contract_for, in_file
 from verify.contract import Contract
 from verify.domain import narrowed
 from verify.guard import Guarded, snapshot
+from verify.loose import dtype_of, dtypes_for, loosened
 from verify.precision import precision
 from verify.report import counterexample
 from verify.runner import verify
 
 
 def contract(
-    op: str,
+    op: str | Contract,
     *,
+    file: str | os.PathLike[str] | None = None,
     arrays: str = "jax",
-    dtype: str = "float32",
+    dtype: str | Sequence[str] | None = None,
+    loose: str | None = None,
     examples: int | None = None,
     seed: int | None = None,
     seconds: float = np.inf,
@@ -43,12 +53,24 @@ def contract(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
+    `op` is a contract, or the name of one, of ours or in a `file` of one's own. Each `dtype`, float32 unless given, is
+    judged in turn, and the test fails with the counterexamples of all that are violated. `loose="u=bfloat16"` declares
+    a weaker contract, as `verify.loose` has it.
+
     `examples` is that of Hypothesis's profile unless given, and so is whether draws are the same in every run; `seed`
     fixes them. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. `strict` fails on what is only suspicious.
-    The test fails with the counterexample, and with NoVerdict where nothing was compared. Raises ValueError for an op
-    without a contract, and for a draw that it does not have or cannot have that value.
+    The test fails with NoVerdict where nothing was compared. Raises ValueError for an op without a contract, a dtype
+    that contracts do not speak of, and a draw that it does not have or cannot have that value; ImportError for a file
+    that cannot be imported.
     """
-    held = contract_for(op)
+    held = op if isinstance(op, Contract) else contract_for(op, in_file(os.fspath(file))[0] if file else CONTRACTS)
+    asked = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
+    if loose:
+        narrow = dtype_of(loose)
+        held, asked = loosened(held, narrow), dtypes_for(narrow, [] if dtype is None else asked)
+    precisions = [precision(name) for name in asked]
+    if not precisions:
+        raise ValueError("dtype names no dtype: nothing would be judged")
     chosen = narrowed(held, only)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -63,18 +85,23 @@ def contract(
                 return function(*method, *positional, **keyword, **of_pytest)
 
             name = f"{function.__module__}:{function.__qualname__}"
-            report = verify(
-                held,
-                Guarded(Direct(candidate, arrays=arrays, name=name), before),
-                precision=precision(dtype),
-                examples=examples or profile.max_examples,
-                seed=drawn if seed is None else seed,
-                seconds=float(seconds),
-                shapes=shapes,
-                only=chosen,
-            )
-            if report.outcome == "violated" or (strict and report.outcome == "suspicious"):
-                raise AssertionError("\n" + "\n".join(counterexample(report, held)))
+            reports = [
+                verify(
+                    held,
+                    Guarded(Direct(candidate, arrays=arrays, name=name), before),
+                    precision=one,
+                    examples=examples or profile.max_examples,
+                    seed=drawn if seed is None else seed,
+                    seconds=float(seconds),
+                    shapes=shapes,
+                    only=chosen,
+                )
+                for one in precisions
+            ]
+            wrong = ("violated", "suspicious") if strict else ("violated",)
+            failures = [counterexample(report, held) for report in reports if report.outcome in wrong]
+            if failures:
+                raise AssertionError("\n" + "\n".join(line for lines in failures for line in lines))
 
         update_wrapper(test, function)  # its name, and the marks that pytest put on it
         del test.__dict__["__wrapped__"]  # or pytest would look for fixtures called as the op's arguments

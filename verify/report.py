@@ -12,10 +12,11 @@ import numpy as np
 
 from verify.contract import Arguments, Contract
 from verify.domain import domain
-from verify.draw import KINDS
+from verify.draw import KINDS, MEANINGS, Values
 from verify.examination import LAW, Draw
 from verify.precision import precision
 from verify.runner import Report
+from verify.timing import Timing
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves
@@ -43,12 +44,14 @@ def headline(report: Report) -> str:
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
     """Lines that tell of a run: of a right candidate the verdict, and the share that it covers of narrowed draws.
 
-    Of a counterexample up to seven lines: verdict, draw, inputs where they are few numbers, what is wrong,
-    conditioning, the convention that it hangs on if it does, and `replay`: how to call the candidate so again. A walk
-    through a model, which no contract draws, has no inputs to show.
+    Of a counterexample up to seven lines: verdict, draw, inputs where they are few numbers or else a legend, what is
+    wrong, conditioning, the convention that it hangs on if it does, and `replay`: how to call the candidate so again.
+    One more names a weaker contract. A walk through a model, which no contract draws, has no inputs to show.
     """
     lines = [headline(report)]
     finding = report.worst.finding
+    if report.weaker:
+        lines.append(f"  a weaker contract: {report.weaker}")
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
     if report.differs:
@@ -57,8 +60,8 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
         return [*lines, *_nearness(report)]
     if report.worst.draw:
         lines.append("  " + _draw(report.worst.draw))
-    if contract and (inputs := _inputs(contract, report)):
-        lines.append("  " + inputs)
+    if contract:
+        lines.append("  " + (_inputs(contract, report) or _legend(contract, report.worst.draw)))
     lines.append(f"  {finding.kind}: {finding.message}")
     if finding.condition:
         lines.append(f"  {finding.condition}")
@@ -119,11 +122,29 @@ def _convention(contract: Contract, report: Report) -> str:
 
 
 def _draw(draw: Draw) -> str:
-    return " ".join(f"{name}={_short(value)}" for name, value in draw.items() if name != LAW)
+    return " ".join(f"{name}={short(value)}" for name, value in draw.items() if name != LAW)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A drawn value as a person types it."""
     return repr(value) if isinstance(value, str) else str(value).replace(" ", "")
+
+
+def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
+    """Name, value and meaning of each thing that was drawn."""
+
+    def meaning(name: str, value: Any) -> str:
+        if isinstance(value, Values):
+            return MEANINGS[value.kind] + (f", times 2^{value.exponent}" if value.exponent else "")
+        return "decides the shapes" if name in contract.shapes else f"one of {domain(contract.draws[name])}"
+
+    return [(name, value, meaning(name, value)) for name, value in draw.items() if name != LAW]
+
+
+def _legend(contract: Contract, draw: Draw) -> str:
+    """The layouts of the arguments, and the kinds of array of a draw, in words."""
+    kinds = {value.kind: MEANINGS[value.kind] for value in draw.values() if isinstance(value, Values)}
+    return "; ".join([contract.domain, *(f"{kind}: {meaning}" for kind, meaning in kinds.items())])
 
 
 def _inputs(contract: Contract, report: Report) -> str:
@@ -160,21 +181,30 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "examples": report.examples,
                 "compared": report.compared,
                 "narrowed": {name: list(share) for name, share in report.shares.items()},
+                "weaker_contract": report.weaker,
                 "cut_short": report.cut_short,
                 "not_taken": report.not_taken,
                 "not_deterministic": report.differs,
                 "of_the_bound": {name: dict(used) for name, used in report.shares_used.items()},
                 "nearest": report.nearest.place,
                 "seconds": round(report.seconds, 3),
+                "timing": _timing(report.timing),
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
                 "alarm": _finite(report.worst.alarm),
-                "draw": {name: _short(value) for name, value in report.worst.draw.items()},
+                "draw": {name: short(value) for name, value in report.worst.draw.items()},
                 "finding": report.worst.finding._asdict() if report.worst.finding else None,
             }
             for report in reports
         ],
     }
+
+
+def _timing(timing: Timing | None) -> dict[str, Any] | None:
+    if timing is None:
+        return None
+    draw = {name: short(value) for name, value in timing.draw.items()}
+    return {"draw": draw, "seconds": {name: list(rounds) for name, rounds in timing.seconds.items()}}
 
 
 def _finite(number: float) -> float | None:

@@ -18,8 +18,9 @@ from verify.domain import narrowed, parsed, shares
 from verify.draw import Values
 from verify.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
 from verify.examination import LAW, NOT_TWICE, Draw, Examination, Unjudged, examine
-from verify.judge import Finding
+from verify.judge import Finding, Point
 from verify.precision import Precision
+from verify.timing import Timing
 
 LARGE = 5  # one shape in so many is a large one
 SIMPLE = 4  # one draw in so many is Hypothesis's, which prefers simple values; others are uniform
@@ -46,6 +47,9 @@ class Report:
     nearest: Examination = field(default_factory=lambda: Examination({}))  # to its hard bound
     shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the bound, by draw and its value
     differs: str = ""  # where two results for the same inputs have other bits, both within the bound
+    weaker: str = ""  # contract, in words
+    timing: Timing | None = None  # where it was asked for, and the contract holds
+    points: Sequence[Point] = ()  # numbers of the results, until the first that is wrong
     not_taken: str = ""  # why a dtype that nobody asked for is not judged
 
     @property
@@ -127,6 +131,8 @@ def verify(
         nearest=search.nearest,
         shares_used=search.shares_used,
         differs=search.differs,
+        weaker=contract.weaker,
+        points=search.points,
     )
 
 
@@ -144,6 +150,7 @@ class _Search:
         self.worst = self.nearest = Examination({})
         self.shares_used: dict[str, dict[str, float]] = {}
         self.differs = ""
+        self.points: list[Point] = []
         self.smallest: Examination | None = None  # that is wrong
         self.cut_short = False
 
@@ -250,6 +257,7 @@ class _Search:
     def _note(self, examination: Examination) -> None:
         """Keep how much of the bound was used, for each kind of input."""
         self.differs = self.differs or examination.differs
+        self.points += examination.points
         self.nearest = max(self.nearest, examination, key=lambda one: one.hard)
         for name, value in examination.draw.items():
             if isinstance(value, Values | str) and name != LAW:

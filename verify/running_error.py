@@ -21,11 +21,12 @@ from jaxtyping import Bool, Float
 
 from reference.attention import attention
 from reference.config import Config
+from reference.geglu import geglu
 from reference.linear import linear
 from reference.llama import Experts, FeedForward, Layer
 from reference.moe import route
 from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, rope_halves
+from reference.rope import rope_halves
 from reference.softmax import softmax
 from reference.swiglu import swiglu
 from verify.precision import TINY, U
@@ -118,10 +119,10 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     """RoPE with cos and sin rounded to float32: two products and a sum of each pair."""
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    value = rope_halves(x.value, positions, turns)
+    turns, length = config.rotation()
+    value = length * rope_halves(x.value, positions, turns)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
-    cos, sin = np.abs(np.cos(angles)), np.abs(np.sin(angles))
+    cos, sin = length * np.abs(np.cos(angles)), length * np.abs(np.sin(angles))
 
     def spread(part: np.ndarray) -> np.ndarray:
         a, b = np.split(part, 2, axis=-1)
@@ -259,10 +260,25 @@ def gated(gate: Approx, up: Approx) -> Approx:
     return Approx(swiglu(gate.value, up.value), product + flushed(gate.size, up.size))
 
 
+def gelu_gated(gate: Approx, up: Approx) -> Approx:
+    """GeGLU with GELU by tanh. The derivative of that GELU is never above 1.13.
+
+    Its sigmoid (1 + tanh(z)) / 2 has an absolute error where tanh(z) is near -1: of tanh, a sum, and of z, whose
+    polynomial takes eight roundings. |z| times the sigmoid's slope in z, (1 - tanh(z)^2) / 2, is never above 0.23.
+    """
+    gelu = np.abs(geglu(gate.value, np.ones_like(gate.value)))
+    sizes = gate.size + gate.error
+    sigmoid = ELEMENTARY + 2 * U + 0.23 * gamma(8)
+    error = 1.13 * gate.error + sizes * sigmoid + gamma(2) * gelu
+    product = (gelu + error) * up.size * (1 + U) - gelu * np.abs(up.value)
+    return Approx(geglu(gate.value, up.value), product + flushed(gate.size, up.size))
+
+
 def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
     """RMSNorm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
+    assert layer.attention_norm is not None
     n = rounded(normalized(x, layer.attention_norm, eps=config.eps), unit)
     q, k, v = (
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
@@ -289,7 +305,7 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm; gate and up; SwiGLU."""
-    assert isinstance(layer.ffn, FeedForward)
+    assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     return rounded(gated(projected(n, *layer.ffn.gate), projected(n, *layer.ffn.up)), unit)
 
@@ -302,7 +318,7 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
-    assert isinstance(layer.ffn, Experts)
+    assert isinstance(layer.ffn, Experts) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     chosen, renormalized = config.experts_per_token, config.renormalize_experts
     return rounded(mixed(n, layer.ffn, x, experts_per_token=chosen, renormalized=renormalized, unit=unit), unit)

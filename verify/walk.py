@@ -109,8 +109,10 @@ def results(
     """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and define every result.
 
     `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most. Blocks that
-    are not among `layers` run, but nothing is computed in float64 for them.
+    are not among `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config`
+    that no bound is derived for.
     """
+    config.check_llama("walks")
     caches = model.cache(sum(len(tokens) for tokens in chunks))
     start = 0
     for tokens in chunks:

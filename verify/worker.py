@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from io import TextIOWrapper
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -123,7 +124,7 @@ class Caller:
         self.function, self.library, self.device = function, library, device
         self._held: list[tuple[Array, Any]] = []
 
-    def __call__(self, positional: list, keyword: dict) -> Reply:
+    def __call__(self, positional: list, keyword: dict, call: Callable[..., Any] | None = None) -> Reply:
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
@@ -135,7 +136,8 @@ class Caller:
             return Reply([], [], unavailable=_no_arrays(self.library, self.device, error))
         try:
             with np.errstate(all="ignore"):
-                result = self.function(*arguments, **named)
+                function = self.function
+                result = call(function, arguments, named) if call else function(*arguments, **named)
             results = result if isinstance(result, tuple | list) else (result,)
             outputs = [read_back(value) for value in results]
         except ImportError as error:
@@ -147,6 +149,29 @@ class Caller:
         changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
         self._held = list(zip(outputs, results, strict=True))
         return Reply(outputs, changed, overwritten=any(_changed(*one) for one in held))
+
+    def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
+        """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
+
+        The reply is that of the last call. Its result is read after the clock has stopped.
+        """
+        clock = _neighbor("clock").Clock(self.library)
+        reply = self(positional, keyword)  # compiles
+        end = perf_counter() + seconds
+        while not reply.failure and not reply.unavailable and not clock.enough(end):
+            reply = self(positional, keyword, clock.measure)
+        return clock.times, reply
+
+
+def _neighbor(name: str) -> Any:
+    """The module in a file beside this one, whose folder no candidate should have in its path."""
+    spec = spec_from_file_location(
+        f"verify_{name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _no_arrays(library: str, device: str | None, error: Exception) -> str:
@@ -172,8 +197,16 @@ def _describe(error: Exception) -> str:
 def load(name: str) -> Callable[..., Any]:
     """The function called `package.module:function` or `path/to/file.py:function`.
 
-    Raises ImportError with one line for anything else.
+    `kernelbench:CALL:file.py:Class` is a class of a KernelBench problem, called in one of the ways of
+    `verify.kernelbench_calls`. Raises ImportError with one line for anything else.
     """
+    if name.startswith("kernelbench:") and name.count(":") > 2:
+        _, call, name = name.split(":", 2)
+        calls = _neighbor("kernelbench_calls")
+        try:
+            return calls.CALLS[call](calls.Problem(_module_in(name.rpartition(":")[0]), name.rpartition(":")[2]))
+        except Exception as error:
+            raise ImportError(f"{name} cannot be imported: {_describe(error)}") from error
     module, _, path = name.rpartition(":")
     if not module or not path:
         raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
@@ -298,10 +331,11 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
     caller = Caller(function, library, device)
     while True:
         try:
-            positional, keyword = read_frame(requests)
+            positional, keyword, seconds = read_frame(requests)
         except EOFError:
             return
-        write_frame(replies, list(caller(positional, keyword)))
+        times, reply = caller.timed(positional, keyword, seconds) if seconds else ([], caller(positional, keyword))
+        write_frame(replies, [times, *reply])
 
 
 if __name__ == "__main__":

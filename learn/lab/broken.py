@@ -57,15 +57,15 @@ _TABLE = [
         NORMS, "rmsnorm", "rounded to bfloat16 before the weight",
         "Every result is off by up to half a percent.",
         "How often is each number rounded on its way?",
-        "Hugging Face's Llama rounds there on purpose: another contract, which kernels must be told apart by.",
-        "",
+        "Hugging Face's Llama rounds there on purpose, and Transformer Engine does not: two contracts to tell apart.",
+        "NVIDIA/TransformerEngine/issues/1132",
     ),
     (
         NORMS, "logsumexp", "tail padded with zeros",
-        "Rows of negative scores have a result near the logarithm of a small whole number.",
+        "Rows of negative scores give about the logarithm of a small whole number.",
         "What does a padded score of 0 add to the sum?",
-        "Padding with the neutral element of a sum where the exponential follows is a common slip in tiled kernels.",
-        "",
+        "verl's fused cross entropy counted exp(0) for every weight row that padded its last tile.",
+        "verl-project/verl/pull/5349",
     ),
     (
         POSITIONS, "rope_halves", "pairs of neighbors",
@@ -85,8 +85,8 @@ _TABLE = [
         POSITIONS, "rope_halves", "second half from the first half's result",
         "Position 0 is right and all others are wrong.",
         "A rotation needs both old numbers for both new ones.",
-        "Rotations in place overwrite what their second line reads.",
-        "",
+        "A rotation in place of FlagGems may read what another of its warps has already turned.",
+        "flagos-ai/FlagGems/issues/5142",
     ),
     (
         POSITIONS, "rope_halves", "position in bfloat16, where 257 is 256",
@@ -99,12 +99,12 @@ _TABLE = [
         POSITIONS, "rope_halves", "turned the other way",
         "Scores depend on the distance, but near and far behave like a mirror image.",
         "Turn (1, 0) by a quarter on paper.",
-        "Sign conventions of the rotation differ between papers and ports.",
-        "",
+        "nanochat turns the other way and keeps to it, since a model trained so needs it; others' checkpoints do not.",
+        "karpathy/nanochat/pull/489",
     ),
     (
         POSITIONS, "rope_interleaved", "result in halves",
-        "Lengths and scores of a test are right, but a cache from another program does not fit.",
+        "Scores are right, but a cache from another program does not fit.",
         "In which order are the results stored?",
         "vllm-metal concatenated what it should have interleaved.",
         "vllm-project/vllm-metal/pull/44",
@@ -141,8 +141,8 @@ _TABLE = [
         ATTENTION, "attention", "weighted sum not rescaled",
         "Up to one block of keys the result is right.",
         "Two things were summed relative to the old maximum.",
-        "The rescaling is the step of FlashAttention that rewrites most often lose.",
-        "",
+        "The text that explains FlashMLA's kernel had the factor of this rescaling upside down.",
+        "deepseek-ai/FlashMLA/pull/177",
     ),
     (
         ATTENTION, "attention", "mask multiplied in, so that hidden scores are 0",
@@ -153,10 +153,10 @@ _TABLE = [
     ),
     (
         ATTENTION, "attention_prefill", "offset of the first sequence for every sequence",
-        "One sequence alone is right; in a batch the others see too much or too little.",
+        "One sequence alone is right; in a batch, others see too much or too little.",
         "Every sequence has its own length before this chunk.",
-        "Batched prompts with different lengths in the cache are where such indices go wrong.",
-        "",
+        "tt-xla gave every row of a batch the cached length of row 0.",
+        "tenstorrent/tt-xla/pull/5817",
     ),
     (
         ATTENTION, "attention_prefill", "window one too large",
@@ -169,12 +169,12 @@ _TABLE = [
         ATTENTION, "attention_decode", "longest length for every sequence",
         "The longest sequence of a batch is right, the others read leftovers.",
         "How many keys does each sequence have?",
-        "Rows past a sequence's length hold whatever an earlier sequence left there.",
-        "",
+        "JAX's attention ignored the lengths of the keys where those of the queries were not given, too.",
+        "jax-ml/jax/issues/23349",
     ),
     (
         ATTENTION, "attention_decode", "totals of splits not rescaled",
-        "Long caches, which are read in several splits, give weights that do not sum to 1.",
+        "Long caches, read in several splits, give weights that do not sum to 1.",
         "A split's total is relative to its own maximum.",
         "FlashInfer's log-sum-exp was wrong where the keys were split.",
         "flashinfer-ai/flashinfer/pull/58",
@@ -204,8 +204,8 @@ _TABLE = [
         QUANTIZERS, "quantize", "truncated for rounded",
         "The error is twice what the format promises, always towards zero.",
         "What does a cast to an integer do with 2.9?",
-        "A cast truncates in C, NumPy and CUDA alike.",
-        "",
+        "SGLang's JAX port cast to int8 without rounding, so that half of all codes came out a step low.",
+        "sgl-project/sglang-jax/pull/1598",
     ),
     (
         QUANTIZERS, "quantize", "fp8 not clipped",
@@ -218,8 +218,8 @@ _TABLE = [
         QUANTIZERS, "pack", "sign runs into the other nibble",
         "Every weight beside a negative one is wrong.",
         "What are the upper four bits of -1 in a byte?",
-        "Nibbles of signed codes must be masked before they are joined.",
-        "",
+        "In sparkinfer's int4 decoding, a negative weight borrowed one from the weight in the next byte.",
+        "gittensor-ai-lab/sparkinfer/pull/761",
     ),
     (
         QUANTIZERS, "ggml_encode", "half to even for half away from zero",
@@ -232,8 +232,8 @@ _TABLE = [
         QUANTIZERS, "dequantize", "scale of the group before",
         "The first group of a row is right.",
         "Which scale belongs to which columns?",
-        "An index that starts one too low reads the last scale for the first group, and NumPy does not object.",
-        "",
+        "A kernel of vLLM read scales at negative offsets after its first block, where a row has one scale.",
+        "vllm-project/vllm/pull/37329",
     ),
     (
         QUANTIZERS, "gemv_quantized", "summed in int8",
@@ -274,8 +274,8 @@ _TABLE = [
         SAMPLING, "draw", "sum of 1 taken for granted",
         "Very rarely, the last token of the vocabulary is drawn.",
         "What does a float32 sum of 100,000 probabilities give?",
-        "Probabilities that were rounded do not sum to 1.",
-        "",
+        "PsyNeuLink's choice failed where the sum of float probabilities ended just below 1.",
+        "PrincetonUniversity/PsyNeuLink/pull/3535",
     ),
     (
         SAMPLING, "argmax", "last of several that are equal, between blocks",
@@ -294,6 +294,6 @@ _TABLE = [
 ]  # fmt: skip
 
 EXERCISES = [
-    Broken(number, chapter, op, mutant, title, hint, f"{seen} {GITHUB}{link}" if link else seen)
+    Broken(number, chapter, op, mutant, title, hint, f"{seen} {GITHUB}{link}")
     for number, (chapter, op, mutant, title, hint, seen, link) in enumerate(_TABLE, 1)
 ]

@@ -103,6 +103,11 @@ def readme(one: Exercise) -> str:
     task = "One line of kernel.py is wrong. Find it." if isinstance(one, Broken) else "Fill in kernel.py."
     contract = "\n".join(describe(CONTRACTS[one.op], [])) if one.op else ""
     called = f"\nThe contract:\n\n```\n{contract}\n```\n" if contract else ""
+    narrowed = [f"`{name}` is {' or '.join(map(str, values))}" for name, values in only(one).items()]
+    if narrowed:
+        called += f"\nHere only draws are made in which {' and '.join(narrowed)}.\n"
+    if not isinstance(one, Broken) and one.judge is not None:
+        called += f"\nThe judge: {inspect.getdoc(one.judge)}\n"
     return (
         f"# Exercise {one.number}: {one.title}\n\n{task} `llamaspec lab check {one.number}` judges it,\n"
         f"`llamaspec lab hint {one.number}` helps, `llamaspec lab solution {one.number}` tells.\n{called}"

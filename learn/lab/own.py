@@ -21,7 +21,7 @@ TEXTS = ("", "a", "Once upon a time", "  two  spaces ", "\n", "héé 狐 🦊", 
 
 
 def _judge_bpe(candidate: Callable) -> str | None:
-    """Compare with the definition, on a vocabulary of the built-in model's kind and one without bytes."""
+    """Compare ids with the definition's: texts with spaces, other alphabets and ties, with and without bytes."""
     spelt = "▁ a b n d ▁a an na nd ana ban ▁ban band".split()
     pieces = {
         text: Piece(256 + i, -float(len(spelt) - i) if len(text) == 1 else -float(i)) for i, text in enumerate(spelt)
@@ -42,7 +42,7 @@ def _judge_bpe(candidate: Callable) -> str | None:
 
 
 def _judge_llama(candidate: Callable) -> str | None:
-    """Have the built-in model tell a story, with the likeliest token each time, by the candidate's logits."""
+    """Compare logits with the definition's, to 1e-9 of the largest, along a story that the built-in model tells."""
     checkpoint = open_checkpoint("stories")
     params, config = load_reference_params(checkpoint), checkpoint.config
     tokenizer = tokenizer_of(checkpoint, None)
@@ -94,17 +94,29 @@ _SKELETONS = {
     raise NotImplementedError
 ''',
     "encode": '''def encode(text, vocabulary, *, start=True):
-    """Encode text as SentencePiece's BPE does: see the four steps in reference/sentencepiece_bpe.py's introduction.
+    """Encode text as SentencePiece's BPE does, to a list of ids:
 
-    vocabulary has pieces (text to id and score), bytes (ids of bytes 0 to 255, or empty), and unknown (an id).
+    1. With start, put a space in front, but of an empty text. Write each space as "▁" (U+2581).
+    2. Take the text apart into characters.
+    3. Join the two neighbors whose joint piece scores highest, the leftmost on ties; repeat while any two are a piece.
+    4. A part that is no piece becomes the ids of its UTF-8 bytes; without those, a run of such parts is one `unknown`.
+
+    vocabulary.pieces maps a text to its id and score, vocabulary.bytes has the ids of bytes 0 to 255 or is empty, and
+    vocabulary.unknown is an id.
     """
     raise NotImplementedError
 ''',
     "forward": '''def forward(params, tokens, *, config):
     """Compute the logits [seq vocab] after each of tokens [seq], in float64, without a cache.
 
-    params and config are those of reference/llama.py: params.embedding, params.layers, params.norm, params.head; a
-    layer has attention_norm, q, k, v, o (each with weight and bias), ffn_norm and ffn (gate, up, down).
+    x = embedding of the tokens; in each layer x += o attention(q, k, v), of the norm of x with attention_norm, where q
+    and k are turned by RoPE in halves; x += down (silu(gate) up), of the norm of x with ffn_norm; logits =
+    head norm(x).
+
+    params.embedding and params.head are arrays [vocab dim], params.norm is [dim], params.layers a sequence. In a layer,
+    attention_norm and ffn_norm are [dim]; q, k, v, o, ffn.gate, ffn.up and ffn.down have a weight [rows cols], applied
+    as W x, and no bias here. config has heads, kv_heads, head_dim, eps of the norms, and theta: of d / 2 pairs, pair i
+    turns by theta^(-2i/d) a position. The model is causal, and rounds nowhere.
     """
     raise NotImplementedError
 ''',

@@ -6,7 +6,7 @@ import numpy as np
 
 from model.checkpoints.checkpoint import refused
 from reference.config import Config
-from reference.rope import LinearScaling, Llama3Scaling
+from reference.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 SMALLEST = 2.0**-126  # the smallest normal float32; its inverse is a float32, too
 LARGEST = 2**31 - 1  # dimension: llama2.c stores them in 32 bits, and no model comes near
@@ -35,6 +35,18 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
         chosen = config.experts_per_token
         require(1 <= chosen <= config.experts, f"{_short(chosen)} experts per token of {config.experts}")
 
+    require(2 <= config.turned <= config.head_dim, f"RoPE turns {config.turned} features of {config.head_dim}")
+    require(config.turned % 2 == 0, f"RoPE turns {config.turned} features, but it turns pairs")
+    require(0 <= config.shared_ffn <= LARGEST, f"the shared expert is {_short(config.shared_ffn)} wide")
+    require(not config.shared_ffn or config.experts > 0, "a shared expert, but no experts")
+    joined = config.post_norms or not config.pre_norms or config.residual_scale != 1 or config.activation != "silu"
+    require(not (config.experts and joined), "experts with the norms, scales or activation of another family")
+    layers = config.rotary_layers
+    require(layers is None or len(layers) == config.layers, f"RoPE is named for other than {config.layers} layers")
+    scales = ("embedding_scale", "residual_scale", "logit_divisor")
+    optional = ("attention_scale", "attention_cap", "logit_cap", "local_theta")
+    for name in (*scales, *(name for name in optional if getattr(config, name) is not None)):
+        require(SMALLEST <= getattr(config, name) <= 1 / SMALLEST, f"{name} is {_short(getattr(config, name))}")
     for name in ("eps", "theta"):
         number = getattr(config, name)
         float32_holds = SMALLEST <= number <= 1 / SMALLEST
@@ -46,6 +58,21 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
             require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
             ordered = _positive(low) and _positive(high) and low < high
             require(ordered, f"RoPE's low_freq_factor {_short(low)} is not below high_freq_factor {_short(high)}")
+            require(1 <= original <= LARGEST, f"RoPE's original context is {_short(original)}")
+        case DynamicScaling(factor):
+            require(_positive(factor), f"the RoPE factor is {_short(factor)}, not a positive number")
+        case YarnScaling(factor, original, magnitude, fast, slow):
+            for number in (factor, magnitude, fast, slow):
+                require(SMALLEST <= number <= 1 / SMALLEST, f"YaRN has {_short(number)}, not a positive number")
+            require(1 <= original <= LARGEST, f"RoPE's original context is {_short(original)}")
+            require(config.theta > 1, f"YaRN with a theta of {_short(config.theta)}")
+        case LongRopeScaling(few, many, original, magnitude):
+            for factors in (few, many):
+                what = f"LongRoPE has {len(factors)} factors for {config.turned // 2} pairs"
+                require(len(factors) == config.turned // 2, what)
+                usable = all(SMALLEST <= factor <= 1 / SMALLEST for factor in factors)
+                require(usable, "LongRoPE has a factor that is not a positive number")
+            require(_positive(magnitude), f"LongRoPE's attention_factor is {_short(magnitude)}")
             require(1 <= original <= LARGEST, f"RoPE's original context is {_short(original)}")
     if config.windows is not None:
         require(len(config.windows) == config.layers, f"{len(config.windows)} windows for {config.layers} layers")

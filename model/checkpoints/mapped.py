@@ -6,10 +6,44 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from model.checkpoints.checkpoint import os_errors, refused
+from model.system import at_bus_error, map_zeros
+
+_files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of files whose maps are in use
+
+
+def maps_cut_short() -> dict[mmap.mmap, str]:
+    """Find the maps in use whose files have become shorter, with the names of these."""
+    return {map: path for map, path in _files.items() if map.size() < len(map)}
+
+
+@contextmanager
+def refused_if_cut_short() -> Iterator[None]:
+    """Raise `CheckpointError` where a file that is read within becomes shorter meanwhile.
+
+    Touching a page that it has lost would end the process with SIGBUS. Within, such pages become zeros.
+    """
+    lost: dict[mmap.mmap, str] = {}
+
+    def put_zeros() -> bool:
+        found = maps_cut_short()
+        for map in found:
+            begin = _address(map)
+            kept = -(-map.size() // mmap.PAGESIZE) * mmap.PAGESIZE
+            map_zeros(begin + kept, begin + len(map))
+        lost.update(found)
+        return bool(found)
+
+    with at_bus_error(put_zeros):
+        try:
+            yield
+        finally:  # also where the zeros are what was found to be wrong
+            for map, path in lost.items():
+                raise refused(path, _cut_short(map.size(), len(map)))
 
 
 class MappedFile:
@@ -27,6 +61,7 @@ class MappedFile:
                 if not os.fstat(file.fileno()).st_size:
                     raise refused(path, "is empty")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _files[self._map] = self.path
         self.size = len(self._map)
 
     def bytes(self, begin: int, end: int) -> bytes:
@@ -58,7 +93,7 @@ class MappedFile:
 
         The value is a function that has the pages of a contiguous view of this file read at once, and no others.
         """
-        begin = np.frombuffer(self._map, np.uint8).ctypes.data
+        begin = _address(self._map)
 
         def read_at_once(view: np.ndarray) -> None:
             start = view.ctypes.data - begin
@@ -75,7 +110,15 @@ class MappedFile:
     def _check_size(self) -> None:
         """Touching a page beyond the end of the file would end the process with SIGBUS, so look at the size before."""
         if (now := self._map.size()) < self.size:
-            raise refused(self.path, f"was cut short while it was read: {now:,} bytes are left of {self.size:,}")
+            raise refused(self.path, _cut_short(now, self.size))
+
+
+def _address(map: mmap.mmap) -> int:
+    return np.frombuffer(map, np.uint8).ctypes.data
+
+
+def _cut_short(now: int, before: int) -> str:
+    return f"was cut short while it was read: {now:,} bytes are left of {before:,}"
 
 
 def release_all(files: Iterable[MappedFile]) -> None:

@@ -41,7 +41,8 @@ def matrix_weights(config: Config, *, head: bool) -> int:
     """
     attention = config.dim * (2 * config.heads + 2 * config.kv_heads) * config.head_dim
     chosen = config.experts_per_token if config.experts else 1
-    ffn = 3 * config.dim * config.ffn * chosen + config.dim * config.experts
+    shared = (3 * config.shared_ffn + 1) * config.dim if config.shared_ffn else 0
+    ffn = 3 * config.dim * config.ffn * chosen + config.dim * config.experts + shared
     return config.layers * (attention + ffn) + head * config.vocab * config.dim
 
 

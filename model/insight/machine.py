@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.insight.cost import Cost
-from model.insight.plan import DeviceLimits
+from model.insight.plan import DeviceLimits, Link
 from model.insight.timing import Effort, measure
 from model.ops.products import dot
 from model.running.device import default_device, free_bytes
@@ -111,16 +111,36 @@ def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, c
 
 def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
     """Write the measured rate of reading to a file in `folder`, for programs that have no time to measure."""
-    (folder / KEPT).write_text(json.dumps({**_identity(), "read": ceilings["read"]}))
+    _keep(folder, read=ceilings["read"])
 
 
 def kept_read_rate(folder: Path) -> float | None:
     """Read what `keep_read_rate` wrote. None where there is nothing, or the file is another machine's."""
+    return _kept(folder).get("read")
+
+
+def keep_link(folder: Path, devices: int, link: Link) -> None:
+    """Write what was measured of messages between so many devices to the file of `keep_read_rate`."""
+    _keep(folder, links={**_kept(folder).get("links", {}), str(devices): link._asdict()})
+
+
+def kept_link(folder: Path, devices: int) -> Link | None:
+    """Read what `keep_link` wrote for so many devices. None as for `kept_read_rate`."""
+    found = _kept(folder).get("links", {}).get(str(devices))
+    return found and Link(**found)
+
+
+def _keep(folder: Path, **measured: Any) -> None:
+    (folder / KEPT).write_text(json.dumps({**_kept(folder), **_identity(), **measured}))
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Read all that was measured of this machine; nothing of another."""
     try:
         kept = json.loads((folder / KEPT).read_text())
     except (OSError, ValueError):
-        return None
-    return kept.get("read") if all(kept.get(name) == value for name, value in _identity().items()) else None
+        return {}
+    return kept if all(kept.get(name) == value for name, value in _identity().items()) else {}
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:

@@ -116,6 +116,7 @@ class Plan(NamedTuple):
     memory: Memory  # of each device
     work: list[Work]
     devices: int = 1
+    link: Link = NVLINK  # between devices
 
     @property
     def fits(self) -> bool:
@@ -129,6 +130,7 @@ class Plan(NamedTuple):
             **{"context": self.context, "batch": self.batch, "experts": self.experts, "devices": self.devices},
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
             "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
+            "link": self.link._asdict() if self.devices > 1 else None,
             "work": [work.as_json() for work in self.work],
         }
 
@@ -172,6 +174,7 @@ def make_plan(
             ),
         ],
         devices=devices,
+        link=link,
     )
 
 
@@ -196,18 +199,31 @@ def as_text(plan: Plan) -> str:
         *([f"{'compiling':12}{compiling / 1e6:12,.1f} MB, before the others are there"] if compiling else []),
         f"{'at most':12}{plan.memory.peak / 1e6:12,.1f} MB{'' if plan.fits else ', which is MORE THAN THERE IS'}",
         "",
-        f"{'':10}{'after':>8}{'MFLOP':>14}{'MB':>14}{'FLOP/byte':>12}{'tokens/s':>12}  at most, waiting for",
+        f"{'':7}{'after':>8}{'MFLOP':>12}{'MB':>12}{'FLOP/byte':>11}{'tokens/s':>12}  waits for",
     ]
     for work in plan.work:
         row = work.as_json()
         lines.append(
-            f"{work.what:10}{work.after:8,}{row['flops_per_token'] / 1e6:14,.2f}{row['bytes_per_token'] / 1e6:14,.3f}"
-            f"{row['flops_per_byte']:12,.1f}{row['tokens_per_second']:12,.1f}  {work.waits_for}"
+            f"{work.what:7}{work.after:8,}{row['flops_per_token'] / 1e6:12,.2f}{row['bytes_per_token'] / 1e6:12,.3f}"
+            f"{row['flops_per_byte']:11,.1f}{_rate(row['tokens_per_second']):>12}  {work.waits_for}"
         )
-    lines.append("FLOP and bytes are those of a token.")
+    lines.append("FLOP and bytes are those of a token, tokens/s the most that is possible.")
     if plan.devices > 1:
         step = plan.work[-1]
-        lines.append(f"Sums over devices take {step.sums / step.seconds:.0%} of a step.")
+        alpha, beta = plan.link
+        lines.append(
+            f"Sums over devices take {step.sums / step.seconds:.0%} of a step, at {alpha * 1e6:,.1f} us a message and "
+            f"{1 / beta / 1e9:,.1f} GB/s."
+        )
     if plan.experts:
         lines.append(f"Of {plan.experts} experts, those are read that tokens choose which choose evenly.")
     return "\n".join(lines) + "\n"
+
+
+def _rate(tokens_per_second: float) -> str:
+    """Write a rate with four digits at least.
+
+    >>> _rate(12.34), _rate(177_458_945.8)
+    ('12.3', '177,458,946')
+    """
+    return f"{tokens_per_second:,.{0 if tokens_per_second >= 1000 else 1}f}"

@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from model.cache import LayerPages, Stored, from_int8
+from model.ops.block import capped, score_scale
 from model.ops.paged_attention import attend_pages
 from model.ops.table import Positions
 from reference.config import Config
@@ -81,11 +82,12 @@ def attend(
     capacity, dtype = cache.k.shape[2], q.dtype
     scores, weighted = scores or scores_by_dot, weighted or weighted_by_dot
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
-    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * config.head_dim**-0.5
+    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
 
     def over(span: int):
         def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
-            found = scores(q, k, _visible(at, jnp.arange(span), window))
+            visible = _visible(at, jnp.arange(span), window)
+            found = with_cap(scores(q, k, visible), visible, config.attention_cap)
             p = jnp.exp(found - jnp.max(found, axis=-1, keepdims=True))
             # The results are divided, since there are fewer of them than probabilities.
             return weighted(p, v) / jnp.sum(p, axis=-1, keepdims=True)
@@ -95,14 +97,16 @@ def attend(
     lengths = spans.up_to(min(capacity, spans.longest), growth=2 if seq == 1 else spans.growth)
     branches = [over(span) for span in lengths]
     if capacity > spans.longest:
-        branches.append(partial(_attend_in_blocks, block=spans.longest, window=window))
+        branches.append(partial(_attend_in_blocks, block=spans.longest, window=window, cap=config.attention_cap))
     used = jnp.max(positions.at) + 1
     first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # span that covers the rows in use
     h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)
 
 
-def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None) -> Array:
+def _attend_in_blocks(
+    q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None, cap: float | None
+) -> Array:
     """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time."""
     *rows, head_dim = q.shape
     capacity = k.shape[2]
@@ -112,7 +116,8 @@ def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, wi
         start = jnp.minimum(i * block, capacity - block)  # the last block overlaps the one before
         read = start + jnp.arange(block)
         keys, values = (lax.dynamic_slice_in_dim(a, start, block, axis=2) for a in (k, v))
-        scores = scores_by_dot(q, keys, _visible(at, read, window) & (read >= i * block))
+        visible = _visible(at, read, window) & (read >= i * block)
+        scores = with_cap(scores_by_dot(q, keys, visible), visible, cap)
         larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
         shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
@@ -122,6 +127,13 @@ def _attend_in_blocks(q: Array, k: Array, v: Array, at: Array, *, block: int, wi
     blocks = jnp.max(at) // block + 1
     _, total, h = lax.fori_loop(0, blocks, step, start)
     return h / total
+
+
+def with_cap(
+    scores: Float[Array, "*heads seq rows"], visible: Bool[Array, "*#heads seq rows"], cap: float | None
+) -> Float[Array, "*heads seq rows"]:
+    """Put a soft cap on scores, which stay -inf where nothing is `visible`."""
+    return scores if cap is None else jnp.where(visible, capped(scores, cap), -jnp.inf)
 
 
 def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:

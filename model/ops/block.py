@@ -1,5 +1,7 @@
 """The ops of a block in plain JAX, with the product of a matrix left to whoever makes a table of them."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +10,7 @@ from jaxtyping import Array, Float
 from model.cache import Stored, extended
 from model.ops.table import Positions, Product, Total
 from model.weights.params import Experts, FeedForward, Layer, Linear, Params
-from reference.config import Config
+from reference.config import Activation, Config
 
 
 def norm_qkv(
@@ -21,12 +23,12 @@ def norm_qkv(
     product: Product,
 ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
-    n = rmsnorm(x, layer.attention_norm, eps=config.eps).astype(x.dtype)
+    n = _normed(x, layer.attention_norm, config=config)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
     q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
     if layer.q_norm is not None and layer.k_norm is not None:
-        q = rmsnorm(q, layer.q_norm, eps=config.eps)
-        k = rmsnorm(k, layer.k_norm, eps=config.eps)
+        q = _norm_of_heads(q, layer.q_norm, config=config)
+        k = _norm_of_heads(k, layer.k_norm, config=config)
     q, k = rope(q, positions), rope(k, positions)
     return q.astype(x.dtype), extended(cache, k, v, positions.at)
 
@@ -46,10 +48,10 @@ def project_add(
 def norm_gate_up(
     x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
 ) -> Float[Array, "batch seq ffn"]:
-    """Normalize x, project it to gate and up, and take SwiGLU of them."""
+    """Normalize x, project it to gate and up, and take SwiGLU or GeGLU of them."""
     assert isinstance(layer.ffn, FeedForward)
-    n = rmsnorm(x, layer.ffn_norm, eps=config.eps).astype(x.dtype)
-    return _swiglu(_linear(n, layer.ffn.gate_up, product)).astype(x.dtype)
+    n = _normed(x, layer.ffn_norm, config=config)
+    return _gated(_linear(n, layer.ffn.gate_up, product), config.activation).astype(x.dtype)
 
 
 def down_add(
@@ -74,14 +76,14 @@ def moe_add(
     token, and an expert counts 0 for a token that did not choose it.
     """
     assert isinstance(layer.ffn, Experts)
-    n = rmsnorm(x, layer.ffn_norm, eps=config.eps).astype(x.dtype)
+    n = _normed(x, layer.ffn_norm, config=config)
     p = jax.nn.softmax(product(n, layer.ffn.router), axis=-1)  # [batch, seq, experts]
     weights, chosen = lax.top_k(p, config.experts_per_token)
     if config.renormalize_experts:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)  # [batch, seq, experts_per_token]
 
     def expert(ffn: FeedForward):
-        return lambda n: product(_swiglu(product(n, ffn.gate_up.weight)).astype(x.dtype), ffn.down.weight)
+        return lambda n: product(_gated(product(n, ffn.gate_up.weight), "silu").astype(x.dtype), ffn.down.weight)
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
     # The experts' outputs are summed over devices once, all together, and the residual is added after it.
@@ -94,6 +96,9 @@ def moe_add(
         shares = jnp.sum(jax.nn.one_hot(chosen, config.experts) * weights[..., None], axis=-2)  # [batch, seq, experts]
         for e in range(config.experts):
             y = y + shares[..., e, None] * experts[e](n)
+    if layer.ffn.shared is not None:
+        shared = layer.ffn.shared
+        y = y + jax.nn.sigmoid(product(n, shared.score)) * expert(FeedForward(shared.gate_up, shared.down))(n)
     return (y if total is None else start + total(y)).astype(x.dtype)
 
 
@@ -101,7 +106,37 @@ def norm_logits(
     x: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
 ) -> Float[Array, "*batch vocab"]:
     """Normalize x, and give one logit per token of the vocabulary, in float32."""
-    return product(rmsnorm(x, params.norm, eps=config.eps).astype(x.dtype), params.head)
+    logits = product(rmsnorm(x, params.norm, eps=config.eps).astype(x.dtype), params.head)
+    logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor
+    return logits if config.logit_cap is None else capped(logits, config.logit_cap)
+
+
+def join(
+    add: Callable[[Float[Array, "batch seq dim"]], Float[Array, "batch seq dim"]],
+    x: Float[Array, "batch seq dim"],
+    norm: Float[Array, " dim"] | None,
+    *,
+    config: Config,
+) -> Float[Array, "batch seq dim"]:
+    """Add half of a block to the residual stream x, by `add`, an op that adds to what it is given.
+
+    Where the half is normalized or scaled first, the op adds to zeros, and rounds to the dtype of x once more.
+    """
+    if norm is None and config.residual_scale == 1:
+        return add(x)
+    y = add(jnp.zeros_like(x)).astype(jnp.float32)
+    y = y if norm is None else rmsnorm(y, norm, eps=config.eps)
+    return (x.astype(jnp.float32) + config.residual_scale * y).astype(x.dtype)
+
+
+def score_scale(config: Config) -> float:
+    """Return what scores are multiplied by."""
+    return config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+
+
+def capped(x: Float[Array, "*batch n"], cap: float) -> Float[Array, "*batch n"]:
+    """`reference.capped` in float32."""
+    return cap * jnp.tanh(x / cap)
 
 
 def rmsnorm(x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: float) -> Float[Array, "*batch n"]:
@@ -111,10 +146,11 @@ def rmsnorm(x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: flo
 
 
 def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> Float[Array, "batch seq heads head_dim"]:
-    """`reference.rope.rope_halves` in float32."""
-    a, b = jnp.split(x, 2, axis=-1)
+    """`reference.rope.rope_halves` in float32. Features beyond the pairs of `positions` stay as they are."""
+    pairs = positions.cos.shape[-1]
+    a, b, *kept = jnp.split(x, [pairs, 2 * pairs] if 2 * pairs < x.shape[-1] else 2, axis=-1)
     cos, sin = positions.cos[:, :, None], positions.sin[:, :, None]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, *kept], axis=-1)
 
 
 def _linear(
@@ -126,6 +162,22 @@ def _linear(
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
 
 
-def _swiglu(gate_up: Float[Array, "*batch gate_up"]) -> Float[Array, "*batch ffn"]:
+def _normed(
+    x: Float[Array, "batch seq dim"], weight: Float[Array, " dim"] | None, *, config: Config
+) -> Float[Array, "batch seq dim"]:
+    """Normalize x, where there is a norm, and round as a product takes it."""
+    return x if weight is None else rmsnorm(x, weight, eps=config.eps).astype(x.dtype)
+
+
+def _norm_of_heads(
+    x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Normalize each head, or all heads of a token as one."""
+    if not config.wide_qk_norm:
+        return rmsnorm(x, weight, eps=config.eps)
+    return rmsnorm(x.reshape(*x.shape[:2], -1), weight, eps=config.eps).reshape(x.shape)
+
+
+def _gated(gate_up: Float[Array, "*batch gate_up"], activation: Activation) -> Float[Array, "*batch ffn"]:
     gate, up = jnp.split(gate_up, 2, axis=-1)
-    return jax.nn.silu(gate) * up
+    return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)) * up

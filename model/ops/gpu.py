@@ -76,6 +76,20 @@ FIELDS: dict[str, Known] = {
     "o_bias": Known(("project_add",)),
     "ffn_bias": Known(("norm_gate_up", "down_add")),
     "qk_norm": Known(refused=("norm_qkv",)),
+    "activation": Known(refused=("norm_gate_up",)),
+    "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
+    "post_norms": Known(),  # what follows the ops that add is plain: see `block.join`
+    "wide_qk_norm": Known(refused=("norm_qkv",)),
+    "rotary_dim": Known(refused=("norm_qkv",)),
+    "rotary_layers": Known(("norm_qkv",)),  # in the angles
+    "local_theta": Known(("norm_qkv",)),
+    "attention_scale": Known(refused=("attend",)),
+    "attention_cap": Known(refused=("attend",)),
+    "logit_cap": Known(refused=("norm_logits",)),
+    "logit_divisor": Known(refused=("norm_logits",)),
+    "embedding_scale": Known(),
+    "residual_scale": Known(),
+    "shared_ffn": Known(),  # moe_add's, which has no kernel
 }
 
 
@@ -98,6 +112,7 @@ def norm_qkv(
         raise Unsupported("norm_qkv has no kernel for a cache in pages")
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
+    assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
         _multiplied_apart(layer.qkv.weight, x),
         x[:, 0],
@@ -145,7 +160,7 @@ def project_add(
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
     """`block.norm_gate_up` of one token a sequence."""
-    assert isinstance(layer.ffn, FeedForward)
+    assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
     return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
@@ -390,7 +405,7 @@ def calls(
     cache = cache_of(batch)
 
     def positions(batch: int, seq: int) -> Positions:
-        angles = _array(batch, seq, config.head_dim // 2, dtype=np.dtype(np.float32))
+        angles = _array(batch, seq, config.turned // 2, dtype=np.dtype(np.float32))
         return Positions(_array(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
 
     def q(batch: int, seq: int) -> Any:

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from model.cache import LayerPages, from_int8
+from model.ops.block import capped, score_scale
 from reference.config import Config
 
 # XLA on a CPU runs loops at the same time that do not depend on each other, each on one core.
@@ -30,10 +31,10 @@ def attend_pages(
     """
     batch, seq = q.shape[:2]
     rows = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
-    rows = rows.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * config.head_dim**-0.5
+    rows = rows.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
 
     def attend_row(row: tuple[Array, Array, Array]) -> Array:
-        return _attend_row(*row, cache, window=window)
+        return _attend_row(*row, cache, window=window, cap=config.attention_cap)
 
     size = -(-batch // min(LOOPS, batch))
     parts = [slice(start, start + size) for start in range(0, batch, size)]
@@ -41,7 +42,9 @@ def attend_pages(
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(q.dtype)
 
 
-def _attend_row(q: Array, at: Array, table: Array, cache: LayerPages, *, window: int | None) -> Array:
+def _attend_row(
+    q: Array, at: Array, table: Array, cache: LayerPages, *, window: int | None, cap: float | None
+) -> Array:
     """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim]."""
     page = cache.k.shape[2]
     last = jnp.max(at)
@@ -56,7 +59,7 @@ def _attend_row(q: Array, at: Array, table: Array, cache: LayerPages, *, window:
         scores = jnp.einsum("kgsd,ktd->kgst", q, k, precision=lax.Precision.HIGHEST)
         scores = scores if k_scales is None else scores * k_scales
         visible = read <= at[:, None] if window is None else (read <= at[:, None]) & (read > at[:, None] - window)
-        scores = jnp.where(visible, scores, -jnp.inf)
+        scores = jnp.where(visible, scores if cap is None else capped(scores, cap), -jnp.inf)
         larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
         shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)

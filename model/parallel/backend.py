@@ -14,7 +14,7 @@ from model.forward import forward
 from model.insight.cost import decode_cost
 from model.ops.choice import Choice
 from model.parallel.partition import Partition
-from model.parallel.reading import share_of
+from model.parallel.way import TENSOR, Parts, Way
 from model.running.device import Device
 from model.running.jax_backend import Drawing, JaxBackend
 from model.running.memory import gigabytes, shortage_named
@@ -37,6 +37,7 @@ class ParallelBackend(JaxBackend):
         choice: Choice,
         layout: Layout,
         device: Device,
+        way: Way = TENSOR,
     ):
         """Run `programs` on the global arrays `params`.
 
@@ -45,7 +46,7 @@ class ParallelBackend(JaxBackend):
         super().__init__(params, programs, config, choice=choice, layout=layout, device=device)
         if jax.process_count() > 1:
             self.ahead = 0  # since processes that count differently would not run the same programs
-        self._partition, self._local = partition, local
+        self._partition, self._local, self._way = partition, local, way
         program = partition.jit(partial(forward, config=config, ops=choice.ops)).jitted
         self._forward = lambda params, tokens, cache, *, lengths: program(params, tokens, cache, lengths)
         self._put = partition.replicated
@@ -57,18 +58,19 @@ class ParallelBackend(JaxBackend):
             return super().describe()
         several = f" in {processes} processes" if processes > 1 else ""
         kind, *plain = super().describe().split("; ")
-        return "; ".join([f"{kind}, {devices} devices{several}", *plain])
+        shared = "" if self._way.cuts_weights else ", each with every n-th position"
+        return "; ".join([f"{kind}, {devices} devices{several}{shared}", *plain])
 
     def bytes_read(self, position: int | float) -> float:
         """Count the bytes that each device reads at least in a step of decoding."""
         layout = self._layout
-        sizes = {"position": position, "batch": layout.batch, "cache_dtype": layout.cache_dtype}
+        sizes = {"position": position / layout.devices, "batch": layout.batch, "cache_dtype": layout.cache_dtype}
         return decode_cost(self._local, self._config, **sizes).bytes
 
     def start(self) -> Cache:
         """Make an empty cache. Raises MemoryError where a device has no room for it."""
         layout = self._layout
-        size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
+        size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows_held, dtype=layout.cache_dtype)
         with shortage_named(f"{gigabytes(size)} of cache"):
             return self._partition.zeros(self._partition.cache, cache_shapes(layout, self._config))
 
@@ -83,7 +85,8 @@ class ParallelBackend(JaxBackend):
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ParallelBackend":
         """Run the same programs on another checkpoint, whose tensors have the same shapes and forms."""
         other, devices = copy(self), self._partition.devices
-        shares = [share_of(checkpoint, device=i, devices=devices) for i in self._partition.local]
+        parts = Parts(checkpoint, devices, None, self._way)
+        shares = [parts.of(i) for i in self._partition.local]
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
         other._params = load_shares(shares, self._partition, dtype=dtype, positions=positions)
         return other

@@ -165,6 +165,6 @@ def _agreeing(run: Callable) -> Callable:
     return lambda *arguments: run(*arguments[:-1], lax.pmin(arguments[-1], AXIS))
 
 
-def cache_layout(layers: int) -> Cache:
-    """Give the layout of a cache: each device holds its own kv heads."""
-    return Cache([LayerCache(HEADS, HEADS)] * layers, P())  # type: ignore[arg-type]
+def cache_layout(layers: int, kept: P = HEADS) -> Cache:
+    """Give the layout of a cache: by default each device holds its own kv heads."""
+    return Cache([LayerCache(kept, kept)] * layers, P())  # type: ignore[arg-type]

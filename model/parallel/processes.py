@@ -7,13 +7,15 @@ seconds, ends every process with one line and exit code 1.
 """
 
 import atexit
+import json
 import os
+import queue
 import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
@@ -35,10 +37,10 @@ class Group(NamedTuple):
 
 
 @contextmanager
-def joined(group: Group) -> Iterator[None]:
+def joined(group: Group) -> Iterator["Watch"]:
     """Be one of the processes of `group` within: JAX's devices are those of all of them.
 
-    Raises ConnectionError where not all processes come within the group's timeout.
+    Gives the connections to the others. Raises ConnectionError where not all processes come within the group's timeout.
     """
     watch = Watch(group)
     jax.distributed.initialize(
@@ -53,7 +55,7 @@ def joined(group: Group) -> Iterator[None]:
     # JAX's, ends the process at once.
     atexit.register(watch.end)
     try:
-        yield
+        yield watch
     except Exception:
         time.sleep(GRACE)  # the watch ends the process meanwhile if another one is gone
         raise
@@ -87,6 +89,7 @@ class Watch:
         self._group = group
         self._left = False
         self._done: set[int] = set()  # processes that have said that they are done
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # that process 0 has shared
         try:
             port, self._connections = self._work() if group.process else self._coordinate()
         except OSError as error:
@@ -94,6 +97,7 @@ class Watch:
             raise ConnectionError(what) from error
         self.meeting = f"{self._host}:{port}"  # where `jax.distributed` meets
         self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each was heard last
+        self._begun = dict.fromkeys(self._connections, b"")  # a message of which the end has not come
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self) -> None:
@@ -101,12 +105,27 @@ class Watch:
         self._left = True
         self._send(b"done\n")
 
+    def shared(self, lines: Iterable[str]) -> Iterator[str]:
+        """Give every process the lines that process 0 has, as they come. The `lines` of the others are not read."""
+        if not self.first:
+            yield from iter(self._lines.get, None)
+            return
+        for line in lines:
+            self._send(bytes(f"line {json.dumps(line)}\n", "ascii"))
+            yield line
+        self._send(b"line null\n")
+
     def end(self) -> None:
         """End the process at once if it has not left."""
         if not self._left:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is process 0."""
+        return not self._group.process
 
     @property
     def _host(self) -> str:
@@ -173,12 +192,16 @@ class Watch:
         except OSError:
             message = b""
         self._heard[number] = now
-        if b"done" in message:
-            self._done.add(number)
-        for line in message.split(b"\n"):
-            if line.startswith(b"fail "):
-                _, other, what = line.decode().split(" ", 2)
-                self._fail(int(other), what)
+        *lines, self._begun[number] = (self._begun[number] + message).split(b"\n")
+        for line in lines:
+            what, _, rest = line.decode().partition(" ")
+            if what == "done":
+                self._done.add(number)
+            elif what == "line":
+                self._lines.put(json.loads(rest))
+            elif what == "fail":
+                other, _, why = rest.partition(" ")
+                self._fail(int(other), why)
         if not message:
             if number not in self._done:
                 self._fail(number, "is gone")
@@ -186,7 +209,7 @@ class Watch:
 
     def _fail(self, number: int, what: str) -> NoReturn:
         """Tell the others and the user which process ended the work, and end this one."""
-        if not self._group.process:
+        if self.first:
             self._send(bytes(f"fail {number} {what}\n", "ascii"))
         sys.stdout.flush()
         os.write(2, bytes(f"error: process {number} of {self._group.processes} {what}\n", "ascii"))

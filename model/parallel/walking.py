@@ -19,29 +19,29 @@ from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
 from model.ops.table import Ops, Positions
 from model.parallel.backend import cache_shapes, load_shares
-from model.parallel.load import Parts
-from model.parallel.partition import HEADS, Partition, cache_layout, layouts, mesh
-from model.parallel.share import share
-from model.parallel.tensor import AXIS, tensor_parallel
+from model.parallel.partition import Partition, mesh
+from model.parallel.way import TENSOR, Parts, Way
 from model.running.programs import Layout
 from model.running.reference_backend import load_reference_params
 from model.weights.params import Params, abstract_params
 from reference.config import Config
-
-WIDE = P(None, None, AXIS)  # [batch, seq, heads ...], [batch, seq, width] and [batch, seq, ffn]
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the rows of the cache
 
 
 @dataclass(frozen=True)
 class Held:
-    """The cache of a layer as devices hold it. Whoever reads it sees each kv head once."""
+    """The cache of a layer as devices hold it. Whoever reads it sees each kv head once, and positions in order."""
 
     cache: LayerCache
     copies: int  # devices that hold a kv head
+    dealt: int  # devices that positions are dealt to, one after the other
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return (np.asarray(a)[:, :: self.copies] for a in self.cache)
+        for a in self.cache:
+            batch, heads, rows, width = a.shape
+            each = np.asarray(a).reshape(batch, heads, self.dealt, rows // self.dealt, width)
+            yield each.swapaxes(2, 3).reshape(a.shape)[:, :: self.copies]
 
 
 def walkable_on(
@@ -52,20 +52,20 @@ def walkable_on(
     dtype: np.dtype,
     rows: int,
     quantize: str | None = None,
-    parallel: Callable[[Ops], Ops] = tensor_parallel,
+    way: Way = TENSOR,
 ) -> Walkable:
     """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
 
-    `table` computes on a share. `parallel` makes it the table of one device among several.
+    `table` computes on a share. `way` makes it the table of one device among several.
     """
     whole = checkpoint.config
-    config, over, parts = share(whole, devices), mesh(devices), Parts(checkpoint, devices, quantize)
+    config, over, parts = way.config(whole, devices), mesh(devices), Parts(checkpoint, devices, quantize, way)
     shares = [parts.of(i) for i in range(devices)]
     shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
-    partition = Partition(over, layouts(shapes, config), cache_layout(config.layers))
+    partition = Partition(over, way.weights(shapes, config), way.cache(config.layers))
     params = load_shares(shares, partition, dtype=dtype, positions=rows)
-    ops = parallel(table if isinstance(table, Ops) else table(config, shapes, rows))
-    copies = max(1, devices // whole.kv_heads)
+    ops = way.ops(table if isinstance(table, Ops) else table(config, shapes, rows))
+    copies, dealt = max(1, devices // whole.kv_heads) if way.cuts_weights else 1, way.rows_spread(devices)
     of_weights = {id(params): partition.weights}  # layouts, by the weights that the walk hands on
     of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
 
@@ -87,31 +87,31 @@ def walkable_on(
 
         return call
 
-    kept = LayerCache(HEADS, HEADS)  # type: ignore[arg-type]
-    norm_qkv: Any = spread(ops.norm_qkv, P(), None, kept, P(), results=(P(None, None, AXIS), kept))
+    kept, hidden = LayerCache(way.kept, way.kept), way.hidden  # type: ignore[arg-type]
+    norm_qkv: Any = spread(ops.norm_qkv, P(), None, kept, P(), results=(hidden, kept))
 
     def held_qkv(*arguments: Any, **static: Any) -> Any:
         q, cache = norm_qkv(*arguments, **static)
         assert isinstance(cache, LayerCache)
-        return q, Held(cache, copies)
+        return q, Held(cache, copies, dealt)
 
     walked: Any = Ops(
         norm_qkv=held_qkv,
-        attend=spread(ops.attend, WIDE, kept, P(), results=WIDE),
-        project_add=spread(ops.project_add, WIDE, None, P(), results=P()),
-        norm_gate_up=spread(ops.norm_gate_up, P(), None, results=WIDE),
-        down_add=spread(ops.down_add, WIDE, None, P(), results=P()),
+        attend=spread(ops.attend, hidden, kept, P(), results=hidden),
+        project_add=spread(ops.project_add, hidden, None, P(), results=P()),
+        norm_gate_up=spread(ops.norm_gate_up, P(), None, results=hidden),
+        down_add=spread(ops.down_add, hidden, None, P(), results=P()),
         moe_add=spread(ops.moe_add, P(), None, results=P()),
         norm_logits=spread(ops.norm_logits, P(), None, results=P()),
     )
 
     def positions(at: np.ndarray) -> Positions:
-        return Positions(*map(partition.replicated, (at, *(np.asarray(angles)[at] for angles in params.rope))))
+        return Positions(*map(partition.replicated, (at, *(np.asarray(angles)[at] for angles in params.rope[:2]))))
 
     def cache(capacity: int) -> list[Any]:
-        layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype)
+        layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype, devices=dealt)
         empty: Cache = partition.zeros(partition.cache, cache_shapes(layout, config))
-        return [Held(layer, copies) for layer in empty.layers if isinstance(layer, LayerCache)]
+        return [Held(layer, copies, dealt) for layer in empty.layers if isinstance(layer, LayerCache)]
 
     run = quantized(checkpoint, quantize) if quantize else checkpoint
     held = {

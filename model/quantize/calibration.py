@@ -76,6 +76,7 @@ def calibrated(
     """
     if method not in METHODS:
         raise ValueError(f"{method} is none of the methods {', '.join(METHODS)}")
+    checkpoint.config.check_llama("methods that calibrate")
     if any(tensor.codes for tensor in checkpoint.tensors.values()):
         raise refused(checkpoint.path, f"is quantized already, and {method} begins with weights that are not")
     walk = _Walk(checkpoint, windows, METHODS[method], progress)

@@ -39,15 +39,21 @@ class Layout(NamedTuple):
     burst: int  # tokens that a call of `decode` draws at most
     cache_dtype: np.dtype  # of keys and values
     wide: int | None = None  # tokens of a long prompt that are read at once, where that is faster
+    devices: int = 1  # that the rows of the cache are dealt to
 
     @property
     def rows(self) -> int:
         """Positions of a sequence in the cache, with room for the padding of a prompt's last chunk."""
         return self.capacity + self.chunk
 
+    @property
+    def rows_held(self) -> int:
+        """Positions of a sequence that a device holds."""
+        return -(-self.rows // self.devices)
+
     def empty_cache(self, config: Config) -> Cache:
-        """Make the cache that programs of this layout take."""
-        return empty_cache(config, batch=self.batch, capacity=self.rows, dtype=self.cache_dtype)
+        """Make the cache that programs of this layout take, or a device's part of it."""
+        return empty_cache(config, batch=self.batch, capacity=self.rows_held, dtype=self.cache_dtype)
 
 
 def prompt_chunk(config: Config, platform: str) -> int:

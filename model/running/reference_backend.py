@@ -27,6 +27,7 @@ from reference.llama import (
     LayerCache,
     Linear,
     Params,
+    Shared,
     empty_cache,
     forward,
     hidden_states,
@@ -201,14 +202,18 @@ def load_reference_params(
         each: dict[str, Any] = {
             part: linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
             for part, weights in parts[i].items()
-            if part != "router"
+            if weights[0].role is not Role.ROUTER
         }
         if config.experts:
             [router] = parts[i]["router"]
             ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
         else:
             ffn = FeedForward(each["gate"], each["up"], each["down"])
-        attention: dict[str, Any] = {"q_norm": None, "k_norm": None}
+        attention: dict[str, Any] = {"q_norm": None, "k_norm": None, "attention_norm": None, "ffn_norm": None}
+        if config.shared_ffn:
+            [score] = parts[i]["shared_score"]
+            matrices = (each[f"shared_{name}"].weight for name in ("gate", "up", "down"))
+            attention["shared"] = Shared(tensor(score.name), *matrices)
         attention |= {name: each[name] for name in Layer._fields if name in each}
         return Layer(**attention, ffn=ffn)
 

@@ -27,7 +27,7 @@ from model.weights.codes import CLASS_OF_FORM, Embedding, QuantizedMatrix, can_m
 from model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
 from model.weights.quantizing import can_quantize_whole, in_parts, is_worth_compiling, quantized_parts, quantized_whole
 from reference.config import Config
-from reference.rope import frequencies
+from reference.rope import Rotation, frequencies
 
 Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
 
@@ -52,19 +52,30 @@ class FeedForward(NamedTuple):
     down: Linear
 
 
+class Shared(NamedTuple):
+    """The expert that every token passes."""
+
+    score: Float[Array, "one dim"]
+    gate_up: Linear
+    down: Linear
+
+
 class Experts(NamedTuple):
     router: Float[Array, "experts dim"]
     experts: Sequence[FeedForward]
+    shared: Shared | None = None
 
 
 class Layer(NamedTuple):
-    attention_norm: Float[Array, " dim"]
+    attention_norm: Float[Array, " dim"] | None  # None: there is no norm
     qkv: Linear  # [(heads + 2 kv_heads) head_dim, dim]
-    q_norm: Float[Array, " head_dim"] | None
-    k_norm: Float[Array, " head_dim"] | None
+    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads
+    k_norm: Float[Array, " k_width"] | None
     o: Linear
-    ffn_norm: Float[Array, " dim"]
+    ffn_norm: Float[Array, " dim"] | None
     ffn: FeedForward | Experts
+    attention_post_norm: Float[Array, " dim"] | None = None
+    ffn_post_norm: Float[Array, " dim"] | None = None
 
 
 class Rope(NamedTuple):
@@ -72,6 +83,8 @@ class Rope(NamedTuple):
 
     cos: Float[Array, "positions pairs"]
     sin: Float[Array, "positions pairs"]
+    local_cos: Float[Array, "positions pairs"] | None = None  # of layers with a theta of their own
+    local_sin: Float[Array, "positions pairs"] | None = None
 
 
 class Params(NamedTuple):
@@ -88,12 +101,19 @@ class Params(NamedTuple):
 
 def rope_table(config: Config, positions: int) -> Rope:
     """Compute cos and sin of the first `positions` positions, float32."""
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
+    tables = _angles(config.rotation(), positions)
+    if config.local_theta is not None:
+        tables += _angles(Rotation(frequencies(config.turned, theta=config.local_theta)), positions)
+    return Rope(*map(jax.device_put, tables))
+
+
+def _angles(rotation: Rotation, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    turns, length = rotation
     cos, sin = np.empty((2, positions, len(turns)), np.float32)
     for start in range(0, positions, 4096):  # in parts: the whole in float64 would take several times the memory
         angles = np.arange(start, min(start + 4096, positions))[:, None] * turns
-        cos[start : start + 4096], sin[start : start + 4096] = np.cos(angles), np.sin(angles)
-    return Rope(jax.device_put(cos), jax.device_put(sin))
+        cos[start : start + 4096], sin[start : start + 4096] = length * np.cos(angles), length * np.sin(angles)
+    return cos, sin
 
 
 def load_params(
@@ -279,7 +299,7 @@ def abstract_params(
     """
     plain = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
     known = tensors or plain
-    table = jax.ShapeDtypeStruct((positions, config.head_dim // 2), np.float32)
+    table = jax.ShapeDtypeStruct((positions, config.turned // 2), np.float32)
 
     def place(*names: str, apart: bool = False) -> Any:
         def placed(some: list[Tensor]) -> Any:
@@ -287,7 +307,8 @@ def abstract_params(
 
         return _each_or_all(placed, [known[name] for name in names], apart=apart)
 
-    return _assemble(config, place, Rope(table, table))  # type: ignore
+    tables = (table,) * (2 if config.local_theta is None else 4)
+    return _assemble(config, place, Rope(*tables))  # type: ignore
 
 
 def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
@@ -312,15 +333,23 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
     def layer(i: int) -> Layer:
         fields = by_block[i, None]
         return Layer(
-            attention_norm=fields["attention_norm"],
+            attention_norm=fields.get("attention_norm"),
             qkv=fields["qkv"],
             q_norm=fields.get("q_norm"),
             k_norm=fields.get("k_norm"),
             o=fields["o"],
-            ffn_norm=fields["ffn_norm"],
-            ffn=Experts(fields["router"], [feed_forward(by_block[i, e]) for e in range(config.experts)])
+            ffn_norm=fields.get("ffn_norm"),
+            ffn=Experts(
+                fields["router"],
+                [feed_forward(by_block[i, e]) for e in range(config.experts)],
+                Shared(fields["shared_score"], fields["shared_gate_up"], fields["shared_down"])
+                if config.shared_ffn
+                else None,
+            )
             if config.experts
             else feed_forward(fields),
+            attention_post_norm=fields.get("attention_post_norm"),
+            ffn_post_norm=fields.get("ffn_post_norm"),
         )
 
     outside = by_block[None, None]

@@ -31,7 +31,7 @@ from reference.llama import Experts, Layer, Linear, Params, feed_forward
 from reference.losses import cross_entropy, cross_entropy_backward
 from reference.qk_norm import qk_norm
 from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, rope_halves
+from reference.rope import rotated
 from reference.swiglu import swiglu
 
 
@@ -56,8 +56,9 @@ def loss_and_gradient(
 
     `weights[i]` belongs to the prediction of `tokens[i]`; the first token is not predicted, so `weights[0]` is not
     used. The gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own
-    part, and the gradient of the one matrix is their sum.
+    part, and the gradient of the one matrix is their sum. Raises ValueError for a switch that no Llama has.
     """
+    config.check_llama("gradients")
     x, kept = embedding(tokens, params.embedding), []
     for i, layer in enumerate(params.layers):
         values = _attend(x, layer, window=config.window(i), config=config)
@@ -84,13 +85,13 @@ def loss_and_gradient(
 def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) -> Kept:
     """`reference.llama.attend` without a cache, up to the output projection."""
     seq = len(x)
+    assert layer.attention_norm is not None
     normed = rmsnorm(x, layer.attention_norm, eps=config.eps)
     raw_q, raw_k, v = (linear(normed, *w).reshape(seq, -1, config.head_dim) for w in (layer.q, layer.k, layer.v))
     q, k = raw_q, raw_k
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = qk_norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    q, k = rope_halves(q, np.arange(seq), turns), rope_halves(k, np.arange(seq), turns)
+    q, k = (rotated(part, np.arange(seq), config.rotation()) for part in (q, k))
     mask = causal_mask(seq, seq, window=window)
     return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
 
@@ -100,8 +101,8 @@ def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config
     seq = len(dy)
     dheads, o = _linear_backward(kept.heads, layer.o, dy)
     dq, dk, dv = attention_backward(kept.q, kept.k, kept.v, kept.mask, dheads.reshape(kept.q.shape))
-    turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    dq, dk = (rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
+    turns, length = config.rotation()
+    dq, dk = (length * rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
     q_norm = k_norm = None
     if layer.q_norm is not None and layer.k_norm is not None:
         dq, dk, q_norm, k_norm = qk_norm_backward(
@@ -110,12 +111,14 @@ def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config
     by_q, q = _linear_backward(kept.normed, layer.q, dq.reshape(seq, -1))
     by_k, k = _linear_backward(kept.normed, layer.k, dk.reshape(seq, -1))
     by_v, v = _linear_backward(kept.normed, layer.v, dv.reshape(seq, -1))
+    assert layer.attention_norm is not None
     dx, attention_norm = rmsnorm_backward(kept.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
     return dx, layer._replace(attention_norm=attention_norm, q=q, k=k, v=v, o=o, q_norm=q_norm, k_norm=k_norm)
 
 
 def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, config: Config):
     """Gradients through the feed-forward half for its input, its norm and its matrices."""
+    assert layer.ffn_norm is not None
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts

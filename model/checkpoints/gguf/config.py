@@ -5,7 +5,7 @@ and is not implemented is refused by name.
 """
 
 from collections.abc import Container
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from model.checkpoints.gguf.file import Metadata, short
 from model.checkpoints.gguf.rope import from_factors
 from model.family import Architecture, architectures
 from reference.config import Config
-from reference.rope import LinearScaling, Scaling
+from reference.rope import LinearScaling, LongRopeScaling, Scaling, YarnScaling, yarn_magnitude
 
 # Keys that change the computation unless they have one of these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -52,14 +52,25 @@ def architecture_of(metadata: Metadata) -> Architecture:
 
 
 def read_config(
-    metadata: Metadata, architecture: Architecture, tensors: Container[str], *, vocab: int, factors: np.ndarray | None
+    metadata: Metadata,
+    architecture: Architecture,
+    tensors: Container[str],
+    *,
+    vocab: int,
+    factors: np.ndarray | None,
+    long_factors: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Config:
-    """Read the hyperparameters of a file with these tensors and rope_freqs `factors`. Raises `CheckpointError`."""
+    """Read the hyperparameters of a file with these tensors and rope_freqs `factors`. Raises `CheckpointError`.
+
+    `long_factors` are LongRoPE's, for short sequences and for long ones.
+    """
 
     def key(name: str) -> str:
         return f"{architecture.name}.{name}"
 
     for name, neutral in NEUTRAL.items():
+        if name in architecture.own:
+            continue
         value = metadata.values.get(key(name), neutral[0])
         if isinstance(value, list | np.ndarray) or value not in neutral:
             raise metadata.refused(f"{key(name)} is {short(value)}, which is not supported")
@@ -67,13 +78,16 @@ def read_config(
         raise metadata.refused(f"{key('vocab_size')} is {stated}, but token_embd.weight has {vocab} rows")
 
     heads = metadata.integer(key(architecture.keys["heads"]))
-    defaults = {"kv_heads": heads, "experts": 0, "experts_per_token": 0}
+    optional = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
+    defaults = {"kv_heads": heads, **optional}
     given: dict[str, Any] = {}
     for name, its_key in architecture.keys.items():
         if name == "head_dim":
             given[name] = _head_dim(metadata, architecture, given["dim"], heads)
-        elif Config.__annotations__[name] is float:
-            given[name] = shortest(metadata.number(key(its_key), 10_000.0 if name == "theta" else None))
+        elif Config.__annotations__[name] in (float, float | None):
+            absent = optional.get(name, 10_000.0 if name == "theta" else None)
+            stated = key(its_key) in metadata or name == "eps"
+            given[name] = shortest(metadata.number(key(its_key))) if stated else absent
         else:
             given[name] = metadata.integer(key(its_key), defaults.get(name))
     if not given["experts"]:
@@ -82,17 +96,16 @@ def read_config(
     def holds(part: str, kind: str = "weight") -> bool:
         return f"{architecture.names[part].format(layer=0)}.{kind}" in tensors
 
-    config = Config(
-        **given,
-        vocab=vocab,
-        tied=not holds("head"),
-        qkv_bias=holds("q", "bias"),
-        o_bias=holds("o", "bias"),
-        ffn_bias=holds("up", "bias"),
-        qk_norm=holds("q_norm"),
-    )
+    given |= architecture.switches
+    given |= {"vocab": vocab, "tied": not holds("head"), "qkv_bias": holds("q", "bias"), "o_bias": holds("o", "bias")}
+    given |= {"ffn_bias": holds("up", "bias"), "qk_norm": holds("q_norm")}
+    turned = metadata.integer(key("rope.dimension_count"), given["head_dim"])
+    given["rotary_dim"] = None if turned == given["head_dim"] else turned
+    config = Config(**given)
     check_model(metadata.path, config, bos=None, stops=frozenset())
-    config = replace(config, scaling=_scaling(metadata, architecture, config, factors))
+    config = replace(config, **architecture.read(Keys(metadata, architecture.name), vars(config)))
+    check_model(metadata.path, config, bos=None, stops=frozenset())
+    config = replace(config, scaling=_scaling(metadata, architecture, config, factors, long_factors))
     check_model(metadata.path, config, bos=None, stops=frozenset())
     return config
 
@@ -116,12 +129,26 @@ def shortest(number: float) -> float:
         return float(str(np.float32(number)))
 
 
+class Keys:
+    """The keys of an architecture without its name, as the functions of a family read them."""
+
+    def __init__(self, metadata: Metadata, name: str):
+        self._metadata, self._name = metadata, name
+
+    def integer(self, key: str, default: int) -> int:
+        return self._metadata.integer(f"{self._name}.{key}", default)
+
+    def decimal(self, key: str, default: float) -> float:
+        return shortest(self._metadata.number(f"{self._name}.{key}", default))
+
+
 def _head_dim(metadata: Metadata, architecture: Architecture, dim: int, heads: int) -> int:
     key, dim_key = (f"{architecture.name}.{architecture.keys[name]}" for name in ("head_dim", "dim"))
     if key not in metadata and (heads < 1 or dim % heads):
         raise metadata.refused(f"{dim_key} is {short(dim)}, no multiple of {short(heads)} heads")
     head_dim = metadata.integer(key) if key in metadata else dim // heads
-    for other in ("attention.value_length", "rope.dimension_count"):
+    partial = "rotary_dim" in architecture.has
+    for other in ("attention.value_length",) if partial else ("attention.value_length", "rope.dimension_count"):
         other_key = f"{architecture.name}.{other}"
         if (size := metadata.integer(other_key, head_dim)) != head_dim:
             raise metadata.refused(f"{other_key} is {short(size)}, but heads are {short(head_dim)} wide")
@@ -129,20 +156,28 @@ def _head_dim(metadata: Metadata, architecture: Architecture, dim: int, heads: i
 
 
 def _scaling(
-    metadata: Metadata, architecture: Architecture, config: Config, factors: np.ndarray | None
+    metadata: Metadata,
+    architecture: Architecture,
+    config: Config,
+    factors: np.ndarray | None,
+    long_factors: tuple[np.ndarray, np.ndarray] | None,
 ) -> Scaling | None:
     key = f"{architecture.name}.rope.scaling"
     name = metadata.string(f"{key}.type", "linear")  # as in llama.cpp
     old = f"{architecture.name}.rope.scale_linear"
     factor = shortest(metadata.number(f"{key}.factor", metadata.number(old, 1.0)))
+    original = metadata.integer(f"{key}.original_context_length", 0)
+    if long_factors is not None:
+        return _long_rope(metadata, architecture, config, long_factors, original or config.context)
+    if name == "yarn" and factors is None:
+        return YarnScaling(factor, original or config.context, yarn_magnitude(factor)) if factor != 1 else None
     if name not in ("none", "linear"):
-        raise metadata.refused(f"{key}.type {short(name)} is not supported (only none and linear)")
+        raise metadata.refused(f"{key}.type {short(name)} is not supported (only none, linear and yarn)")
     linear = LinearScaling(factor) if name == "linear" else None
     if factors is None:
         return linear if linear and linear.factor != 1 else None
     if linear and linear.factor != 1:
         raise refused(metadata.path, "rescales RoPE twice: by a linear factor and by rope_freqs.weight")
-    original = metadata.integer(f"{key}.original_context_length", 0)
     return from_factors(
         factors,
         head_dim=config.head_dim,
@@ -150,3 +185,20 @@ def _scaling(
         path=metadata.path,
         original_context=original if original > 0 else None,
     )
+
+
+def _long_rope(
+    metadata: Metadata,
+    architecture: Architecture,
+    config: Config,
+    factors: tuple[np.ndarray, np.ndarray],
+    original: int,
+) -> LongRopeScaling:
+    if not architecture.long_rope:
+        raise metadata.refused("holds the factors of LongRoPE, which its architecture has not")
+    if any(each.shape != (config.turned // 2,) or not np.all(each > 0) for each in factors):
+        raise metadata.refused(f"rope_factors are not {config.turned // 2} positive numbers each")
+    few, many = (tuple(shortest(factor) for factor in each.tolist()) for each in factors)
+    stated = f"{architecture.name}.rope.scaling.attn_factor"
+    magnitude = shortest(metadata.number(stated, 1.0))
+    return LongRopeScaling(few, many, original, magnitude, is_long=config.context > original)

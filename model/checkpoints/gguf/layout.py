@@ -33,6 +33,7 @@ NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", UINT32: "<u4", INT32: "<i4", 
 LENGTH = struct.Struct("<Q")
 
 EMBEDDING, ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
+LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
 class Blocks(NamedTuple):
@@ -59,6 +60,11 @@ class Place(NamedTuple):
     name: str
     expert: int | None  # index along the outermost axis; None: the whole tensor
     heads: int  # number of heads of interleaved pairs among its rows; 0: none
+
+
+def stored_shape(weight: Weight) -> tuple[int, ...]:
+    """Return the shape of a weight in a file: a matrix of one row is a vector."""
+    return weight.shape[1:] if weight.axes[0] == "one" else weight.shape
 
 
 def places(config: Config, architecture: Architecture) -> dict[Weight, Place]:

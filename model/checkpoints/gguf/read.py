@@ -14,7 +14,7 @@ from model.checkpoints.gguf.file import Entry, Metadata, read_header
 from model.checkpoints.gguf.split import Located, locate
 from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from model.family import Architecture
-from model.tensors import QUANTIZABLE, Role, Weight
+from model.tensors import QUANTIZABLE, Role, Weight, fused_rows
 from reference.config import Config
 from reference.rope import interleaved_to_halves
 
@@ -27,9 +27,10 @@ def open_gguf(file: MappedFile) -> Checkpoint:
     """Open a file of version 2 or 3. Raises `CheckpointError` unless it has exactly the tensors that its keys imply."""
     header = read_header(file)
     metadata, located = header.metadata, locate(file, header)
-    entries = {name: place.entry for name, place in located.items()}
     architecture = architecture_of(metadata)
     config = _config(metadata, architecture, located)
+    located = _apart(config, architecture, located)
+    entries = {name: place.entry for name, place in located.items()}
     bos, stops = read_tokens(metadata, vocab=config.vocab)
     check_model(file.path, config, bos=bos, stops=stops)
     places = _places(file.path, config, architecture, entries)
@@ -40,18 +41,48 @@ def open_gguf(file: MappedFile) -> Checkpoint:
 
 
 def _config(metadata: Metadata, architecture: Architecture, located: dict[str, Located]) -> Config:
-    embedding, factors = located.get(layout.EMBEDDING), located.get(layout.ROPE_FACTORS)
+    embedding = located.get(layout.EMBEDDING)
+    few, many, factors = (
+        _factors(located.get(name), name) for name in (*layout.LONG_ROPE_FACTORS, layout.ROPE_FACTORS)
+    )
     if embedding is None:
         raise metadata.refused(f"lacks tensor {layout.EMBEDDING}")
-    if factors and (factors.entry.type != "F32" or len(factors.entry.shape) != 1):
-        raise refused(factors.file.path, f"{layout.ROPE_FACTORS} is not a list of float32")
     return read_config(
         metadata,
         architecture,
         located,
         vocab=embedding.entry.shape[0],
-        factors=factors.file.array(DTYPES["F32"], factors.entry.shape, factors.entry.offset) if factors else None,
+        factors=factors,
+        long_factors=None if few is None or many is None else (few, many),
     )
+
+
+def _factors(place: Located | None, name: str) -> np.ndarray | None:
+    """Read the factors of RoPE that a tensor holds."""
+    if place is None:
+        return None
+    file, entry = place
+    if entry.type != "F32" or len(entry.shape) != 1:
+        raise refused(file.path, f"{name} is not a list of float32")
+    return file.array(DTYPES["F32"], entry.shape, entry.offset)
+
+
+def _apart(config: Config, architecture: Architecture, located: dict[str, Located]) -> dict[str, Located]:
+    """Replace matrices that are stored as one by their parts, which are its rows."""
+    apart = dict(located)
+    for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
+        if (place := apart.pop(f"{name}.weight", None)) is None:
+            continue  # what is lacking is named later
+        file, entry = place
+        if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
+            shape = list(entry.shape)
+            raise refused(file.path, f"{name}.weight has shape {shape}, but its keys make it {sum(rows)} rows")
+        start = entry.offset
+        for part, count in zip(parts, rows, strict=True):
+            piece = entry._replace(shape=(count, entry.shape[1]), offset=start)
+            apart[f"{part}.weight"] = Located(file, piece)
+            start += piece.bytes
+    return apart
 
 
 def _places(path: str, config: Config, architecture: Architecture, entries: Entries) -> dict[Weight, layout.Place]:
@@ -65,10 +96,10 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     for weight, place in places.items():
         if place.name not in entries:
             raise refused(path, f"lacks tensor {place.name}")
-        expected = weight.shape if place.expert is None else (config.experts, *weight.shape)
+        expected = layout.stored_shape(weight) if place.expert is None else (config.experts, *weight.shape)
         if (found := entries[place.name].shape) != expected:
             raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
-    known = {place.name for place in places.values()} | {layout.ROPE_FACTORS}
+    known = {place.name for place in places.values()} | {layout.ROPE_FACTORS, *layout.LONG_ROPE_FACTORS}
     for name in entries:
         if name not in known:
             raise refused(path, f"tensor {quoted(name)} is not part of a model with these keys")
@@ -76,6 +107,8 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
 
 
 def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place) -> Tensor:
+    if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
+        entry = entry._replace(shape=weight.shape)
     if place.expert is not None:
         part = entry._replace(shape=weight.shape)
         entry = part._replace(offset=entry.offset + place.expert * part.bytes)

@@ -22,10 +22,10 @@ from model.checkpoints.gguf.rope import to_factors
 from model.checkpoints.recognize import GGUF
 from model.checkpoints.staging import new_file
 from model.family import Architecture, nearest_family
-from model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight
+from model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight, fused_rows
 from reference.config import Config
 from reference.quantizers import ggml
-from reference.rope import LinearScaling, Llama3Scaling, halves_to_interleaved
+from reference.rope import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling, halves_to_interleaved
 
 FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 QUANTIZED_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
@@ -72,8 +72,8 @@ def write_gguf(
     factors = _factors(config)
     with new_file(path) as staged, open(staged, "wb") as file:
         _write_header(file, keys, stored, factors)
-        if factors is not None:
-            _write_padded(file, factors.tobytes())
+        for each in factors.values():
+            _write_padded(file, each.tobytes())
         for tensor in stored:
             written = 0
             for weight in tensor.weights:
@@ -113,12 +113,16 @@ def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) 
     """Yield the tensors of the file, in its order."""
     held: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
+    fused = fused_rows(checkpoint.config, architecture.fused, architecture.names)
+    together = {f"{part}.weight": f"{name}.weight" for name, parts, _ in fused for part in parts}
     for weight, place in places.items():
-        held.setdefault(place.name, []).append(weight)
+        held.setdefault(together.get(place.name, place.name), []).append(weight)
     head = Role.EMBEDDING if checkpoint.config.tied else Role.HEAD
     for name, weights in held.items():
         first, place = weights[0], places[weights[0]]
-        shape = first.shape if place.expert is None else (len(weights), *first.shape)
+        shape = layout.stored_shape(first) if place.expert is None else (len(weights), *first.shape)
+        if fused := [weight for weight in weights if place.expert is None]:
+            shape = (sum(layout.stored_shape(weight)[0] for weight in fused), *shape[1:])
         as_stored = FLOATS[checkpoint.tensors[first.name].dtype.name]
         wanted = _type(to) or as_stored
         if wanted in FOUR_BITS and first.role is head:
@@ -145,30 +149,45 @@ def _keys(checkpoint: Checkpoint, architecture: Architecture, file_type: int) ->
     own: dict[str, Value] = {"vocab_size": config.vocab}
     for name, key in architecture.keys.items():
         if config.experts or name not in ("experts", "experts_per_token"):
-            value = getattr(config, name)
-            own[key] = float(value) if Config.__annotations__[name] is float else value
+            if (value := getattr(config, name)) is None:
+                continue
+            own[key] = float(value) if Config.__annotations__[name] in (float, float | None) else value
         if name == "head_dim":
             own["attention.value_length"] = config.head_dim
         if name == "eps":
-            own["rope.dimension_count"] = config.head_dim
+            own["rope.dimension_count"] = config.turned
+    own |= architecture.write(config)
     match config.scaling:
         case LinearScaling(factor):
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
         case Llama3Scaling(original_context=original):  # the rest is in rope_freqs.weight
             own |= {"rope.scaling.original_context_length": original}
+        case YarnScaling(factor, original):
+            own |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(factor)}
+            own |= {"rope.scaling.original_context_length": original}
+        case LongRopeScaling(_, _, original, magnitude):  # the rest is in rope_factors
+            own |= {"rope.scaling.attn_factor": float(magnitude)}
+            own |= {"rope.scaling.original_context_length": original}
     return keys | {f"{architecture.name}.{key}": value for key, value in own.items()}
 
 
-def _factors(config: Config) -> np.ndarray | None:
-    if not isinstance(config.scaling, Llama3Scaling):
-        return None
-    return to_factors(config.scaling, head_dim=config.head_dim, theta=config.theta).astype("<f4")
+def _factors(config: Config) -> dict[str, np.ndarray]:
+    """Return the tensors that hold factors of RoPE."""
+    match config.scaling:
+        case Llama3Scaling():
+            found = {layout.ROPE_FACTORS: to_factors(config.scaling, head_dim=config.head_dim, theta=config.theta)}
+        case LongRopeScaling(few, many):
+            found = dict(zip(layout.LONG_ROPE_FACTORS, (np.array(few), np.array(many)), strict=True))
+        case _:
+            found = {}
+    return {name: factors.astype("<f4") for name, factors in found.items()}
 
 
-def _write_header(file: BinaryIO, keys: Mapping[str, Value], stored: list[Stored], factors: np.ndarray | None) -> None:
-    table = [(tensor.name, tensor.shape, tensor.type, tensor.bytes) for tensor in stored]
-    if factors is not None:
-        table.insert(0, (layout.ROPE_FACTORS, factors.shape, "F32", factors.nbytes))
+def _write_header(
+    file: BinaryIO, keys: Mapping[str, Value], stored: list[Stored], factors: Mapping[str, np.ndarray]
+) -> None:
+    table = [(name, each.shape, "F32", each.nbytes) for name, each in factors.items()]
+    table += [(tensor.name, tensor.shape, tensor.type, tensor.bytes) for tensor in stored]
     parts = [GGUF, struct.pack("<IQQ", 3, len(table), len(keys))]
     parts += [_text(key) + _value(value) for key, value in keys.items()]
     offset = 0

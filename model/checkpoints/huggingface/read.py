@@ -18,7 +18,8 @@ from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from model.checkpoints.recognize import weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strict_json import read_object, short
-from model.tensors import EMBEDDING, HEAD
+from model.family import Family
+from model.tensors import EMBEDDING, HEAD, Role, Weight, fused_rows
 from model.tensors import weights as weights_of
 from reference.config import Config
 
@@ -46,14 +47,17 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
         rule = read_rule_beside(directory)
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
+    family = family_of(Fields(values, config_path))
+    located = {name: place for name, place in located.items() if not name.startswith(family.beside)}
     _check_number(path, config, located)
-    names = family_of(Fields(values, config_path)).names
+    names = family.names
+    located = _apart(path, config, family, located)
     expected = {weight.named(names): weight for weight in weights_of(config)}
     quantized = take_quantized(rule, expected, located, path) if rule else {}
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located)
     tensors = {
-        weight.name: quantized[name] if name in quantized else _tensor(located[name], weight.shape)
+        weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family)
         for name, weight in expected.items()
     }
     each = list(files.values())
@@ -61,9 +65,30 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
     return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, **reading)
 
 
-def _tensor(place: tuple[MappedFile, Entry], shape: tuple[int, ...]) -> Tensor:
-    file, entry = place
-    return Tensor(shape, entry.dtype, partial(file.array, entry.dtype, shape, entry.offset))
+def _tensor(place: tuple[MappedFile, Entry], weight: Weight, family: Family) -> Tensor:
+    (file, entry), shape = place, weight.shape
+    read = partial(file.array, entry.dtype, shape, entry.offset)
+    if weight.role is Role.NORM and family.norm_offset:
+        offset = np.float32(family.norm_offset)
+        return Tensor(shape, np.dtype(np.float32), lambda: read().astype(np.float32) + offset)
+    return Tensor(shape, entry.dtype, read)
+
+
+def _apart(path: str, config: Config, family: Family, located: Located) -> Located:
+    """Replace matrices that are stored as one by their parts, which are its rows."""
+    apart = dict(located)
+    for name, parts, rows in fused_rows(config, family.fused, family.names):
+        if (place := apart.pop(f"{name}.weight", None)) is None:
+            continue  # what is lacking is named later
+        file, entry = place
+        if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
+            what = f"{name}.weight has shape {list(entry.shape)}, but config.json makes it {sum(rows)} rows"
+            raise refused(path, what)
+        start = entry.offset
+        for part, count in zip(parts, rows, strict=True):
+            apart[f"{part}.weight"] = file, entry._replace(shape=(count, entry.shape[1]), offset=start)
+            start += apart[f"{part}.weight"][1].bytes
+    return apart
 
 
 def _locate(file: MappedFile) -> Located:

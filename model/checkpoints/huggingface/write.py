@@ -19,7 +19,7 @@ from model.checkpoints.recognize import leads_out
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
 from model.family import Family, nearest_family
-from model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, quantizable, weights
+from model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, fused_rows, quantizable, weights
 from reference.quantizers.affine import Affine
 
 Written = CompressedTensors | BitsAndBytes
@@ -53,10 +53,16 @@ def write_huggingface(
     checkpoint = _held(checkpoint)
     rule = _rule(checkpoint, int8_activations=int8_activations)
     family = nearest_family(checkpoint.config)
-    names = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
+    if rule and family.fused:
+        raise refused(checkpoint.path, f"quantized matrices of {family.name} are stored as one, and are not written")
+    fused = fused_rows(checkpoint.config, family.fused, family.names)
+    together = {f"{part}.weight": f"{name}.weight" for name, parts, _ in fused for part in parts}
+    named = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
+    names = {name: together.get(theirs, theirs) for name, theirs in named.items()}
+    norms = {weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM}
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
     # We put wider elements first, so that every tensor is aligned, and keep the order of use otherwise.
-    stored = dict(sorted(entries, key=lambda entry: -entry[1][0].itemsize))
+    stored = dict(sorted(_joined(entries, checkpoint.path).items(), key=lambda entry: -entry[1][0].itemsize))
     dtype = _dtype(checkpoint, rule)
     config = format_config(checkpoint, dtype=dtype)
     if rule:
@@ -78,12 +84,28 @@ def write_huggingface(
             file.write(header)
             for name, tensor in checkpoint.tensors.items():
                 for part, array in _arrays(names[name], tensor, rule, path=checkpoint.path):
+                    if name in norms and family.norm_offset:
+                        array = (array - np.float32(family.norm_offset)).astype(tensor.dtype)
                     file.seek(place[part])
                     place[part] += file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                     checkpoint.release()
                 if progress:
                     progress(name, tensor.bytes)
     return notes
+
+
+def _joined(
+    entries: list[tuple[str, tuple[np.dtype, tuple[int, ...]]]], path: str
+) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Make one entry of those with the same name, whose rows lie one below the other."""
+    joined: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    for name, (dtype, shape) in entries:
+        if name in joined:
+            if joined[name][0] != dtype:
+                raise refused(path, f"{name} would hold matrices of two dtypes: convert to one first")
+            shape = (joined[name][1][0] + shape[0], *shape[1:])
+        joined[name] = dtype, shape
+    return joined
 
 
 def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from model.checkpoints.checkpoint import Checkpoint, refused
+from model.checkpoints.huggingface.rope import format_rope
 from model.family import Family, nearest_family
 from reference.config import Config
-from reference.rope import LinearScaling, Llama3Scaling, Scaling
 
 
 def format_config(checkpoint: Checkpoint, *, dtype: str) -> dict[str, Any]:
@@ -25,35 +25,17 @@ def format_tokens(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _format(config: Config, family: Family) -> dict[str, Any]:
-    scaling = _format_scaling(config.scaling)
     return {
         "architectures": [family.model],
         "model_type": family.name,
         "hidden_act": "silu",
         **{key: values[0] for key, values in family.understood.items()},
         **family.written(config),
-        "rope_theta": config.theta,  # transformers 4 reads this and the next key, 5 the one after
-        "rope_scaling": scaling,
-        "rope_parameters": {"rope_theta": config.theta, **(scaling or {"rope_type": "default"})},
+        **format_rope(config, family.rope),
         "use_cache": True,
         **_format_windows(config, family),
+        **family.write(config),
     }
-
-
-def _format_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
-    match scaling:
-        case None:
-            return None
-        case LinearScaling(factor):
-            return {"rope_type": "linear", "type": "linear", "factor": factor}  # `type`: transformers before 4.43
-        case Llama3Scaling(factor, low, high, original):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
 
 
 def _format_windows(config: Config, family: Family) -> dict[str, Any]:
@@ -68,6 +50,8 @@ def _format_windows(config: Config, family: Family) -> dict[str, Any]:
         case "every layer if on":
             return window | {"use_sliding_window": bool(sizes)}
     types = ["full_attention" if size is None else "sliding_attention" for size in windows]
+    if family.windows == "by layer":
+        return window | {"layer_types": types}
     return window | {
         "use_sliding_window": bool(sizes),
         "max_window_layers": types.index("sliding_attention") if sizes else config.layers,  # for older versions

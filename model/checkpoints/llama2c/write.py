@@ -69,6 +69,7 @@ def _refuse_unsayable(checkpoint: Checkpoint) -> None:
         "experts": config.experts > 0,
         "biases": config.qkv_bias or config.o_bias or config.ffn_bias,
         "norms of q and k": config.qk_norm,
+        "switches that no Llama has": config.beyond_llama() != (),
         f"heads {config.head_dim} wide (only dim / heads)": config.head_dim * config.heads != config.dim,
         f"texts that begin with token {checkpoint.bos} (only {layout.BOS})": checkpoint.bos not in (None, layout.BOS),
         "texts that end with other tokens than 1 and 2": not checkpoint.stops <= layout.STOPS,

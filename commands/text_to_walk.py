@@ -1,0 +1,43 @@
+"""A text to walk through a model with, for `trace` and `xray`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from model.checkpoints.checkpoint import Checkpoint
+
+
+class Read(NamedTuple):
+    """A model that is open, and a text as its tokens."""
+
+    checkpoint: Checkpoint
+    tokens: list[int]
+    text_of: Callable[[int], str]  # a token, as it is shown
+
+
+def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> Read:
+    """Open a model and split a text into tokens. Raises UsageError for no tokens, and layers that the model lacks."""
+    from model.checkpoints.open import open_checkpoint
+    from model.options import check_length, choose_context
+    from model.tokenizers.of_model import tokenizer_of
+    from model.tokenizers.tokenizer import encode_text
+
+    checkpoint = open_checkpoint(model)
+    config = checkpoint.config
+    vocabulary = tokenizer_of(checkpoint, tokenizer)
+    tokens = encode_text(vocabulary, text)
+    check_length(tokens, choose_context(None, config.context))
+    if not tokens:
+        raise click.UsageError("the text has no token, and this model has no BOS to begin with")
+    if wrong := [i for i in layers if i >= config.layers]:
+        raise click.UsageError(f"--layer {wrong[0]}: the model has layers 0 to {config.layers - 1}")
+
+    def text_of(token: int) -> str:
+        spelt = vocabulary.bytes_of(token).decode(errors="replace")
+        return spelt or vocabulary.piece(token)
+
+    return Read(checkpoint, tokens, text_of)

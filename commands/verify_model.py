@@ -1,0 +1,89 @@
+"""`verify --model`, and the models that a run without a candidate walks through."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.loading import prepare_jax
+from commands.output import write, write_json
+from commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from model.candidates.walking import OpsFor
+    from model.checkpoints.checkpoint import Checkpoint
+    from model.ops.table import Ops
+    from verify.campaign import Campaign
+    from verify.runner import Report
+    from verify.walk import Step
+
+
+def verify_model(
+    *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, parallel: str,
+    **_: Any,
+):  # fmt: skip
+    """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
+    from model.candidates.walking import chosen_ops
+    from model.checkpoints.open import open_checkpoint
+    from verify.report import counterexample
+    from verify.walk import table
+
+    checkpoint = open_checkpoint(model)
+    click.echo(f"seed {seed}", err=True)
+    wrong = False
+
+    for dtype in dtypes or ("float32",):
+        how: dict[str, Any] = {"name": f"{kernels} kernels", "devices": devices, "parallel": parallel}
+        steps, report = _walk(checkpoint, chosen_ops(kernels), dtype, seed, **how)
+        wrong = wrong or report.outcome == "violated"
+        if as_json:
+            write_json([step._asdict() for step in steps])
+        else:
+            write("\n".join([*table(steps), *counterexample(report, None)]) + "\n")
+    if wrong:
+        sys.exit(1)
+
+
+def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
+    """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
+    prepare_jax()
+    from model.candidates.walking import random_checkpoint, tables
+    from model.tensors import tensor_shapes
+    from verify.report import counterexample
+    from verify.walk import CONFIGS, KERNELS, weights
+
+    models = [(config, name, kernels) for name, config in CONFIGS.items() for kernels in ("xla", "cpu")]
+    for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
+        table = tables()[kernels]
+        checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=campaign.seed))
+        for dtype in campaign.dtypes:
+            if dtype != "float16":
+                with table.context():
+                    _, report = _walk(checkpoint, table.ops, dtype, campaign.seed, name=f"{kernels} kernels, {name}")
+                yield report, counterexample(report, None)
+
+
+def _walk(
+    checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1,
+    parallel: str = "tensor",
+) -> tuple[list[Step], Report]:  # fmt: skip
+    prepare_jax()
+    from model.candidates.walking import walkable
+    from verify.precision import precision
+    from verify.walk import prompt, walk_through
+
+    config = checkpoint.config
+    rows = sum(map(len, prompt(config, seed=seed)))
+    sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
+    if devices > 1:
+        from model.parallel.walking import walkable_on
+        from model.parallel.way import way_named
+
+        model = walkable_on(checkpoint, ops, devices=devices, way=way_named(parallel), **sizes)
+    else:
+        model = walkable(checkpoint, ops, **sizes)
+    with progress_bar() as progress:
+        return walk_through(model, config=config, dtype=dtype, seed=seed, name=name, progress=progress)

@@ -1,0 +1,113 @@
+"""Write the page that `verify --html` makes: verdicts, plots of errors beside their bounds, and what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.contract import Contract
+    from verify.judge import Point
+    from verify.runner import Report
+
+LEAST = 1e-6  # share of its bound from which on an error is drawn
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; padding: 0 1em; color: #222 }
+pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 13px; line-height: 1.4 }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 1em }
+.plots svg text { font-size: 14px }
+.plots svg { width: 100%; height: auto; border: 1px solid #ddd }
+table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: left; border-bottom: 1px solid #ddd }
+.violated { color: #b51d14 } .suspicious { color: #96690b } .within { color: #087a3d }
+"""
+
+
+def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Sequence[Sequence[str]]) -> str:
+    """One HTML page that needs no other file; `lines` are what was printed of each report."""
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>llamaspec verify</title>',
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>llamaspec verify</h1>",
+        _summary(reports),
+    ]
+    for number, (report, told) in enumerate(zip(reports, lines, strict=True)):
+        parts += [
+            f'<h2 id="r{number}">{escape(f"{report.op} {report.dtype}  {report.candidate}")}</h2>',
+            f"<pre>{escape(chr(10).join(told))}</pre>",
+            '<div class="plots">',
+            *_plots(report),
+            "</div>",
+            *_drawn(report, contracts.get(report.op)),
+        ]
+    return "\n".join([*parts, "</body>\n</html>"]) + "\n"
+
+
+def _summary(reports: Sequence[Report]) -> str:
+    rows = [
+        f'<tr><td class="{report.outcome.split()[0]}">{report.outcome}</td><td><a href="#r{number}">{escape(report.op)}'
+        f"</a></td><td>{report.dtype}</td><td>{escape(report.candidate)}</td><td>{report.examples}</td>"
+        f"<td>{report.compared:,}</td><td>{max(report.worst.hard, report.nearest.hard):.2g}</td></tr>"
+        for number, report in enumerate(reports)
+    ]
+    heads = ("verdict", "op", "dtype", "candidate", "examples", "numbers compared", "of the bound, at most")
+    head = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table>\n<tr>{head}</tr>\n{chr(10).join(rows)}\n</table>"
+
+
+def _plots(report: Report) -> Iterator[str]:
+    """Error and bound over magnitude; the share of the bound over size, over position and for each kind of array."""
+    from benchmarks import svg
+    from verify.draw import KINDS
+
+    points = [*report.points, *(report.worst.points if report.outcome == "violated" else ())]
+    shown = [point for point in points if LEAST * point.bound <= point.error < inf and point.error > 0 < point.bound]
+    if shown:
+        exact = f"{len(shown)} of {len(points)} points; others are exact, or nearly"
+        sized = [point for point in shown if point.magnitude > 0]
+        if sized:
+            rows = {
+                "bound": [(point.magnitude, point.bound) for point in sized],
+                "error": [(point.magnitude, point.error) for point in sized],
+            }
+            yield svg.scatter("Error and bound", exact, rows, x="magnitude of the exact value", y="error")
+        remark = "of each eighth of a result, the number nearest to its bound"
+        for what, x, numbers in (
+            ("size", "numbers in the result", [point.of for point in shown]),
+            ("position", "position in the result, from 1", [point.position + 1 for point in shown]),
+        ):
+            rows = _shares(shown, numbers)
+            yield svg.scatter(f"Share of the bound by {what}", remark, rows, x=x, y="error / bound", level=1)
+    kinds = {
+        f"{name}: {kind}": {"share": share}
+        for name, used in report.shares_used.items()
+        if set(used) <= set(KINDS)
+        for kind, share in sorted(used.items(), key=lambda one: -one[1])
+        if isfinite(share)
+    }
+    if kinds:
+        yield svg.bars("Share of the bound by kind of array", "the largest of all draws", kinds)
+
+
+def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
+    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
+    for point, number in zip(points, numbers, strict=True):
+        share = point.error / point.bound
+        rows["within" if share <= 1 else "beyond"].append((number, share))
+    return rows
+
+
+def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
+    """The draw of the counterexample, or the one nearest to its bound, with what each name stands for."""
+    from verify.report import legend, short
+
+    examination = report.worst if report.worst.finding else report.nearest
+    if contract is None or not examination.draw:
+        return
+    rows = [
+        f"<tr><td>{escape(name)}</td><td>{escape(short(value))}</td><td>{escape(meaning)}</td></tr>"
+        for name, value, meaning in legend(contract, examination.draw)
+    ]
+    title = "The counterexample's draw" if report.worst.finding else "The draw nearest to its bound"
+    yield f"<h3>{title}</h3>\n<table>\n{chr(10).join(rows)}\n</table>"
+    yield f"<p>Domain: {escape(contract.domain)}<br>Bound: {escape(contract.bound)}</p>"

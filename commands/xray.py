@@ -1,0 +1,86 @@
+"""`xray`: a page that shows a text on its way through a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commands.loading import prepare_jax
+from commands.options import Verb, combined, kernels_option, model_option, tokenizer_option
+from commands.output import say, write
+from commands.progress import progress_bar
+from commands.text_to_walk import read
+
+
+@click.command(cls=Verb)
+@click.argument("text")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write the page here: FOLDER/index.html and what belongs to it.",
+)
+@click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
+@click.option(
+    "--layer",
+    "layers",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Look into this layer. May be repeated.  [default: all of a small model; else first, middle and last]",
+)
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Compute with it."
+)
+@combined(model_option, tokenizer_option, kernels_option)
+def xray(
+    text: str,
+    out: Path,
+    show: bool,
+    layers: tuple[int, ...],
+    dtype: str,
+    model: str,
+    tokenizer: str | None,
+    kernels: str,
+):
+    """Draw TEXT on its way through a model: a page to explore in a browser.
+
+    A tower of blocks, and each block's ops with their equations, the definition's code and the lines that ran, the
+    numbers as heat maps, and how close the running form comes to the definition. Attention, RoPE, the KV cache, the
+    choice of the next token and quantization have pictures to move. The page loads nothing from elsewhere. Its path is
+    printed.
+
+    \b
+    llamaspec xray "Once upon a time" --out page --open
+    """
+    from learn.xray.content import default_layers
+    from learn.xray.page import check_folder, write_page
+
+    try:
+        check_folder(out)
+    except FileExistsError as error:
+        raise click.UsageError(f"--out: {error}") from None
+    checkpoint, tokens, text_of = read(text, model=model, tokenizer=tokenizer, layers=layers)
+
+    prepare_jax()
+    from learn.trace import record
+    from model.candidates.walking import chosen_ops, walkable
+    from verify.precision import precision
+
+    with progress_bar() as progress:
+        walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))
+        recording = record(
+            walker,
+            tokens,
+            config=checkpoint.config,
+            dtype=dtype,
+            layers=sorted(set(layers)) or default_layers(checkpoint.config),
+            progress=progress,
+        )
+        index = write_page(out, recording, checkpoint, name=Path(model).name, text_of=text_of, progress=progress)
+    size = sum(file.stat().st_size for file in index.parent.rglob("*") if file.is_file())
+    say(f"{len(tokens)} tokens, {len(recording.layers)} layers, {size / 1e6:.1f} MB")
+    write(f"{index}\n")
+    if show:
+        click.launch(str(index))

@@ -1,0 +1,31 @@
+"""Make the source of the site, or check what was built of it.
+
+python -m learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
+python -m learn.site check FOLDER    exit with 1 where an address in FOLDER/html leads nowhere
+"""
+
+import sys
+from pathlib import Path
+
+from learn.site.crawl import faults
+from learn.site.stage import stage
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the arguments say, and return the exit status."""
+    match arguments:
+        case ["stage", folder]:
+            stage(ROOT, Path(folder) / "source")
+            return 0
+        case ["check", folder]:
+            found = faults(Path(folder) / "html")
+            print("\n".join(found) or f"every address leads somewhere: {Path(folder) / 'html/index.html'}")
+            return int(bool(found))
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""A file of `reference/` as a page: what a docstring derives stands to the left of the code that does it."""
+
+import ast
+import inspect
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from learn.site.prose import inline, to_html
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
+class Pair(NamedTuple):
+    """A name, what is said about it, and its code."""
+
+    name: str  # "" for the introduction
+    said: list[tuple[str, str]]  # name of the function, or "", and its docstring
+    code: str
+
+
+def pairs(source: str) -> list[Pair]:
+    """Part the source of a module into pairs; code without a docstring goes with what stands before it.
+
+    >>> [pair.name for pair in pairs('"Doc."\\nimport a\\ndef f():\\n    "F."\\ndef _g():\\n    pass')]
+    ['', 'f']
+    """
+    tree, lines = ast.parse(source), source.splitlines()
+    parts: list[tuple[str, ast.AST, int]] = [("", tree, 0)]
+    end = 0
+    for node in tree.body:
+        if (
+            isinstance(node, DOCUMENTED)
+            and ast.get_docstring(node)
+            and isinstance(node, ast.ClassDef | ast.FunctionDef)
+        ):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
+            while first > end and lines[first - 1].startswith("#"):
+                first -= 1
+            parts.append((node.name, node, first))
+        end = node.end_lineno or 0
+    ends = [first for *_, first in parts[1:]] + [len(lines)]
+    return [
+        Pair(name, _said(node), _without_docstrings(lines, first, last, tree))
+        for (name, node, first), last in zip(parts, ends, strict=True)
+    ]
+
+
+def page(source: str, name: str, links: Mapping[str, str]) -> str:
+    """Write the page of a module in Markdown; `links` has the address of each name that is a page.
+
+    Raises SyntaxError for a source that is not Python.
+    """
+    first, *others = pairs(source)
+    title, _, rest = (first.said[0][1] if first.said else "").partition("\n\n")
+    intro = f'<p class="lead">{inline(" ".join(title.split()), links)}</p>\n{to_html(rest, links)}'
+    head = f"---\ntitle: {name}\nhide: [toc]\n---\n\n# {name}\n"
+    if len(others) == 1:
+        [only] = others
+        about = "\n".join([intro, f"<h4><code>{only.name}</code></h4>", _prose(only, links)])
+        return f"{head}\n{_row(about, f'{first.code}\n\n\n{only.code}')}"
+    inside = "\n".join(f"- [`{pair.name}`](#{pair.name.lower()})" for pair in others)
+    written = [head, _row(intro, first.code, inside)]
+    return "\n".join(written + [f"## `{pair.name}`\n\n{_row(_prose(pair, links), pair.code)}" for pair in others])
+
+
+def _prose(pair: Pair, links: Mapping[str, str]) -> str:
+    return "\n".join(f"<h4><code>{of}</code></h4>\n" * bool(of) + to_html(text, links) for of, text in pair.said)
+
+
+def _row(said: str, code: str, inside: str = "") -> str:
+    shown = f"```python\n{code}\n```\n" if code else ""
+    right = f'<div class="code" markdown="1">\n\n{shown}\n{inside}\n\n</div>\n'
+    return f'<div class="beside" markdown="1">\n<div class="said">\n{said}\n</div>\n{right}</div>\n'
+
+
+def _said(node: ast.AST) -> list[tuple[str, str]]:
+    """Collect the docstring of a node, and of a class those of its methods."""
+    assert isinstance(node, DOCUMENTED)
+    own = ast.get_docstring(node)
+    said = [("", inspect.cleandoc(own))] if own else []
+    if isinstance(node, ast.ClassDef):
+        methods = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
+        said += [(inner.name, text) for inner in methods if (text := ast.get_docstring(inner))]
+    return said
+
+
+def _without_docstrings(lines: list[str], first: int, last: int, tree: ast.Module) -> str:
+    left_out: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
+            doc = node.body[0]
+            end = doc.end_lineno or doc.lineno
+            left_out |= set(range(doc.lineno - 1, end + (end < len(lines) and not lines[end])))
+    return "\n".join(line for i, line in enumerate(lines[first:last], first) if i not in left_out).strip("\n")

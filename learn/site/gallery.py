@@ -1,0 +1,235 @@
+"""Every quantizer of weights on the built-in model: what it stores, guarantees, and costs, and a picture of its grid.
+
+python -m learn.site.gallery    writes docs/gallery.md and the pictures beside it, in two minutes
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from learn.site.schemes import COLS, SCHEMES, Rounding
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.open import open_checkpoint
+from model.insight.evaluation_by_tensor import relative_error
+from model.llama import load
+from model.options import SamplingOptions
+from model.quantize.calibration import calibrated
+from model.quantize.methods import METHODS
+from model.running.reference_backend import load_reference_params
+from model.tensors import quantizable
+from reference.llama import empty_cache, forward
+from reference.logsumexp import logsumexp
+
+STORIES = 2  # that the model tells itself, and then predicts
+CALIBRATION = 4  # other stories, for the methods that look at activations
+WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # of a picture, in pixels
+STEPS, COLUMNS = (
+    1440,
+    180,
+)  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
+BITS = {"awq": 4.5, "gptq": 4.5, "smoothquant": 8 + 32 / COLS}
+SAID = {
+    "awq": "q4's half step, over the factor of the column; on the calibration no worse than plain rounding",
+    "gptq": "a bound of the squared error of outputs, none of a weight",
+    "smoothquant": "q8_row's half step, over the factor of the column; judged with float activations",
+}
+
+
+PAGE = """# Quantizers: a gallery
+
+Every quantizer of weights in [reference/quantizers](../reference/quantizers/), on the built-in model: what it stores,
+what it guarantees of each weight, what it does to all of them, and what that costs in predictions. `python -m
+learn.site.gallery` makes this page.
+
+- **Bits** a weight, with scales, of a row of {cols} weights.
+- **Guaranteed** in short: how far a weight may move. The page of the scheme has the exact bound and its reason.
+- **Error**: root mean square of the change of all matrices, over that of the weights. Embeddings stay as they are.
+- **KL**: divergence from the model in float64, in nats a token, over {tokens} tokens of {stories} stories that it told
+  itself, computed by `reference/`. **Same top**: how often both find the same token the likeliest.
+- The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others stay
+  (blue), and how far each number is from its own (below).
+
+The model is small, 10 layers of 128 numbers, and large ones lose less at equal bits. Types of 256 weights get rows of
+128, padded with zeros.
+
+| scheme | bits | guaranteed | error | KL | same top | grid |
+|---|---|---|---|---|---|---|
+{table}
+
+Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding.
+How fast each scheme decodes: [quantization.md](quantization.md).
+"""
+
+
+class Row(NamedTuple):
+    """A scheme, and what it does to the built-in model."""
+
+    name: str
+    page: str  # file of its definition
+    bits: float
+    guarantee: str
+    error: float | None  # root mean square, relative to the weights; None where scales moved between matrices
+    divergence: float  # from the model in float64, nats a token
+    same_top: float
+
+
+class Judge:
+    """The built-in model, the stories that it told, and the logits that it gives them."""
+
+    def __init__(self, stories: int = STORIES):
+        self.base = open_checkpoint("stories")
+        told = tell(stories + CALIBRATION)
+        self.stories = told[:stories]
+        width = min(map(len, told[stories:]))
+        self.windows = np.array([ids[:width] for ids in told[stories:]])
+        self.due = [_logits(self.base, ids) for ids in self.stories]
+
+    def rounded(self, rounding: Rounding) -> Checkpoint:
+        """Round every matrix of the model; embeddings, and the head that is tied to them, stay."""
+        names = quantizable(self.base.config)
+        tensors = {}
+        for name, tensor in self.base.tensors.items():
+            if name in names:
+                new = rounding(tensor.read().astype(np.float64))
+                tensor = tensor._replace(read=lambda new=new: new, dtype=new.dtype)
+            tensors[name] = tensor
+        return replace(self.base, tensors=tensors)
+
+    def error(self, model: Checkpoint) -> float:
+        """Divide the root mean square of the change of all matrices by that of the matrices."""
+        names = sorted(quantizable(self.base.config))
+        flat = [
+            np.concatenate([of.tensors[name].read().astype(np.float64).ravel() for name in names])
+            for of in (self.base, model)
+        ]
+        return relative_error(*flat)
+
+    def predictions(self, model: Checkpoint) -> tuple[float, float]:
+        """Compute the mean divergence of a model's predictions from the base's, and how often the likeliest agree."""
+        divergences, agreed = [], []
+        for ids, due in zip(self.stories, self.due, strict=True):
+            got = _logits(model, ids)
+            p, q = (logits - logsumexp(logits)[:, None] for logits in (due, got))
+            divergences.append(np.sum(np.exp(p) * (p - q), axis=-1))
+            agreed.append(p.argmax(axis=-1) == q.argmax(axis=-1))
+        return float(np.mean(np.concatenate(divergences))), float(np.mean(np.concatenate(agreed)))
+
+
+def tell(count: int) -> list[list[int]]:
+    """Let the built-in model tell stories, at temperature 1, from the first token to the last."""
+    llama = load("stories", backend="reference")
+    as_is = SamplingOptions(temperature=1.0, top_p=1.0)
+    told = []
+    for seed in range(count):
+        generation = llama.generate("", sampling=as_is, seed=seed, max_new_tokens=256)
+        for _ in generation:
+            pass
+        told.append([*llama.encode(""), *generation.ids])
+    return told
+
+
+def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
+    config = model.config
+    return forward(load_reference_params(model), np.array(ids), empty_cache(config), config=config)[0]
+
+
+def rows(judge: Judge) -> Iterator[Row]:
+    """Judge every scheme."""
+    for name, scheme in SCHEMES.items():
+        model = judge.rounded(scheme.rounded)
+        yield Row(name, scheme.page, scheme.bits, scheme.guarantee, judge.error(model), *judge.predictions(model))
+    for method in METHODS:
+        model = calibrated(judge.base, judge.windows, method=method)
+        moved = METHODS[method].factors is not None
+        error = None if moved else judge.error(model)
+        yield Row(method, f"{method}.py", BITS[method], SAID[method], error, *judge.predictions(model))
+
+
+def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
+    """Draw the numbers that a row can become around its first 32 weights, and how far each number is from its own.
+
+    One weight of the row is moved from the least to the largest of its group, and the whole row is rounded each time.
+    """
+    group = weights[:32]
+    place = int(np.argmin(np.abs(group)))
+    at = np.linspace(group.min(), group.max(), STEPS)
+    moved = np.tile(weights, (STEPS, 1))
+    moved[:, place] = at
+    became = rounded(moved)[:, place]
+    low, high = min(at[0], became.min()), max(at[-1], became.max())
+
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - 2 * LEFT) * (value - low) / (high - low)
+
+    body = [_ticks([x(w) for w in group], TICK - 8, TICK - 2, "#e07a3f")]
+    body.append(_ticks([x(level) for level in np.unique(became.round(9))], TICK, AXIS, "#5b8def"))
+    error = np.abs(became - at)
+    top = float(error.max()) or 1.0
+    largest = error.reshape(COLUMNS, -1).max(axis=1)
+    middles = at.reshape(COLUMNS, -1).mean(axis=1)
+    points = [(x(value), SAW - (SAW - AXIS - 16) * off / top) for value, off in zip(middles, largest, strict=True)]
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    body.append(f'<polyline points="{path}" fill="none" stroke="#e07a3f"/>')
+    body.append(_line(LEFT, SAW, WIDTH - LEFT, SAW, "#888"))
+    body += [_text(LEFT, HEIGHT - 6, f"{low:.3f}", "start"), _text(WIDTH - LEFT, HEIGHT - 6, f"{high:.3f}", "end")]
+    body.append(_text(WIDTH / 2, HEIGHT - 6, f"error, {top:.2g} at most", "middle"))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="11">\n' + "\n".join(body) + "\n</svg>\n"
+    )
+
+
+def write(folder: Path) -> None:
+    """Write gallery.md and its pictures into a folder."""
+    judge, table = Judge(), []
+    draw(folder)
+    for one in rows(judge):
+        seen = f"![grid of {one.name}]({picture_of(one.name)})" if one.name in SCHEMES else ""
+        error = "" if one.error is None else f"{one.error:.2g}"
+        table.append(
+            f"| [{one.name}](../reference/quantizers/{one.page}) | {one.bits:.4g} | {one.guarantee} | {error} "
+            f"| {one.divergence:.2g} | {one.same_top:.1%} | {seen} |"
+        )
+        print(table[-1], flush=True)
+    tokens = sum(map(len, judge.stories))
+    text = PAGE.format(cols=COLS, tokens=tokens, stories=len(judge.stories), table="\n".join(table))
+    (folder / "gallery.md").write_text(text, encoding="utf-8")
+
+
+def draw(folder: Path) -> None:
+    """Write the picture of each scheme beside gallery.md in a folder."""
+    row = open_checkpoint("stories").tensors["model.layers.0.self_attn.q_proj.weight"].read()[0].astype(np.float64)
+    (folder / "gallery").mkdir(exist_ok=True)
+    for name, scheme in SCHEMES.items():
+        (folder / picture_of(name)).write_text(picture(scheme.rounded, row), encoding="utf-8")
+
+
+def picture_of(name: str) -> str:
+    """Name the picture of a scheme.
+
+    >>> picture_of("MXFP8, e4m3")
+    'gallery/mxfp8-e4m3.svg'
+    """
+    return "gallery/" + re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg"
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, color: str) -> str:
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="{color}"/>'
+
+
+def _ticks(places: list[float], y: float, to_y: float, color: str) -> str:
+    path = "".join(f"M{x:.1f},{y}V{to_y}" for x in dict.fromkeys(round(x, 1) for x in places))
+    return f'<path d="{path}" stroke="{color}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="#888">{text}</text>'
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parents[2] / "docs")

@@ -1,0 +1,92 @@
+"""Docstrings of `reference/` as HTML: paragraphs, formulas, lists and examples."""
+
+import html
+import re
+from collections.abc import Iterator, Mapping
+
+LINK = re.compile(r"https://[\w./%#?=&~:+-]*[\w/]")
+INLINE = re.compile(rf"`([^`]+)`|({LINK.pattern})|(?<![\w*])\*(\S|\S[^*]*?\S)\*(?![\w*])")
+ITEM = re.compile(r"- |\d+\. ")
+
+
+def to_html(text: str, links: Mapping[str, str]) -> str:
+    """Render a docstring, already dedented. A name in backquotes that `links` has becomes a link.
+
+    >>> to_html("Turn x by `rope`:\\n\\n    y = R x", {"rope": "rope.py.md"})
+    '<p>Turn x by <a href="rope.py.md"><code>rope</code></a>:</p>\\n<pre class="formula">y = R x</pre>'
+    """
+    return "\n".join(_block(block, links) for block in _blocks(text))
+
+
+def inline(text: str, links: Mapping[str, str]) -> str:
+    """Render code in backquotes, emphasis and addresses of one paragraph; everything else is escaped."""
+    done, rendered = 0, ""
+    for found in INLINE.finditer(text):
+        rendered += html.escape(text[done : found.start()], quote=False)
+        code, address, stressed = found.groups()
+        if code is not None:
+            shown = f"<code>{html.escape(code, quote=False)}</code>"
+            rendered += f'<a href="{links[code]}">{shown}</a>' if code in links else shown
+        elif address is not None:
+            rendered += f'<a href="{address}">{address.removeprefix("https://")}</a>'
+        else:
+            rendered += f"<em>{inline(stressed, links)}</em>"
+        done = found.end()
+    return rendered + html.escape(text[done:], quote=False)
+
+
+def _blocks(text: str) -> Iterator[list[str]]:
+    """Yield the lines of each block; indented lines that only blank ones part are one block."""
+    block: list[str] = []
+    for line in text.splitlines():
+        example = bool(block) and block[0].startswith(">>>")
+        if not line:
+            if block and (example or not _indented(block[0])):
+                yield block
+                block = []
+            elif block:
+                block.append(line)
+        elif block and not example and (_indented(line) != _indented(block[0]) and not ITEM.match(block[0])):
+            yield block
+            block = [line]
+        elif block and line.startswith(">>>") and not example:
+            yield block
+            block = [line]
+        else:
+            block.append(line)
+    if block:
+        yield block
+
+
+def _indented(line: str) -> bool:
+    return line.startswith("  ")
+
+
+def _block(lines: list[str], links: Mapping[str, str]) -> str:
+    while not lines[-1]:
+        lines = lines[:-1]
+    if lines[0].startswith(">>>"):
+        return _fixed("example", lines)
+    if _indented(lines[0]):
+        margin = min(len(line) - len(line.lstrip()) for line in lines if line)
+        return _fixed("formula" if len(lines) == 1 else "formula lines", [line[margin:] for line in lines])
+    if len(lines) == 2 and set(lines[1]) == {"-"}:
+        return f"<h3>{inline(lines[0], links)}</h3>"
+    if ITEM.match(lines[0]):
+        if any(re.search(r"\S {2,}\S", line) for line in lines):  # columns
+            return _fixed("formula lines", lines)
+        items: list[str] = []
+        for line in lines:
+            if ITEM.match(line):
+                items.append(ITEM.sub("", line, count=1))
+            else:
+                items[-1] += " " + line.strip()
+        tag = "ul" if lines[0].startswith("-") else "ol"
+        return f"<{tag}>{''.join(f'<li>{inline(item, links)}</li>' for item in items)}</{tag}>"
+    return f"<p>{inline(' '.join(lines), links)}</p>"
+
+
+def _fixed(kind: str, lines: list[str]) -> str:
+    # A blank line would end a block of HTML in Markdown.
+    text = html.escape("\n".join(line or "&#8203;" for line in lines), quote=False)
+    return f'<pre class="{kind}">{text.replace("&amp;#8203;", "&#8203;")}</pre>'

@@ -1,0 +1,197 @@
+"""Source of the site: a folder of Markdown, made of the documents and of what they link to.
+
+It has the layout of the repository, so that links stay as they are but for an ending: a document keeps its name, and
+another file, `reference/rope.py`, becomes the page `reference/rope.py.md`.
+"""
+
+import ast
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from learn.site import beside
+
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
+FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
+COPIED = (".svg", ".png")
+ASSETS = Path(__file__).parent / "assets"
+FIRST = "README.md"
+SECTIONS = {  # the other pages; those of reference/ stand after the first of "Read"
+    "Start": ["docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
+    "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
+    "Verify": ["docs/verify-your-kernel.md", "docs/contracts.md", "docs/mutants.md", "docs/cheats.md", "docs/found.md"],
+    "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md"],
+    "Speed": ["docs/performance-cpu.md", "docs/performance-gpu.md"],
+    "Project": [
+        *("CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md", "docs/decisions/reference.md"),
+        *("docs/decisions/model.md", "docs/decisions/quantization.md", "docs/decisions/kernels.md"),
+        "docs/decisions/commands.md",
+    ],
+}
+
+
+def stage(root: Path, out: Path) -> list[str]:
+    """Write the source of the site of the repository at `root` into `out`, which is emptied, and list its pages.
+
+    Raises FileNotFoundError where a page that SECTIONS names is not there, ValueError for a document that it lacks.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(ASSETS, out / "assets", ignore=shutil.ignore_patterns("*.yml"))
+    order = [FIRST, *(path for section in SECTIONS.values() for path in section)]
+    documents = {
+        path.relative_to(root).as_posix() for ext in ("md", "ipynb") for path in (root / "docs").rglob(f"*.{ext}")
+    }
+    if missing := documents - set(order):
+        raise ValueError(f"learn/site/stage.py does not say where {', '.join(sorted(missing))} belong")
+    definitions = reading_order(root)
+    todo, staged = [*order, "reference", *definitions], set()
+    while todo:
+        path = todo.pop()
+        if path not in staged:
+            staged.add(path)
+            todo += _write(root, path, out)
+    _configure(out, definitions)
+    return sorted(staged)
+
+
+def reading_order(root: Path) -> list[str]:
+    """List the files of reference/ in the order in which docs/reading.md names them; its folders' files follow it."""
+    text = (root / "docs/reading.md").read_text(encoding="utf-8")
+    named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
+    order: list[str] = []
+    for path in named:
+        folder = root / path
+        order += [path] if folder.is_file() else [f"{path}{file.name}" for file in sorted(folder.glob("*.py"))]
+    # A file that is named by itself stands where it is named, and not where its folder is.
+    alone = [path for path in named if (root / path).is_file()]
+    first = dict.fromkeys(alone[: alone.index("reference/quantizers/blocks.py")] if alone else [])
+    return [path for path in dict.fromkeys([*first, *order]) if not path.endswith("__init__.py")]
+
+
+def target_of(path: str) -> str:
+    """Name the file of the site that a path of the repository becomes.
+
+    >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
+    ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')
+    """
+    if path.endswith((".md", *COPIED)):
+        return path
+    if "." not in path.rpartition("/")[2] and path != "LICENSE":
+        return f"{path}/index.md"
+    return f"{path}.md"
+
+
+def _write(root: Path, path: str, out: Path) -> list[str]:
+    """Write the page of one path, and list the paths that it links to."""
+    file, target = root / path, out / target_of(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.endswith(COPIED):
+        shutil.copy(file, target)
+        return []
+    linked: list[str] = []
+    if file.is_dir():
+        text = _listing(root, path, linked)
+    elif path.endswith((".md", ".ipynb")):
+        text = file.read_text(encoding="utf-8")
+        text = _redirected(_notebook(text) if path.endswith(".ipynb") else text, root, path, linked)
+        text = "---\nhide: [navigation]\n---\n\n" * (path == FIRST) + text
+    elif path.startswith("reference/"):
+        text = beside.page(file.read_text(encoding="utf-8"), file.stem, _names(root, path))
+    else:
+        text = _listed(file.read_text(encoding="utf-8"), path)
+    target.write_text(text, encoding="utf-8")
+    return linked
+
+
+def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
+    """Let the links of a document lead to pages of the site, and note what they lead to."""
+
+    def redirect(found: re.Match) -> str:
+        address, _, anchor = found[2].partition("#")
+        if "://" in address or not address:
+            return found[0]
+        goal = os.path.normpath(os.path.join(os.path.dirname(path), address))
+        if (root / goal / "README.md").is_file():
+            goal = f"{goal}/README.md"
+        linked.append(goal)
+        leads = os.path.relpath(target_of(goal), os.path.dirname(path) or ".")
+        return f"{found[1]}{leads}{'#' * bool(anchor)}{anchor}{found[3]}"
+
+    return _outside_of_code(text, lambda part: LINK.sub(redirect, part))
+
+
+def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
+    return "".join(part if part.startswith("```") else change(part) for part in FENCE.split(text))
+
+
+def _names(root: Path, path: str) -> dict[str, str]:
+    """Address, from the page of `path`, of each name that a docstring may give to a page of reference/."""
+    here, names = os.path.dirname(path), {}
+    for file in sorted((root / "reference").rglob("*.py")):
+        goal = file.relative_to(root).as_posix()
+        if goal != path and file.stem != "__init__":
+            leads = os.path.relpath(f"{goal}.html", here)
+            names[goal] = names[goal.removesuffix(".py").replace("/", ".")] = leads
+            if os.path.dirname(goal) == here:
+                names[file.stem] = leads
+    return names
+
+
+def _listing(root: Path, path: str, linked: list[str]) -> str:
+    """List the files of a folder, each with the first line of its docstring."""
+    init = root / path / "__init__.py"
+    source = init.read_text(encoding="utf-8") if init.is_file() else ""
+    rows = []
+    for file in sorted((root / path).glob("*.py")):
+        if file.stem != "__init__":
+            said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            rows.append(f"| [{file.stem}]({file.name}.md) | {_plain(said.partition(chr(10))[0])} |")
+            linked.append(f"{path}/{file.name}")
+    head = beside.page(source, path, _names(root, f"{path}/__init__.py")) if source else f"# {path}\n"
+    return head + "\n| file | what it holds |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would take for its own."""
+    return re.sub(r"([\\*_|<>\[\]])", r"\\\1", text)
+
+
+def _listed(text: str, path: str) -> str:
+    language = {"py": "python"}.get(path.rpartition(".")[2], path.rpartition(".")[2])
+    return f"---\ntitle: {path}\nsearch:\n  exclude: true\n---\n\n# {path}\n\n~~~~{language}\n{text.rstrip()}\n~~~~\n"
+
+
+def _notebook(text: str) -> str:
+    """Write a notebook's cells in Markdown, code with what it printed."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts.append(f"```python\n{source}\n```")
+            for output in cell["outputs"]:
+                shown = output.get("text") or output["data"]["text/plain"]
+                parts.append(f"```text\n{''.join(shown).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _configure(out: Path, definitions: list[str]) -> None:
+    """Write mkdocs.yml: the settings in assets/, and the order of the pages."""
+    lines = [(ASSETS / "mkdocs.yml").read_text(encoding="utf-8"), "nav:", f"  - {target_of(FIRST)}"]
+    for section, paths in SECTIONS.items():
+        lines.append(f"  - {section}:")
+        lines += [f"      - {target_of(path)}" for path in paths[: 1 if section == "Read" else None]]
+        if section == "Read":
+            lines += ["      - reference:", "          - reference/index.md"]
+            lines += [f"          - {target_of(path)}" for path in definitions if path.count("/") == 1]
+            for folder in dict.fromkeys(path.split("/")[1] for path in definitions if path.count("/") == 2):
+                lines += [f"          - {folder}:", f"              - reference/{folder}/index.md"]
+                lines += [
+                    f"              - {target_of(p)}" for p in definitions if p.startswith(f"reference/{folder}/")
+                ]
+            lines += [f"      - {target_of(path)}" for path in paths[1:]]
+    (out.parent / "mkdocs.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,49 @@
+"""Arrays as text that a browser turns back into the same numbers."""
+
+import base64
+import math
+from typing import Any
+
+import numpy as np
+
+CELLS = 1024  # numbers of one array on the page; of a longer one, its first are shown
+
+
+def packed(array: np.ndarray) -> str:
+    """Write the numbers of an array as little-endian float32, in base64.
+
+    >>> packed(np.array([1.0, 2.0]))
+    'AACAPwAAAEA='
+    """
+    return base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode("ascii")
+
+
+def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.ndarray) -> dict[str, Any]:
+    """Describe an array and its first `CELLS` numbers, and those of others `beside` it, of the same shape.
+
+    >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
+    [2]
+    """
+    assert len(axes) == array.ndim and all(other.shape == array.shape for other in beside.values())
+    parts = {"values": array, **beside}
+    return {
+        "name": name,
+        "axes": list(axes),
+        "shape": list(array.shape),
+        "columns": _columns(array.shape),
+        "norm": float(np.linalg.norm(array.astype(np.float64))),
+        **{part: packed(numbers.ravel()[:CELLS]) for part, numbers in parts.items()},
+    }
+
+
+def _columns(shape: tuple[int, ...]) -> int:
+    """Choose how many numbers stand in a row: a head's, or as many as make a vector twice as wide as high.
+
+    >>> _columns((4, 32)), _columns((128,)), _columns((3,))
+    (32, 16, 3)
+    """
+    *rows, last = shape
+    if rows:
+        return last
+    shown = min(last, CELLS)
+    return min(shown, 1 << math.ceil(math.log2(max(1.0, math.sqrt(2 * shown)))))

@@ -1,0 +1,129 @@
+"""Definitions as they run: their code, the lines that were executed, and the shapes that each line made.
+
+    runs = Runs()
+    y = runs(rmsnorm, x, weight, eps=1e-5)
+    runs.listings[0].steps
+
+The lines are those that Python reports as it runs the function (`sys.settrace`), so a branch that is not taken is not
+shown as one that is.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class RunLine(NamedTuple):
+    """A line that ran."""
+
+    line: int  # from 0, in `Listing.lines`
+    made: dict[str, list[int]]  # names of arrays that were bound there, with their shapes
+
+
+class Listing(NamedTuple):
+    """A function of `reference/` as it stands there, without its docstring, and what one call of it did."""
+
+    name: str
+    file: str
+    first: int  # the line in the file
+    lines: list[str]
+    numbers: list[int]  # of `lines`, in the file
+    steps: list[RunLine]
+
+
+class Runs:
+    """Calls of definitions, each with the lines that it ran."""
+
+    def __init__(self) -> None:
+        self.listings: list[Listing] = []
+
+    def __call__(self, function: Callable, *arguments: Any, **options: Any) -> Any:
+        """Call a function, and note what it did. A function that was called before is not noted again."""
+        value, listing = run(function, *arguments, **options)
+        if listing.name not in [known.name for known in self.listings]:
+            self.listings.append(listing)
+        return value
+
+
+def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listing]:
+    """Call a function, and give its value and its code.
+
+    >>> from reference.add import add
+    >>> value, listing = run(add, np.ones(2), np.ones(2))
+    >>> value, [listing.lines[step.line].strip()[:8] for step in listing.steps]
+    (array([2., 2.]), ['return x'])
+    """
+    function = inspect.unwrap(function)
+    watched = function.__code__
+    seen: list[tuple[int, dict[str, Any]]] = []  # a line that is about to run, and the variables before it
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        if event in ("line", "return"):
+            seen.append((frame.f_lineno, dict(frame.f_locals)))
+        return local
+
+    def called(frame: FrameType, event: str, argument: Any) -> Any:
+        return local if frame.f_code is watched else None
+
+    before = sys.gettrace()
+    sys.settrace(called)
+    try:
+        value = function(*arguments, **options)
+    finally:
+        sys.settrace(before)
+    return value, _listing(function, seen)
+
+
+def _listing(function: Callable, seen: list[tuple[int, dict[str, Any]]]) -> Listing:
+    source, first = inspect.getsourcelines(function)
+    kept = _without_docstring(source)
+    statements = _first_lines(source)
+    steps: list[RunLine] = []
+    for (number, before), (_, after) in pairwise(seen):
+        line = kept.index(statements[number - first])
+        made = {
+            name: list(value.shape)
+            for name, value in after.items()
+            if isinstance(value, np.ndarray) and value is not before.get(name)
+        }
+        if steps and steps[-1].line == line:  # a statement of several lines reports some of them more than once
+            steps[-1].made.update(made)
+        else:
+            steps.append(RunLine(line, made))
+    module = inspect.getmodule(function)
+    assert module is not None
+    file = module.__name__.replace(".", "/") + ".py"
+    lines = [source[i].rstrip("\n") for i in kept]
+    return Listing(function.__name__, file, first, lines, [first + i for i in kept], steps)
+
+
+def _definition(source: list[str]) -> ast.FunctionDef:
+    node = ast.parse(textwrap.dedent("".join(source))).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def _without_docstring(source: list[str]) -> list[int]:
+    """List the lines of a function, from 0, that are not of its docstring."""
+    node = _definition(source)
+    left_out = range(0)
+    if ast.get_docstring(node):
+        left_out = range(node.body[0].lineno - 1, node.body[0].end_lineno or 0)
+    return [i for i in range(len(source)) if i not in left_out]
+
+
+def _first_lines(source: list[str]) -> dict[int, int]:
+    """Give, for every line of a function, the first line of the innermost statement that it belongs to."""
+    firsts = {i: i for i in range(len(source))}
+    for node in ast.walk(_definition(source)):  # outer statements first
+        if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef):
+            for line in range(node.lineno - 1, node.end_lineno or node.lineno):
+                firsts[line] = node.lineno - 1
+    return firsts

@@ -1,0 +1,180 @@
+"""RoPE in config.json: theta, the features that are turned, and rescalings.
+
+As in transformers, `rope_scaling` (of its version 4) wins over `rope_parameters` (5). Where layers with a window turn
+otherwise than the rest, version 5 has an object for each of the two.
+"""
+
+import math
+from typing import Any
+
+from model.checkpoints.checks import LARGEST
+from model.checkpoints.huggingface.fields import Fields
+from model.checkpoints.strict_json import short
+from model.family import RopeKeys
+from reference.config import Config
+from reference.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Scaling,
+    YarnScaling,
+    yarn_magnitude,
+)
+
+SCALINGS = {"default", "dynamic", "linear", "llama3", "longrope", "yarn"}
+FULL, LOCAL = "full_attention", "sliding_attention"  # the objects of version 5
+
+
+def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) -> dict[str, Any]:
+    """Read the fields of `Config` that RoPE has. Raises `CheckpointError`."""
+    key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
+    rope = Fields(fields.object(key), fields.path)
+    given: dict[str, Any] = {}
+    if keys.local_theta is not None:
+        local_key, default = keys.local_theta
+        local = Fields(rope.object(LOCAL), fields.path)
+        if (kind := local.values.get("rope_type", "default")) != "default":
+            raise fields.refused(f"{key}.{LOCAL} has rope_type {short(kind)}, which is not supported")
+        stated = local if "rope_theta" in local.values else fields
+        given["local_theta"] = stated.number("rope_theta" if stated is local else local_key, default)
+        rope = Fields(rope.object(FULL), fields.path) if FULL in rope.values else rope
+    elif any(isinstance(value, dict) for value in rope.values.values()):
+        raise fields.refused(f"{key} that differ from layer to layer are not supported")
+    stated = rope if "rope_theta" in rope.values else fields
+    given["theta"] = stated.number("rope_theta", keys.theta)
+    given |= _rotary_dim(fields, rope, keys, head_dim)
+    scaling = _scaling(fields, rope, keys, key, context)
+    stretched = scaling.factor * scaling.original_context if isinstance(scaling, YarnScaling) else 0.0
+    if context < stretched <= LARGEST:  # cards add YaRN to a config.json and leave max_position_embeddings
+        given["context"] = int(stretched)
+    return given | {"scaling": scaling}
+
+
+def _rotary_dim(fields: Fields, rope: Fields, keys: RopeKeys, head_dim: int) -> dict[str, Any]:
+    stated = rope if rope.values.get("partial_rotary_factor") is not None else fields
+    if stated.values.get("partial_rotary_factor") is None:
+        return {}
+    fraction = stated.number("partial_rotary_factor")
+    if fraction == 1:
+        return {}
+    turned = int(head_dim * fraction) if 0 < fraction < 1 and 0 < head_dim <= LARGEST else 0
+    if not keys.partial or not turned or turned % 2:
+        raise fields.refused(f"partial_rotary_factor {short(fraction)} is not supported")
+    return {"rotary_dim": turned}
+
+
+def _scaling(fields: Fields, rope: Fields, keys: RopeKeys, key: str, context: int) -> Scaling | None:
+    name = rope.values.get("rope_type", rope.values.get("type", "default"))
+    name = keys.aliases.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str) or name not in SCALINGS:
+        raise fields.refused(f"rope_type {short(name)} is not supported (only {', '.join(sorted(SCALINGS))})")
+    if name == "default":
+        for factor, value in rope.values.items():  # transformers ignores it
+            if "factor" in factor and factor != "partial_rotary_factor" and value not in (None, 1):
+                raise fields.refused(f"{key} has {factor} {short(value)}, but no rope_type that uses it")
+        return None
+    if name == "linear":
+        return LinearScaling(rope.number("factor"))
+    if name == "dynamic":
+        return DynamicScaling(rope.number("factor"))
+    if name == "llama3":
+        return Llama3Scaling(
+            factor=rope.number("factor"),
+            low_frequency=rope.number("low_freq_factor"),
+            high_frequency=rope.number("high_freq_factor"),
+            original_context=rope.integer("original_max_position_embeddings"),
+        )
+    original = _original_context(fields, rope, keys, context)
+    if not 2 <= original <= LARGEST or context > LARGEST:
+        what = f"original_max_position_embeddings is {short(original)}, outside 2 to {LARGEST}"
+        raise fields.refused(what)
+    if name == "yarn":
+        return _yarn(rope, original, context)
+    factor = rope.number("factor") if rope.values.get("factor") is not None else context / original
+    if rope.values.get("attention_factor") is not None:
+        magnitude = rope.number("attention_factor")
+    else:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    short_factors, long_factors = rope.numbers("short_factor"), rope.numbers("long_factor")
+    return LongRopeScaling(short_factors, long_factors, original, magnitude, is_long=context > original)
+
+
+def _original_context(fields: Fields, rope: Fields, keys: RopeKeys, context: int) -> int:
+    outside = fields.values.get("original_max_position_embeddings") is not None
+    if outside or (keys.original_context and "original_max_position_embeddings" not in rope.values):
+        return fields.integer("original_max_position_embeddings", keys.original_context)
+    return rope.integer("original_max_position_embeddings", context)
+
+
+def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
+    factor = rope.number("factor") if rope.values.get("factor") is not None else context / original
+    if rope.values.get("attention_factor") is not None:
+        magnitude = rope.number("attention_factor")
+    elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
+        some, all_ = (1 + rope.number(key) * (yarn_magnitude(factor) - 1) for key in ("mscale", "mscale_all_dim"))
+        magnitude = some / all_ if all_ else math.nan  # which is refused
+    else:
+        magnitude = yarn_magnitude(factor)
+    fast, slow = (
+        rope.number(key) if rope.values.get(key) else usual for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    return YarnScaling(factor, original, magnitude, fast, slow, rope.boolean("truncate", True))
+
+
+def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
+    """Format the keys that `read_rope` reads, so that transformers 4 and 5 read them alike."""
+    scaling = _format_scaling(config.scaling)
+    fraction = {} if config.rotary_dim is None else {"partial_rotary_factor": config.rotary_dim / config.head_dim}
+    # transformers 4 reads these two, 5 the one after
+    written: dict[str, Any] = {"rope_theta": config.theta, "rope_scaling": scaling, **fraction}
+    if isinstance(config.scaling, LongRopeScaling):
+        written["original_max_position_embeddings"] = config.scaling.original_context
+    most = {"rope_theta": config.theta, **fraction, **(scaling or {"rope_type": "default"})}
+    if keys.local_theta is None:
+        return written | {"rope_parameters": most}
+    local = {"rope_theta": config.local_theta, "rope_type": "default"}
+    # With `rope_scaling`, transformers 5 takes no object for each kind of layer.
+    return {
+        "rope_theta": config.theta,
+        keys.local_theta[0]: config.local_theta,
+        "rope_parameters": {FULL: most, LOCAL: local},
+    }
+
+
+def _format_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
+    match scaling:
+        case None:
+            return None
+        case LinearScaling(factor):
+            return {"rope_type": "linear", "type": "linear", "factor": factor}  # `type`: transformers before 4.43
+        case DynamicScaling(factor):
+            return {"rope_type": "dynamic", "type": "dynamic", "factor": factor}
+        case Llama3Scaling(factor, low, high, original):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+        case YarnScaling(factor, original, magnitude, fast, slow, whole):
+            return {
+                "rope_type": "yarn",
+                "type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original,
+                "attention_factor": magnitude,
+                "beta_fast": fast,
+                "beta_slow": slow,
+                "truncate": whole,
+            }
+        case LongRopeScaling(short_factors, long_factors, original, magnitude):
+            return {
+                "rope_type": "longrope",
+                "type": "longrope",
+                "short_factor": list(short_factors),
+                "long_factor": list(long_factors),
+                "original_max_position_embeddings": original,
+                "attention_factor": magnitude,
+            }

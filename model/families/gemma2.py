@@ -1,0 +1,95 @@
+"""Gemma 2: norms before and after each half of a block, soft caps, and windows in every other layer.
+
+See https://arxiv.org/abs/2408.00118.
+"""
+
+from collections.abc import Mapping
+from math import isclose, sqrt
+from typing import Any
+
+from model.families.gemma import ACTIVATIONS, DEFAULT_VALUES, SWITCHES
+from model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family
+from model.tensors import NAMES
+from reference.config import Config
+
+NORMS = {
+    "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",
+    "ffn_norm": "model.layers.{layer}.pre_feedforward_layernorm",
+    "ffn_post_norm": "model.layers.{layer}.post_feedforward_layernorm",
+}
+GGUF_NORMS = {
+    "attention_post_norm": "blk.{layer}.post_attention_norm",
+    "ffn_post_norm": "blk.{layer}.post_ffw_norm",
+}
+CAPS = {"attention_cap": ("attn_logit_softcapping",), "logit_cap": ("final_logit_softcapping",)}
+SCALES = ("embedding_scale", "attention_scale")
+WINDOW = "attention.sliding_window"
+
+
+def attention_scale(scalar: float | int, given: Mapping[str, Any]) -> float | None:
+    """Return 1 / sqrt(scalar), or None where that is what a head of this width has anyhow."""
+    return None if scalar == given["head_dim"] else scalar**-0.5
+
+
+def read(fields: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the scales of embeddings and scores."""
+    scalar = fields.number("query_pre_attn_scalar", 256.0)
+    if not scalar > 0:
+        raise fields.refused(f"query_pre_attn_scalar is {scalar}, not a positive number")
+    return {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
+
+
+def write(config: Config) -> dict[str, Any]:
+    """Write query_pre_attn_scalar, which is a whole number in every release."""
+    scalar = config.head_dim if config.attention_scale is None else config.attention_scale**-2
+    whole = round(scalar)
+    return {"query_pre_attn_scalar": whole if isclose(scalar, whole, rel_tol=1e-12) else scalar}
+
+
+def read_gguf(metadata: Any, given: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
+    """Read what llama.cpp knows of a Gemma: the scale of scores by the number of layers, and windows by their place."""
+    window = metadata.integer(WINDOW, 4096)
+    scalar = float(given["dim"] // given["heads"] if given["layers"] == largest else given["head_dim"])
+    found = {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
+    windows = tuple(None if (i + 1) % full_every == 0 else window for i in range(given["layers"]))
+    return found | {"windows": windows if any(windows) else None}
+
+
+def write_window(config: Config) -> dict[str, Any]:
+    """Write the one size that windows have."""
+    sizes = [window for window in config.windows or () if window is not None]
+    return {WINDOW: sizes[0]} if sizes else {}
+
+
+LARGEST = 46  # layers of Gemma 2 27B
+
+FAMILY = Family(
+    "gemma2",
+    model="Gemma2ForCausalLM",
+    gguf=Architecture(
+        "gemma2",
+        names=GGUF_NAMES | GGUF_NORMS,
+        keys=GGUF_KEYS | {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
+        switches=SWITCHES | {"post_norms": True},
+        own=("attn_logit_softcapping", "final_logit_softcapping", WINDOW),
+        derived=(*SCALES, "windows"),
+        read=lambda metadata, given: read_gguf(metadata, given, largest=LARGEST, full_every=2),
+        write=write_window,
+    ),
+    keys=KEYS | CAPS | {"qkv_bias": ("attention_bias",), "o_bias": ("attention_bias",)},
+    names={**NAMES, **NORMS},
+    defaults=DEFAULT_VALUES
+    | {"kv_heads": 4, "attention_cap": 50.0, "logit_cap": 30.0, "qkv_bias": False, "o_bias": False},
+    switches=SWITCHES | {"post_norms": True},
+    understood={"hidden_act": ACTIVATIONS, "hidden_activation": ACTIVATIONS}
+    | {"use_bidirectional_attention": (None, False)},
+    norm_offset=1.0,
+    windows="by layer",
+    window=4096,
+    full_every=2,
+    derived=SCALES,
+    read=read,
+    write=write,
+    bos=2,
+    stop=1,
+)

@@ -1,0 +1,16 @@
+"""Gemma 3 as it is released with a vision tower, of which the text model alone is read."""
+
+from dataclasses import replace
+
+from model.families import gemma3_text
+
+FAMILY = replace(
+    gemma3_text.FAMILY,
+    name="gemma3",
+    model="Gemma3ForConditionalGeneration",
+    names={part: f"language_model.{name}" for part, name in gemma3_text.FAMILY.names.items()},
+    # 4B and larger leave out what their releases have in common.
+    defaults={**gemma3_text.FAMILY.defaults, "heads": 8, "vocab": 262_208},
+    within="text_config",
+    beside=("vision_tower.", "multi_modal_projector."),
+)

@@ -1,0 +1,75 @@
+"""Gemma 3, text alone: norms of q and k, five layers with a window to one without, and a theta for each kind.
+
+See https://arxiv.org/abs/2503.19786.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model.families.gemma import ACTIVATIONS
+from model.families.gemma2 import (
+    CAPS,
+    GGUF_NORMS,
+    NORMS,
+    SCALES,
+    SWITCHES,
+    WINDOW,
+    read,
+    read_gguf,
+    write,
+    write_window,
+)
+from model.families.gemma2 import DEFAULT_VALUES as GEMMA2
+from model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys
+from model.tensors import NAMES
+from reference.config import Config
+
+LARGEST = 62  # layers of Gemma 3 27B
+LOCAL_THETA = "rope.freq_base_swa"
+
+
+def read_gguf3(metadata: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read as Gemma 2, and the theta of layers with a window."""
+    found = read_gguf(metadata, given, largest=LARGEST, full_every=6)
+    return found | {"local_theta": metadata.decimal(LOCAL_THETA, 10_000.0)}
+
+
+def write_gguf3(config: Config) -> dict[str, Any]:
+    """Write the window and the theta of its layers."""
+    return write_window(config) | ({} if config.local_theta is None else {LOCAL_THETA: config.local_theta})
+
+
+ARCHITECTURE = Architecture(
+    "gemma3",
+    names=GGUF_NAMES | GGUF_NORMS,
+    keys=GGUF_KEYS | {"logit_cap": "final_logit_softcapping"},
+    switches=SWITCHES | {"post_norms": True},
+    has=("qk_norm",),
+    own=("final_logit_softcapping", WINDOW),
+    derived=(*SCALES, "windows", "local_theta"),
+    read=read_gguf3,
+    write=write_gguf3,
+)
+ROPE = RopeKeys(theta=1e6, local_theta=("rope_local_base_freq", 10_000.0))
+
+FAMILY = Family(
+    "gemma3_text",
+    model="Gemma3ForCausalLM",
+    gguf=ARCHITECTURE,
+    keys=KEYS | CAPS | {"qkv_bias": ("attention_bias",), "o_bias": ("attention_bias",)},
+    names={**NAMES, **NORMS},
+    defaults=GEMMA2 | {"context": 131_072, "kv_heads": 4, "qkv_bias": False, "o_bias": False},
+    switches=SWITCHES | {"post_norms": True, "qk_norm": True},
+    understood={"hidden_act": ACTIVATIONS, "hidden_activation": ACTIVATIONS}
+    | {"use_bidirectional_attention": (False, None)},
+    norm_offset=1.0,
+    windows="by layer",
+    window=4096,
+    full_every=6,
+    rope=ROPE,
+    derived=SCALES,
+    read=read,
+    write=write,
+    bos=2,
+    stop=1,
+)

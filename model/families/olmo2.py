@@ -1,0 +1,39 @@
+"""OLMo 2: norms after each half of a block instead of before, and of q and k over all heads.
+
+See https://arxiv.org/abs/2501.00656.
+"""
+
+from model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
+from model.family import DEFAULTS, GGUF_NAMES, KEYS, Architecture, Family
+from model.tensors import NAMES
+
+SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True}
+
+
+def read_windows(metadata, given):
+    """Read OLMo 3's windows, which every fourth layer lacks."""
+    window = metadata.integer(WINDOW, 0)
+    windows = tuple(None if (i + 1) % 4 == 0 else window for i in range(given["layers"]))
+    # llama.cpp rescales only the layers without a window.
+    return {"windows": windows, "local_theta": given["theta"]} if window and any(windows) else {}
+
+
+ARCHITECTURE = Architecture(
+    "olmo2",
+    names=GGUF_NAMES | GGUF_NORMS,
+    switches=SWITCHES,
+    own=(WINDOW,),
+    derived=("windows", "local_theta"),
+    read=read_windows,
+    write=write_window,
+)
+FAMILY = Family(
+    "olmo2",
+    model="Olmo2ForCausalLM",
+    gguf=ARCHITECTURE,
+    keys=KEYS | {"qkv_bias": ("attention_bias",), "o_bias": ("attention_bias",)},
+    names={**NAMES, **NORMS},
+    defaults=DEFAULTS | {"context": 2048, "kv_heads": None, "eps": 1e-5, "qkv_bias": False, "o_bias": False},
+    switches=SWITCHES,
+    stop=50279,
+)

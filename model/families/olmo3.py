@@ -1,0 +1,27 @@
+"""OLMo 3: an OLMo 2 with windows in three of four layers, whose RoPE is not rescaled (https://arxiv.org/abs/2512.13961)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from model.families import olmo2
+from model.family import RopeKeys
+
+THETA = 500_000.0
+
+
+def one_theta(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave `local_theta` out where no layer has a window."""
+    return {} if given["windows"] else {"local_theta": None}
+
+
+FAMILY = replace(
+    olmo2.FAMILY,
+    name="olmo3",
+    model="Olmo3ForCausalLM",
+    rope=RopeKeys(theta=THETA, local_theta=("rope_theta", THETA)),
+    windows="by layer",
+    window=4096,
+    full_every=4,
+    read=one_theta,
+)

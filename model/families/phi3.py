@@ -1,0 +1,42 @@
+"""Phi-3, 3.5, 4 and 4-mini: fused matrices, LongRoPE, and RoPE of part of a head (https://arxiv.org/abs/2404.14219)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, RopeKeys
+from model.tensors import NAMES
+
+LAYER = "model.layers.{layer}"
+
+
+def without_idle_windows(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out windows that are as long as the context, as those of the releases with a long one are."""
+    windows = given["windows"]
+    return {"windows": None if windows and min(windows) >= given["context"] else windows}
+
+
+FAMILY = Family(
+    "phi3",
+    model="Phi3ForCausalLM",
+    gguf=Architecture(
+        "phi3",
+        # llama.cpp reads the key of windows, and computes none.
+        own=("attention.sliding_window", "rope.scaling.attn_factor"),
+        names=GGUF_NAMES,
+        fused={
+            "blk.{layer}.attn_qkv": ("q", "k", "v"),
+            "blk.{layer}.ffn_up": ("gate", "up"),
+        },
+        has=("rotary_dim",),
+        long_rope=True,
+    ),
+    fused={f"{LAYER}.self_attn.qkv_proj": ("q", "k", "v"), f"{LAYER}.mlp.gate_up_proj": ("gate", "up")},
+    names=NAMES,
+    defaults=DEFAULTS | {"context": 4096, "kv_heads": None, "eps": 1e-5},
+    understood={"attention_bias": (False,)},
+    windows="every layer",
+    rope=RopeKeys(partial=True, original_context=4096, aliases={"su": "longrope", "yarn": "longrope"}),
+    read=without_idle_windows,
+    bos=1,
+    stop=32000,
+)

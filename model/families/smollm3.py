@@ -1,0 +1,50 @@
+"""SmolLM3: a Llama of which every fourth layer has no RoPE (https://arxiv.org/abs/2501.18795)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model.family import DEFAULTS, KEYS, Architecture, Family
+from reference.config import Config
+
+EVERY = 4
+
+
+def read(fields: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read which layers turn q and k: 1 for those that do."""
+    layers = given["layers"]
+    named = fields.values.get("no_rope_layers")
+    if named is None:
+        step = fields.integer("no_rope_layer_interval", EVERY)
+        if step < 1:
+            raise fields.refused(f"no_rope_layer_interval is {step}")
+        named = [int((i + 1) % step != 0) for i in range(layers)]
+    if not isinstance(named, list) or len(named) != layers or any(each not in (0, 1) for each in named):
+        raise fields.refused(f"no_rope_layers is not a list of {layers} times 0 or 1")
+    return {"rotary_layers": None if all(named) else tuple(bool(each) for each in named)}
+
+
+def write(config: Config) -> dict[str, Any]:
+    """Write the list."""
+    return {"no_rope_layers": [int(config.turns(layer)) for layer in range(config.layers)]}
+
+
+def every_fourth(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the layers that llama.cpp turns."""
+    turned = tuple((i + 1) % EVERY != 0 for i in range(given["layers"]))
+    return {"rotary_layers": None if all(turned) else turned}
+
+
+FAMILY = Family(
+    "smollm3",
+    model="SmolLM3ForCausalLM",
+    gguf=Architecture("smollm3", interleaved=True, derived=("rotary_layers",), read=every_fourth),
+    keys=KEYS | {"qkv_bias": ("attention_bias",), "o_bias": ("attention_bias",), "ffn_bias": ("mlp_bias",)},
+    defaults=DEFAULTS
+    | {"context": 32_768, "kv_heads": 4, "tied": True, "qkv_bias": False, "o_bias": False, "ffn_bias": False},
+    understood={"use_sliding_window": (False,)},
+    derived=("rotary_layers",),
+    read=read,
+    write=write,
+    bos=128_000,
+    stop=128_001,
+)

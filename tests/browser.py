@@ -1,0 +1,45 @@
+"""Debian's Chromium, driven by Playwright; whoever has none skips."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def started_browser() -> Iterator[Any]:
+    """Start Chromium. Playwright holds the thread's event loop until the end of the block."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    if BROWSER is None:
+        pytest.skip("needs Chromium (Debian: apt install chromium)")
+    with playwright.sync_playwright() as started:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=BROWSER, args=flags)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def silent_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
+    """Open a page in a context with `options`. It must say nothing on its console."""
+    context = browser.new_context(**options)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(url)
+    yield page
+    context.close()
+    assert said == []
+
+
+def picture(page: Any, name: str) -> None:
+    """Keep a screenshot for whoever looks, in the folder that SCREENSHOTS names."""
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")

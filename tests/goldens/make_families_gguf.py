@@ -1,0 +1,85 @@
+"""Add to tests/goldens/families what llama.cpp computes from the GGUF files that we write of these models.
+
+    python -m tests.goldens.make_families_gguf write FOLDER     # in this project's environment
+    python -m tests.goldens.make_families_gguf run FOLDER       # in one of its own
+
+both from the root of the repository, after `make_families`. The second environment needs `pip install xllamacpp`, which
+brings llama.cpp (2026.10.11549 here). "llama_cpp" then holds the logarithms of its probabilities after all tokens.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.goldens.make_families import FOLDER, write_checkpoint
+
+VOCAB = 48
+# llama.cpp's server turns ids into text, so a file needs some vocabulary.
+VOCABULARY: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(chr(65 + i) for i in range(VOCAB - 3))],
+    "tokenizer.ggml.scores": -np.arange(VOCAB).astype(np.float32),
+    "tokenizer.ggml.token_type": np.array([2, 3, 3, *[1] * (VOCAB - 3)], np.int32),
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.add_bos_token": False,
+}
+
+
+def write(folder: Path) -> None:
+    """Write a GGUF file of every golden that llama.cpp has an architecture for."""
+    from model.checkpoints.checkpoint import CheckpointError
+    from model.checkpoints.gguf.write import write_gguf
+    from model.checkpoints.open import open_checkpoint
+
+    for path in sorted(FOLDER.glob("*.json")):
+        with tempfile.TemporaryDirectory() as directory:
+            write_checkpoint(Path(directory), json.loads(path.read_text()))
+            try:
+                write_gguf(open_checkpoint(directory), folder / f"{path.stem}.gguf", vocabulary=VOCABULARY)
+            except CheckpointError as error:
+                print(error)
+
+
+def log_probabilities(path: Path, tokens: list[int]) -> list[float]:
+    """Ask llama.cpp for the logarithms of all probabilities of the token after `tokens`, computed in float32."""
+    import xllamacpp  # pyright: ignore[reportMissingImports]
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(path)
+    parameters.n_ctx, parameters.n_parallel, parameters.warmup, parameters.fit_params = 256, 1, False, False
+    parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    asked = {"prompt": tokens, "n_predict": 1, "n_probs": VOCAB, "temperature": 0, "cache_prompt": False}
+    answer = xllamacpp.Server(parameters).handle_completions(asked)
+    found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    return [each["logprob"] for each in sorted(found, key=lambda each: each["id"])]
+
+
+def main() -> None:
+    verb, folder = sys.argv[1], Path(sys.argv[2])
+    if verb == "write":
+        write(folder)
+    elif verb == "one":
+        print(json.dumps(log_probabilities(folder, json.loads(sys.argv[3]))))
+    else:
+        for path in sorted(folder.glob("*.gguf")):
+            place = FOLDER / f"{path.stem}.json"
+            golden = json.loads(place.read_text())
+            command = [sys.executable, "-m", "tests.goldens.make_families_gguf", "one", str(path)]
+            run = subprocess.run([*command, json.dumps(golden["tokens"])], capture_output=True, text=True)
+            assert run.stdout, run.stderr
+            found = [round(each, 6) for each in json.loads(run.stdout.splitlines()[-1])]
+            before = place.read_text().split('"logits": [')[0].split('"llama_cpp": ')[0]
+            after = place.read_text().split('"logits": [')[1]
+            place.write_text(f'{before}"llama_cpp": {json.dumps(found)},\n"logits": [{after}')
+            print(path.stem)
+
+
+if __name__ == "__main__":
+    main()

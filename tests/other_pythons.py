@@ -1,0 +1,16 @@
+"""Pythons that have what is no dependency of this project: LLAMASPEC_OTHER_PYTHON names them, as PATH names folders."""
+
+import os
+import subprocess
+from functools import cache
+
+ASK = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
+
+
+@cache
+def python_with(*libraries: str) -> str | None:
+    """Find a Python that has the libraries. It looks for them and imports none: some need a GPU for that."""
+    for python in filter(None, os.environ.get("LLAMASPEC_OTHER_PYTHON", "").split(os.pathsep)):
+        if not subprocess.run([python, "-c", ASK, *libraries], capture_output=True).returncode:
+            return python
+    return None

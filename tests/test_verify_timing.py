@@ -1,0 +1,163 @@
+"""`verify --time`: for a candidate that is within its bounds, beside another, in turn. No test asks how fast."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import click
+import numpy as np
+import pytest
+
+from cli import llamaspec
+from verify.candidate import NoVerdict, Worker
+from verify.catalogue import CONTRACTS
+from verify.clock import FEWEST, Clock
+from verify.precision import precision
+from verify.timing import Timing, timed
+
+SOURCE = """
+def add(x, y):
+    return x + y
+
+
+def other(x, y):
+    return y + x
+
+
+def wrong(x, y):
+    return x - y
+
+
+def right_if_small(x, y):
+    return x + y if x.size < 10_000 else x
+
+
+def raises_if_large(x, y):
+    if x.size >= 10_000:
+        raise MemoryError("too much")
+    return x + y
+"""
+FEW = ("add", "--arrays", "numpy", "--examples", "5", "--seed", "1", "--dtype", "float32", "--time")
+
+
+def run(*arguments: str) -> None:
+    llamaspec.main(["verify", *arguments], standalone_mode=False)
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("verify.timing.ROUNDS", 3)
+    monkeypatch.setattr("verify.timing.SECONDS", 0.001)
+
+
+def test_two_are_timed_for_the_sizes_that_were_asked_for(capsys):
+    run(*FEW, "--candidate", "mine.py", "--against", "mine.py:other", "--at", "rows=3", "--at", "dim=64", "--json")
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    timing = report["timing"]
+    assert report["outcome"] == "within bounds" and report["narrowed"] == {}  # the sizes narrow no draws
+    assert timing["draw"] == {"rows": "3", "dim": "64", "x": "normal(0)", "y": "normal(0)"}
+    assert list(timing["seconds"]) == ["mine.py:add", "mine.py:other"]
+    assert all(len(rounds) == 3 and min(rounds) > 0 for rounds in timing["seconds"].values())
+
+
+def test_the_largest_sizes_are_timed(capsys):
+    run(*FEW, "--candidate", "mine.py")
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("time          add float32  mine.py:add  ")
+    assert line.endswith(", 3 rounds)  for rows=5 dim=513 x=normal(0) y=normal(0)")
+
+
+def test_what_is_wrong_is_not_timed(capsys):
+    with pytest.raises(SystemExit):
+        run(*FEW, "--candidate", "mine.py:wrong")
+    assert "\ntime " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("right_if_small", "no time, since a timed call was wrong: value: at ["),
+        ("raises_if_large", "no time, since a timed call raised: MemoryError: too much"),
+    ],
+)
+def test_results_of_timed_calls_are_judged(capsys, name, why):
+    small = ("--set", "rows=1,2", "--set", "dim=8,16")
+    run(*FEW, *small, "--candidate", f"mine.py:{name}", "--at", "rows=9", "--at", "dim=4000")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("within bounds add") and lines[-1].startswith(f"  mine.py:{name}: {why}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("add", "--time"), "--time is for a function of yours"),
+        (("add", "--candidate", "mine.py", "--at", "rows=3"), "--against and --at go with --time"),
+        ((*FEW, "--candidate", "mine.py", "--at", "row=3"), "got row: did you mean rows"),
+        ((*FEW, "--candidate", "mine.py", "--against", "mine.py:nothing"), "mine.py:nothing cannot be imported"),
+        (
+            (*FEW, "--candidate", "mine.py", "--against", "mine.py:add"),
+            "timed beside another candidate, not beside itself",
+        ),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(arguments, error):
+    with pytest.raises(click.UsageError, match=error):
+        run(*arguments)
+
+
+def test_a_ratio_is_taken_within_a_round():
+    timing = Timing("add", "float32", {"rows": 3}, {"a": [1.0, 2.0, 4.0], "b": [2.0, 4.0, 8.0]})
+    first, second = timing.lines()
+    assert first == "time          add float32  a  2 s (1 s to 4 s, 3 rounds)  for rows=3"
+    assert second.endswith("4 s (2 s to 8 s, 3 rounds): the first is 2 times as fast (2 to 2)")
+
+
+def test_a_call_that_hangs_gives_no_time(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\n\n\ndef add(x, y):\n    time.sleep(60)\n")
+    with Worker("slow.py:add", arrays="numpy", timeout=0.05) as worker, pytest.raises(NoVerdict, match="call hung: no"):
+        timed(CONTRACTS["add"], [worker], precision("float32"), only={}, seed=0)
+
+
+@pytest.fixture
+def torch_on_a_gpu(monkeypatch):
+    """A torch that notes what is asked of it. It has no GPU: that the real one does the same is not shown by this."""
+    did = []
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            did.append("record")
+
+        def synchronize(self):
+            did.append("event")
+
+        def elapsed_time(self, end):
+            return 2.0
+
+    def empty(size, *, dtype, device):
+        assert size >= 2**27
+        return SimpleNamespace(zero_=lambda: did.append("flush"))
+
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda: did.append("wait"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, empty=empty, int8="int8"))
+    return did
+
+
+def test_on_a_gpu_events_lie_around_the_whole_call_after_the_cache_was_cleared(torch_on_a_gpu):
+    clock = Clock("torch")
+    argument = SimpleNamespace(is_cuda=True, device="cuda:0")
+    result = clock.measure(lambda x: torch_on_a_gpu.append("call") or x, [argument], {})
+    assert result is argument and clock.times[0] >= 0.002
+    assert torch_on_a_gpu == ["flush", "wait", "record", "call", "record", "event", "wait", "wait"]
+
+
+def test_a_clock_wants_a_few_calls():
+    clock = Clock("numpy")
+    for _ in range(FEWEST):
+        assert not clock.enough(0.0)
+        clock.measure(np.add, [np.ones(3), np.ones(3)], {})
+    assert clock.enough(0.0)

@@ -1,0 +1,209 @@
+"""Data of the X-ray page: the definitions run again give what the walk was judged by, and nothing is rounded away."""
+
+import base64
+import json
+import math
+import re
+import struct
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learn.trace import Recording, definitions, layers_of_ops, record
+from learn.xray import content, page, quantized
+from learn.xray.arrays import CELLS, heat_map
+from learn.xray.formulas import FORMULAS
+from learn.xray.lines import run
+from learn.xray.ops import Rerun, unturned
+from model.candidates.walking import random_checkpoint, walkable
+from model.insight.shapes import SHAPES
+from model.ops.xla import XLA
+from model.running.reference_backend import load_reference_params
+from model.tensors import tensor_shapes
+from reference.linear import linear
+from reference.quantizers.schemes import SCHEMES
+from reference.rmsnorm import rmsnorm
+from reference.rope import LinearScaling, frequencies
+from tests.processes import REPOSITORY, run_llamaspec
+from tests.strategies import noises
+from verify.walk import CONFIGS, weights
+
+TOKENS = [3, 14, 15, 9, 26]
+LAYER = 0  # has a window, where there is one
+WALKED = ["biases, scaled RoPE", "3 heads to 1, q/k norms, window", "experts"]
+
+
+@pytest.fixture(scope="module", params=WALKED)
+def walked(request) -> tuple[Recording, object]:
+    config = replace(CONFIGS[request.param], layers=2)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=4))
+    model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=len(TOKENS))
+    return record(model, TOKENS, config=config, dtype="float32", layers=[LAYER]), checkpoint
+
+
+def numbers(packed: str) -> np.ndarray:
+    return np.array([value for (value,) in struct.iter_unpack("<f", base64.b64decode(packed))])
+
+
+def script(path) -> dict:
+    """Read what a script of data assigns."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text[text.index("{") : text.rindex("}") + 1])
+
+
+def test_the_definitions_give_the_values_that_the_walk_was_judged_by(walked):
+    recording, _ = walked
+    rerun = Rerun(recording, 3)
+    for (layer, op), results in recording.results.items():
+        for result in results:
+            due = result.due.value[3]
+            # The same float64 operations on one token and on all: products of a matrix sum in another order.
+            np.testing.assert_allclose(rerun.values[op, result.output], due, rtol=1e-12, atol=1e-12, err_msg=op)
+        assert layer in (LAYER, None)
+    made_of = layers_of_ops(recording.config)
+    assert rerun.listings.keys() == made_of.keys()
+    for op, listings in rerun.listings.items():
+        names = [listing.name for listing in listings]
+        assert set(names) >= {layer.__name__ for layer in made_of[op]}
+        assert {name for name in names if name not in FORMULAS} == set()
+
+
+def test_code_is_that_of_the_files_and_only_lines_that_ran_are_marked(walked):
+    for listings in Rerun(walked[0], 2).listings.values():
+        for listing in listings:
+            source = (REPOSITORY / listing.file).read_text(encoding="utf-8").splitlines()
+            assert [source[number - 1] for number in listing.numbers] == listing.lines
+            assert listing.steps and listing.lines[listing.steps[-1].line].strip().startswith("return ")
+
+
+def test_a_branch_that_is_not_taken_is_not_marked():
+    def ran(**options) -> list[str]:
+        listing = run(frequencies, 4, theta=1e4, **options)[1]
+        return [listing.lines[step.line].strip() for step in listing.steps]
+
+    assert ran()[-1] == "return fast"
+    assert ran(scaling=LinearScaling(2.0))[-1] == "return fast / factor" and "return fast" not in ran()[:-1]
+    listing = run(rmsnorm, np.ones((3, 4)), np.ones(4), eps=0.0)[1]
+    assert [step.made for step in listing.steps] == [{}, {"mean_square": [3, 1]}, {}]
+
+
+def test_a_token_holds_what_its_trace_holds(walked):
+    recording, _ = walked
+    told, found = recording.at(3), content.token_content(recording, 3, text_of=str)
+    for visit, drawn in zip(told.visits, found["visits"], strict=True):
+        assert (visit.op, visit.layer, visit.bytes, visit.norm) == tuple(
+            drawn[k] for k in ("op", "layer", "bytes", "norm")
+        )
+        for output, result, shown in zip(
+            visit.outputs, recording.results[visit.layer, visit.op], drawn["outputs"], strict=True
+        ):
+            assert (shown["reference"], shown["running"], shown["share"]) == output[3:5] + output[6:]
+            values, off = (numbers(shown["map"][part]) for part in ("values", "difference"))
+            assert (values == result.actual[3].ravel()).all()
+            # The difference is rounded once to float32, so the definition's value comes back to 2^-24 of it.
+            due = result.due.value[3].ravel()
+            assert (np.abs(values - off - due) <= 2.0**-24 * np.abs(off) + 2.0**-53 * np.abs(due)).all()
+            assert shown["map"]["share"] is not None and math.prod(shown["map"]["shape"]) == len(values)
+    heads = numbers(found["attention"][LAYER]).reshape(recording.config.heads, -1)
+    assert (heads == told.attention[LAYER].astype(np.float32)).all()
+    assert (numbers(found["logits"]) == recording.results[None, "norm_logits"][0].actual[3]).all()
+    assert [each["id"] for each in found["likely"][:5]] == [guess.id for guess in told.next]
+
+
+def test_a_query_is_turned_back(walked):
+    recording, _ = walked
+    config, layer = recording.config, recording.model.exact.layers[LAYER]
+    n = rmsnorm(recording.results[LAYER, "norm_qkv"][0].given[[4]], layer.attention_norm, eps=config.eps)
+    q = linear(n, *layer.q).reshape(-1, config.head_dim)
+    if config.qk_norm:
+        q = rmsnorm(q, layer.q_norm, eps=config.eps)
+    np.testing.assert_allclose(unturned(recording, LAYER, "q", 4), q, rtol=1e-12, atol=1e-13)
+
+
+def test_an_array_that_is_long_is_cut_and_says_so():
+    long = heat_map("g", ("ffn",), np.arange(8192.0))
+    assert long["shape"] == [8192] and (numbers(long["values"]) == np.arange(CELLS)).all()
+
+
+def test_a_large_model_fits_the_page(tmp_path, walked, monkeypatch):
+    recording, checkpoint = walked
+    for name in ("llama-3.2-1b", "llama-3.1-70b"):
+        config = SHAPES[name]
+        assert len(content.default_layers(config)) == 3 and not content.small(config)
+    size = len(json.dumps(content.token_content(recording, 4, text_of=str)))
+    monkeypatch.setattr(page, "BUDGET", int(2.5 * size))
+    monkeypatch.setattr(content, "SMALL", 0)
+    index = page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)
+    model = script(index.parent / "data" / "model.js")
+    assert model["chosen"] == [3, 4] and model["quantize"]["told"] is None
+    assert {file.name for file in (index.parent / "data").iterdir()} == {"model.js", "token-3.js", "token-4.js"}
+    monkeypatch.setattr(page, "BUDGET", 0)
+    page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)  # over the older page
+    assert {file.name for file in (index.parent / "data").iterdir()} == {"model.js", "token-4.js"}
+
+
+def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
+    recording, checkpoint = walked
+    monkeypatch.setattr(content, "SMALL", 0)
+    assert page._json({"a": [math.inf, 1.0], "b": (math.nan,)}) == '{"a":[null,1.0],"b":[null]}'
+    index = page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=lambda id: "</script>\u2028\ud7ff")
+    assert script(index.parent / "data" / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
+
+
+@given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
+def test_no_weight_is_further_off_than_the_page_says(noise, name, cols):
+    w = noise(1, cols)[0].astype(np.float64)
+    q = SCHEMES[name].quantize(w)
+    restored = SCHEMES[name].dequantize(q)
+    assert (np.abs(restored - w) <= quantized.guaranteed(name, w, q)).all()
+    levels = restored / np.where(quantized.scales(name, q) == 0, 1, quantized.scales(name, q))
+    assert (np.abs(levels) <= {"q8": 127, "q8_row": 127, "q4": 7, "nf4": 1, "fp8": 448, "mxfp4": 6}[name]).all()
+
+
+def test_formulas_are_mathml_and_name_what_the_definitions_name():
+    for name, formula in FORMULAS.items():
+        root = ElementTree.fromstring(f"<all>{formula}</all>")
+        assert {element.tag for element in root.iter()} <= {
+            *("all", "math", "mrow", "mi", "mo", "mn", "mtext", "mspace", "msub", "msup", "mfrac", "msqrt", "munder")
+        }
+        assert len(root) and all(child.tag == "math" for child in root), name
+    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # whose formula is the same file's
+    for layer in {layer for config in CONFIGS.values() for layers in definitions(config).values() for layer in layers}:
+        formulas = "".join(FORMULAS[name] for name in (layer.name, *beside.get(layer.name, [])))
+        letters = {element.text for element in ElementTree.fromstring(f"<all>{formulas}</all>").iter("mi")}
+        assert {*re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", " ".join(layer.formula))} <= letters, layer.name
+
+
+def test_schemes_tell_and_diverge_as_the_models_do():
+    config = replace(CONFIGS["7 heads to 1"], layers=1)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=1))
+    told = list(quantized.tellings(checkpoint, TOKENS, stops=frozenset()))
+    assert [name for name, _, _ in told] == ["", *SCHEMES] and told[0][2] == 0
+    assert len(told[0][1]) == quantized.TOLD
+    divergence = {name: kl for name, _, kl in told[1:]}
+    assert 0 < divergence["q8"] < divergence["q4"] < 1
+    layer = load_reference_params(checkpoint).layers[0]
+    shown = quantized.schemes(layer, config, text=lambda name: {})
+    row = shown["schemes"]["q4"]["rows"]["q"]
+    q = SCHEMES["q4"].quantize(layer.q.weight[0])
+    assert row["codes"] == q.codes.tolist()
+    np.testing.assert_array_equal(numbers(row["restored"]), SCHEMES["q4"].dequantize(q).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
+        (["Once", "--out", "{x}/full"], "full holds something else than a page of xray: name another folder"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "index.html").write_text("<p>mine")
+    failed = run_llamaspec("xray", *(argument.format(x=tmp_path) for argument in arguments))
+    assert failed.code == 2 and message in failed.err and failed.out == ""
+    assert (tmp_path / "full" / "index.html").read_text() == "<p>mine"

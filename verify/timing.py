@@ -1,0 +1,113 @@
+"""How fast a candidate is, beside another: only said of one whose contract holds.
+
+Candidates are timed in turn, in an order that each round draws, so that a machine that warms up or gets busy slows
+both. A round's time is the median of its calls; what is said is the median of the rounds, and their range. Ratios are
+taken within a round. Every call gets arrays of its own, and the result of a round's last call is judged.
+
+How a call is timed is in `verify.clock`. A candidate that rewrites the clock in its own process is out of scope.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import median
+from typing import Any
+
+from verify.candidate import Failure, NoVerdict, Worker
+from verify.contract import Contract
+from verify.domain import domain, narrowed
+from verify.draw import Values
+from verify.drawing import each, leaves, narrowed_draws
+from verify.examination import Draw
+from verify.judge import judge
+from verify.precision import Precision
+
+ROUNDS = 11
+SECONDS = 0.1  # of timed calls, for a candidate and round
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call of each candidate, by round, for one draw."""
+
+    op: str
+    dtype: str
+    draw: Draw
+    seconds: Mapping[str, Sequence[float]]  # by the candidate's name, the one under verification first
+
+    def lines(self) -> list[str]:
+        """A line for each candidate: median and range over rounds, and how it compares with the first."""
+        first, *others = self.seconds
+        drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
+        lines = [f"time          {self.op} {self.dtype}  {first}  {_spread(self.seconds[first])}  for {drawn}"]
+        for other in others:
+            ratios = [b / a for a, b in zip(self.seconds[first], self.seconds[other], strict=True)]
+            says = f"the first is {median(ratios):.3g} times as fast ({min(ratios):.3g} to {max(ratios):.3g})"
+            lines.append(f"  beside {other}  {_spread(self.seconds[other])}: {says}")
+        return lines
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{_written(median(seconds))} ({_written(min(seconds))} to {_written(max(seconds))}, {len(seconds)} rounds)"
+
+
+def _written(seconds: float) -> str:
+    """Seconds with a unit.
+
+    >>> _written(0.00123456), _written(2.5e-6), _written(12.0)
+    ('1.23 ms', '2.5 µs', '12 s')
+    """
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def timed(
+    contract: Contract,
+    workers: Sequence[Worker],
+    precision: Precision,
+    *,
+    only: Mapping[str, Sequence[Any]],
+    seed: int,
+    progress: Callable[[int], object] = lambda rounds: None,
+) -> Timing:
+    """Time `workers` for one draw: the largest sizes of the contract that `only` leaves, normal numbers where it may.
+
+    Raises NoVerdict where a timed call gives no result, or a wrong one.
+    """
+    random = Random(seed)
+    draw = _largest(contract, narrowed(contract, only), random)
+    seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    for number in range(ROUNDS):
+        one = {name: replace(v, seed=number) if isinstance(v, Values) else v for name, v in draw.items()}
+        arguments = contract.arguments(precision=precision, **one)
+        expected = contract.expected(arguments)
+        for worker in random.sample(workers, len(workers)):
+            times, outcome = worker.timed(*contract.split(arguments), seconds=SECONDS)
+            if isinstance(outcome, Failure):
+                raise NoVerdict(f"{worker.name}: no time, since a timed call {outcome.kind}: {outcome.message}")
+            found = judge(outcome.arrays, expected, precision).finding
+            if found and found.kind != "suspicious":
+                raise NoVerdict(f"{worker.name}: no time, since a timed call was wrong: {found.kind}: {found.message}")
+            seconds[worker.name].append(median(times))
+        progress(number + 1)
+    return Timing(contract.name, precision.name, draw, seconds)
+
+
+def _largest(contract: Contract, only: Mapping[str, Sequence[Any]], random: Random) -> Draw:
+    draws = narrowed_draws(contract.draws, only)
+    drawn = list(itertools.islice(each(draws, random), 64))
+    draw = drawn[0]
+    for name, strategy in draws.items():
+        held = domain(strategy)
+        if name in contract.shapes:
+            draw[name] = max((one[name] for one in drawn), key=lambda value: sum(leaves(value)))
+            if sizes := [value for value in held.drawn if type(value) is int]:
+                draw[name] = max(sizes)
+        elif held.arrays and "normal" in held.arrays.kinds:
+            draw[name] = Values("normal")
+        elif name not in only and held.drawn and not held.arrays:
+            draw[name] = held.drawn[0]  # the simplest: nothing hidden, say
+    return draw
