@@ -30,9 +30,9 @@ def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Pat
             "split.count": (U16, count),
             "split.tensors.count": (I32, len(whole.tensors)),
         }
-        held: dict[str | bytes, gguf_files.Tensor] = (
-            {str(name): whole.tensors[str(name)] for name in names[number - 1]} if number else {}
-        )
+        held: dict[str | bytes, gguf_files.Tensor] = {}
+        if number:
+            held |= {str(name): whole.tensors[str(name)] for name in names[number - 1]}
         if twice and number == count - 1:
             held[twice] = whole.tensors[twice]
         stated = {**of_split, **(whole.keys if not number else {})}

@@ -104,7 +104,7 @@ def _judged(names: str, values: Mapping[str, Any]) -> Row:
 def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *, zeros: bool) -> dict[str, Tensor]:
     """Give the tensors of a checkpoint whose weights of some roles are quantized; nothing can be read from them."""
     tensors = {}
-    for weight in weights(_one_layer(config)):
+    for weight in weights(_shortened(config)):
         coded = weight.role in roles
         row = group if group < config.dim else weight.shape[-1]
         codes = Codes(form, row, zeros=zeros, bytes=0, parts=lambda: iter(())) if coded else None
@@ -113,28 +113,30 @@ def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *,
     return tensors
 
 
-def _one_layer(config: Config) -> Config:
-    """Give the configuration with its first layer alone, as all layers of a release have the same shapes."""
-    return replace(config, layers=1, windows=config.windows and config.windows[:1])
+def _shortened(config: Config) -> Config:
+    """Give the configuration with its first layers alone, until there is one of each kind."""
+    kinds = [(config.window(layer), config.turns(layer)) for layer in range(config.layers)]
+    layers = max(kinds.index(kind) for kind in set(kinds)) + 1
+    windows, rotary = (each and each[:layers] for each in (config.windows, config.rotary_layers))
+    return replace(config, layers=layers, windows=windows, rotary_layers=rotary)
 
 
 def _run(names: str, config: Config, tensors: Mapping[str, Tensor] | None) -> Row:
-    one = _one_layer(config)
+    short = _shortened(config)
     places = {}
     for device, dtype in ((CPU, np.dtype(np.float32)), (H200, BFLOAT16)):
         capacity = choose_context(None, config.context) + prompt_chunk(config, device.platform)
-        params = abstract_params(one, dtype=dtype, positions=capacity, tensors=tensors)
+        params = abstract_params(short, dtype=dtype, positions=capacity, tensors=tensors)
         if device.has_kernels:
             params = jax.eval_shape(arranged, params)
-        choice = ops_for("auto", one, params, batch=1, capacity=capacity, cache_dtype=dtype, device=device)
+        choice = ops_for("auto", short, params, batch=1, capacity=capacity, cache_dtype=dtype, device=device)
         places[device] = choice, params
     return Row(names, f"{places[CPU][0].name}, {_form(places[CPU][1])}", _how(places[H200][0]))
 
 
 def _form(params: Params) -> str:
     """Say whether matrices run from codes."""
-    [layer] = params.layers
-    return "from codes" if isinstance(layer.qkv.weight, QuantizedMatrix) else "in float32"
+    return "from codes" if isinstance(params.layers[0].qkv.weight, QuantizedMatrix) else "in float32"
 
 
 def _how(choice: Choice) -> str:
