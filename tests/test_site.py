@@ -1,5 +1,6 @@
 """The site: what is staged, how docstrings become HTML, and that a broken address would be seen."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def test_a_page_from_the_file_system_has_its_worker(tmp_path: Path):
         "worker.postMessage(1); worker.postMessage(4)</script>"
     )
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         page = browser.new_page()
         page.goto((tmp_path / "page.html").as_uri())
         page.wait_for_function("document.title === '25'", timeout=60_000)
