@@ -73,7 +73,7 @@ def test_no_line_of_a_definition_is_lost():
         ("Of:\n    y = x < 2", '<p>Of:</p>\n<pre class="formula">y = x &lt; 2</pre>'),
         (">>> 1\n1", '<pre class="example">&gt;&gt;&gt; 1\n1</pre>'),
         ("- a\n  b\n- c", "<ul><li>a b</li><li>c</li></ul>"),
-        ("Notation\n--------", "<h3>Notation</h3>"),
+        ("Order\n-----\n1. a  one\n   b  two", '<h3>Order</h3>\n<pre class="formula lines">1. a  one\n   b  two</pre>'),
     ],
 )
 def test_a_docstring_becomes_html(text: str, html: str):
