@@ -95,7 +95,8 @@ SITE := build/site
 docs: $(COMPLETE)
 	@.ci/setup "$(PYTHON)" docs
 	@$(BIN)/python -m learn.site stage $(SITE)
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet --config-file $(SITE)/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet \
+	    --config-file $(SITE)/mkdocs.yml
 	@$(BIN)/python -m learn.site check $(SITE)
 
 # Every mutant must be found, and every op of ours accepted.

@@ -224,11 +224,12 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
 
 
 def test_the_site_is_built_in_an_environment_without_the_project(checkout: Checkout):
-    *ours, stage, venv, setuptools, install, build, check = checkout.setup(target="docs")
-    assert ours == ["venv", *INSTALL] and (venv, setuptools) == ("venv", INSTALL[0])
-    assert install == "install -c constraints.txt -r .ci/docs.txt"
+    checkout.setup()
+    venv, _, install, stage, build, check = checkout.setup(target="docs")
+    assert (venv, install) == ("venv", "install -c constraints.txt -r .ci/docs.txt")
     assert (stage, check) == ("-m learn.site stage build/site", "-m learn.site check build/site")
-    assert build == "--strict"
+    assert build.startswith("-m mkdocs build --strict") and checkout.worked
+    assert len(checkout.setup(target="docs")) == 3
 
 
 @pytest.mark.parametrize(("target", "pins"), [("", "constraints.txt"), ("-jax011", ".ci/jax011.txt")])

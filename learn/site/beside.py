@@ -69,7 +69,7 @@ def _prose(pair: Pair, links: Mapping[str, str]) -> str:
 
 def _row(said: str, code: str, inside: str = "") -> str:
     shown = f"```python\n{code}\n```\n" if code else ""
-    right = f'<div class="code" markdown="1">\n\n{shown}\n{inside}\n\n</div>\n'
+    right = f'<div class="code" markdown="1">\n\n{shown}\n{inside}\n\n</div>\n' if shown or inside else ""
     return f'<div class="beside" markdown="1">\n<div class="said">\n{said}\n</div>\n{right}</div>\n'
 
 

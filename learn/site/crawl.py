@@ -1,4 +1,4 @@
-"""What a built site lacks: every address in it must lead to a file of it, without a network."""
+"""Check of a built site: every address in it must lead to a file of it, without a network."""
 
 import os
 from collections.abc import Iterator

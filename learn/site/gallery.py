@@ -32,6 +32,7 @@ STEPS, COLUMNS = (
     1440,
     180,
 )  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
+Number = int | float
 BITS = {"awq": 4.5, "gptq": 4.5, "smoothquant": 8 + 32 / COLS}
 SAID = {
     "awq": "q4's half step, over the factor of the column; on the calibration no worse than plain rounding",
@@ -218,16 +219,16 @@ def picture_of(name: str) -> str:
     return "gallery/" + re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg"
 
 
-def _line(x: float, y: float, to_x: float, to_y: float, color: str) -> str:
+def _line(x: Number, y: Number, to_x: Number, to_y: Number, color: str) -> str:
     return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="{color}"/>'
 
 
-def _ticks(places: list[float], y: float, to_y: float, color: str) -> str:
+def _ticks(places: list[float], y: Number, to_y: Number, color: str) -> str:
     path = "".join(f"M{x:.1f},{y}V{to_y}" for x in dict.fromkeys(round(x, 1) for x in places))
     return f'<path d="{path}" stroke="{color}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
+def _text(x: Number, y: Number, text: str, anchor: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="#888">{text}</text>'
 
 

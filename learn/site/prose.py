@@ -54,6 +54,9 @@ def _blocks(text: str) -> Iterator[list[str]]:
             block = [line]
         else:
             block.append(line)
+            if len(block) == 2 and set(line) == {"-"}:  # a heading, which what follows may touch
+                yield block
+                block = []
     if block:
         yield block
 
