@@ -36,8 +36,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -85,6 +83,10 @@ def refuse_hidden(*packages: str) -> None:
     Their names are plain words. Python looks for them in the folder of the script first, or in the current folder, and
     a person's own `model.py` there would be imported instead of our `model`.
     """
+    # Imported here, where `main` answers Ctrl-C already.
+    from importlib.util import find_spec
+    from pathlib import Path
+
     ours = Path(__file__).resolve().parent
     for name in packages:
         if name in sys.modules:

@@ -196,12 +196,16 @@ def _set_bus_handler(handler: Any) -> int | None:
     return set_handler(signal.SIGBUS, handler)
 
 
-def map_zeros(begin: int, end: int) -> None:
-    """Put zeros in the place of the pages from address `begin` to `end`, which a file was mapped to."""
-    if (map := _libc("mmap")) and begin < end:
+def map_zeros(begin: int, end: int) -> bool:
+    """Put zeros in the place of the pages of a file from address `begin` to `end`; tell whether that went."""
+    if begin >= end:
+        return True
+    if map := _libc("mmap"):
         map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
         map.restype = ctypes.c_void_p
-        map(begin, end - begin, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+        return map(begin, end - begin, mmap.PROT_READ, kind, -1, 0) == begin
+    return False
 
 
 def _libc(function: str) -> Any:

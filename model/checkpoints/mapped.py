@@ -31,12 +31,8 @@ def refused_if_cut_short() -> Iterator[None]:
 
     def put_zeros() -> bool:
         found = maps_cut_short()
-        for map in found:
-            begin = _address(map)
-            kept = -(-map.size() // mmap.PAGESIZE) * mmap.PAGESIZE
-            map_zeros(begin + kept, begin + len(map))
         lost.update(found)
-        return bool(found)
+        return bool(found) and all(_lost_pages_become_zeros(map) for map in found)
 
     with at_bus_error(put_zeros):
         try:
@@ -111,6 +107,11 @@ class MappedFile:
         """Touching a page beyond the end of the file would end the process with SIGBUS, so look at the size before."""
         if (now := self._map.size()) < self.size:
             raise refused(self.path, _cut_short(now, self.size))
+
+
+def _lost_pages_become_zeros(map: mmap.mmap) -> bool:
+    begin, kept = _address(map), -(-map.size() // mmap.PAGESIZE) * mmap.PAGESIZE
+    return map_zeros(begin + kept, begin + len(map))
 
 
 def _address(map: mmap.mmap) -> int:
