@@ -129,7 +129,8 @@ def named_by(words: list[str]) -> list[str]:
     """The models and files that a command of ours needs."""
     if words[0] != "llamaspec":
         return []
-    named = [words[i + 1] for i, word in enumerate(words[:-1]) if word in FILE_OPTIONS]
+    options = FILE_OPTIONS - ({"--against"} if words[1] == "verify" else set())  # a function there, as a candidate is
+    named = [words[i + 1] for i, word in enumerate(words[:-1]) if word in options]
     first = words[2 : 2 + MODELS_FIRST.get(words[1], 0)]
     return named + [word for word in first if not word.startswith("-")]
 

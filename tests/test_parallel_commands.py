@@ -12,7 +12,7 @@ from tests.on_devices import COMMANDS, EARLY, results, shown
 
 @pytest.fixture(scope="module")
 def ran():
-    """What became of each command, by name."""
+    """Results of the commands, by name."""
     names = [*COMMANDS, *(f"shown {verb}" for verb in shown())]
     return dict(zip(names, results("commands"), strict=True))
 

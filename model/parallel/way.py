@@ -71,7 +71,7 @@ def way_named(name: str) -> Way:
 
 
 class Parts:
-    """What each device reads of a checkpoint, perhaps quantized as it is read."""
+    """Parts of a checkpoint that each device reads, perhaps quantized as they are read."""
 
     def __init__(self, checkpoint: Checkpoint, devices: int, quantize: str | None, way: Way = TENSOR):
         """Raises ValueError where `devices` cannot share the model, or would cut a group of quantized columns."""
