@@ -91,6 +91,12 @@ class OwnWay:
         self._act()
 
 
+def end_done(number: int, frame: FrameType | None) -> NoReturn:
+    """End a process that has done everything and only takes itself apart."""
+    sys.stdout.flush()
+    os._exit(128 + number)
+
+
 def is_importing(frame: FrameType | None) -> bool:
     """Tell whether `frame` runs within an import statement."""
     while frame is not None:
@@ -132,6 +138,8 @@ def answered_at_once() -> Iterator[Interrupts]:
         # After a signal the thread stays: Python's own end may wait for a compilation that nobody needs any more.
         if not interrupts.status:
             atexit.unregister(interrupts.skip_teardown)
+            # Registered last, so called first: taking JAX apart comes after it.
+            atexit.register(partial(signal.signal, signal.SIGINT, end_done))
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(woken_before)

@@ -42,7 +42,7 @@ def stacked(*parts: Linear) -> tuple[np.ndarray, np.ndarray]:
 @given(noise=noises)
 def test_a_feed_forward_layer_in_two_ops(noise):
     layer = draw_layer(noise)
-    assert isinstance(layer.ffn, FeedForward)
+    assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
     x = noise(3, CONFIG.dim)
     hidden = norm_gate_up(x, layer.ffn_norm, *stacked(layer.ffn.gate, layer.ffn.up), eps=CONFIG.eps)
     y = linear_add(hidden, *layer.ffn.down, residual=x)
@@ -53,6 +53,7 @@ def test_a_feed_forward_layer_in_two_ops(noise):
 @given(noise=noises, past=st.integers(0, 4))
 def test_a_token_of_each_sequence_is_appended_as_in_the_model(noise, past):
     layer, batch, capacity = draw_layer(noise), 2, 7
+    assert layer.attention_norm is not None
     held = noise(2, batch, capacity, CONFIG.kv_heads, CONFIG.head_dim)
     x = noise(batch, CONFIG.dim)
     positions = np.array([past, past + 2])

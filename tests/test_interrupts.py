@@ -126,3 +126,23 @@ def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
     """A shell ignores SIGINT for a command in the background, and so does nohup."""
     status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, handler="signal.SIG_IGN")
     assert status == 0
+
+
+ENDED = """
+import atexit, signal, time, llamaspec
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(lambda: (print("the end", flush=True), time.sleep(60)))  # as long as a compilation that nobody needs
+llamaspec.main()
+"""
+
+
+def test_an_interrupt_after_all_is_done_is_silent(tmp_path):
+    """Python takes itself apart then, which JAX makes long."""
+    command = [sys.executable, "-c", ENDED, "tokens", "Once"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout and process.stderr
+        assert any(line == b"the end\n" for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(50) == 130
+        assert process.stderr.read() == b""
