@@ -62,7 +62,8 @@ The model is small, 10 layers of 128 numbers, and large ones lose less at equal 
 |---|---|---|---|---|---|---|
 {table}
 
-Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding.
+Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding,
+`ggml_lattices` and `ggml_grids` read what others have quantized (IQ1 to IQ4_XS).
 How fast each scheme decodes: [quantization.md](quantization.md).
 """
 
