@@ -3,7 +3,7 @@
 # make xray       the X-ray page of a text on its way through the built-in model, in docs/xray (TEXT=, OUT=)
 # make test       the tests that find most, in a few minutes
 # make test-all   every test
-# make test-browser       the tests of the pages, in Chromium
+# make test-browser       the tests of the pages and of the site, which it builds, in Chromium
 # make lint       format, lint, types
 # make verify     ops and mutants against their contracts, thoroughly (SEED=, EXAMPLES=); verify-long: for hours
 # make test-jax011        tests of the kernels on the oldest supported jax
@@ -12,7 +12,7 @@
 # make docs       the site, in build/site/html: open its index.html (needs no server, no network)
 # make bench-gpu          the suite `gpu` on an H200, and its summary in benchmarks/results/ (needs the extra gpu)
 # make bench-gpu-models, bench-gpu-kernels, bench-gpu-variants   the other suites of the GPU
-# make ci         lint, test-all, gates and docs, as .ci/run does
+# make ci         lint, docs, test-all and gates, as .ci/run does
 
 BIN := .venv/bin
 COMPLETE := .venv/.complete
@@ -51,8 +51,8 @@ test: $(COMPLETE)
 test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
 
-test-browser: $(COMPLETE)
-	@$(PYTEST) --dist loadfile tests/test_xray_page.py tests/test_serving_page.py $(ARGS)
+test-browser: docs
+	@$(PYTEST) --dist loadfile tests/test_xray_page.py tests/test_serving_page.py tests/test_site_page.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .
@@ -88,7 +88,8 @@ gates:
 	@HYPOTHESIS_PROFILE=brief $(MAKE) test-jax011 KERNEL_TABLE=sample ARGS='-m "not slow"'
 	@$(MAKE) test-gpu-compile ARGS="--sample"
 
-ci: lint test-all gates docs
+# The site first: tests open it in a browser.
+ci: lint docs test-all gates
 
 # A link that leads nowhere fails, also those that mkdocs does not look at.
 SITE := build/site

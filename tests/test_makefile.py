@@ -251,3 +251,26 @@ def test_where_the_plugin_cannot_be_installed_its_gates_are_skipped_in_one_line(
     checkout.broken.write_text("setuptools")
     checkout.setup(target="test-gpu-compile")
     assert not checkout.worked
+
+
+@pytest.mark.parametrize(
+    ("user", "chromium", "apt_works", "calls", "said"),
+    [
+        (0, False, True, 2, ""),
+        (0, False, False, 1, "ci: Chromium cannot be installed; tests of pages skip\n"),
+        (0, True, True, 0, ""),
+        (1000, False, True, 0, ""),
+    ],
+)
+def test_ci_brings_a_browser_where_it_can(machine: Machine, user, chromium, apt_works, calls, said):
+    log = machine.home / "calls"
+    machine.script("bin/apt-get", f'echo "$@" >>{log}; echo loud; echo loud >&2; exit {int(not apt_works)}')
+    machine.script("bin/id", f"echo {user}")
+    machine.script("bin/make", 'echo "make $@"')
+    machine.script("bin/dirname", 'echo "${1%/*}"')
+    if chromium:
+        machine.script("bin/chromium", "")
+    env = {"PATH": str(machine.bin), "LLAMASPEC_DATA": ""}
+    done = subprocess.run([str(shutil.which("bash")), ROOT / ".ci/run"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "make ci\n", said)
+    assert len(log.read_text().splitlines() if log.exists() else []) == calls

@@ -1,17 +1,13 @@
 """The site: what is staged, how docstrings become HTML, and that a broken address would be seen."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from learn.site import beside, prose
 from learn.site.crawl import faults
-from learn.site.stage import ASSETS, FIRST, SECTIONS, reading_order, stage, target_of
+from learn.site.stage import FIRST, SECTIONS, reading_order, stage, target_of
 from tests.processes import REPOSITORY
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -98,21 +94,3 @@ def test_an_address_that_leads_nowhere_is_seen(body: str, fault: str | None, tmp
     (tmp_path / "page.html").write_text(body)
     (tmp_path / "other.html").write_text('<h1 id="here">')
     assert (fault is None and faults(tmp_path) == []) or f"page.html: {fault}" in faults(tmp_path)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)")
-def test_a_page_from_the_file_system_has_its_worker(tmp_path: Path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-    shutil.copy(ASSETS / "iframe-worker.js", tmp_path)
-    (tmp_path / "worker.js").write_text("addEventListener('message', event => postMessage(event.data + 1))")
-    (tmp_path / "page.html").write_text(
-        "<body><script src='iframe-worker.js'></script><script>const worker = new Worker('worker.js');"
-        "worker.addEventListener('message', event => document.title += event.data);"
-        "worker.postMessage(1); worker.postMessage(4)</script>"
-    )
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        page = browser.new_page()
-        page.goto((tmp_path / "page.html").as_uri())
-        page.wait_for_function("document.title === '25'", timeout=60_000)
-        browser.close()

@@ -53,7 +53,8 @@ def page(source: str, name: str, links: Mapping[str, str]) -> str:
     first, *others = pairs(source)
     title, _, rest = (first.said[0][1] if first.said else "").partition("\n\n")
     intro = f'<p class="lead">{inline(" ".join(title.split()), links)}</p>\n{to_html(rest, links)}'
-    head = f"---\ntitle: {name}\nhide: [toc]\n---\n\n# {name}\n"
+    # The title has an anchor of its own, since a function may have the module's name.
+    head = f"---\ntitle: {name}\nhide: [toc]\n---\n\n# {name} {{ #page }}\n"
     if len(others) == 1:
         [only] = others
         about = "\n".join([intro, f"<h4><code>{only.name}</code></h4>", _prose(only, links)])

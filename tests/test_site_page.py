@@ -1,0 +1,117 @@
+"""The built site in a browser, opened from files and offline: what it shows, its search, and who can use it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from learn.site.stage import ASSETS
+from tests.browser import picture, silent_page
+from tests.processes import REPOSITORY
+
+SITE = REPOSITORY / "build/site/html"
+PAGES = {
+    "front": "index.html",
+    "definition": "reference/attention.py.html",
+    "gallery": "docs/gallery.html",
+    "models": "docs/models.html",
+    "notebook": "docs/first-steps.ipynb.html",
+}
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture
+def opened(browser):
+    if not (SITE / "index.html").is_file():
+        pytest.skip("needs the built site: make docs")
+
+    def at(page, width=1600, scheme="light"):
+        options = {"offline": True, "viewport": {"width": width, "height": 1000}, "color_scheme": scheme}
+        return silent_page(browser, (SITE / PAGES[page]).as_uri(), **options)
+
+    return at
+
+
+def test_the_front_page_leads_to_every_section(opened):
+    with opened("front") as page:
+        assert page.locator("h1").inner_text().startswith("llamaspec")
+        for section in ("Start", "Read", "Verify", "Run", "Speed", "Project"):
+            page.locator(".md-tabs__link", has_text=section).click()
+            page.locator(".md-tabs__item--active", has_text=section).wait_for()
+            assert page.locator("article h1").inner_text()
+        picture(page, "site-front")
+
+
+def test_a_derivation_stands_beside_its_code(opened):
+    with opened("definition") as page:
+        said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
+        assert said["x"] + said["width"] <= code["x"] and abs(said["y"] - code["y"]) < 5
+        definition = page.locator("h2#attention + .beside")
+        assert "def attention(" in definition.locator(".code").inner_text()
+        assert "Attend" in definition.locator(".said").inner_text()
+        assert "softmax_j" in page.locator("pre.formula").first.inner_text()
+    with opened("definition", 400) as page:
+        said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
+        assert said["y"] + said["height"] <= code["y"]
+
+
+def test_search_works_from_files_and_by_keyboard_alone(opened):
+    with opened("front") as page:
+        focused = "document.activeElement.classList.contains('md-search__input')"
+        for _ in range(12):  # logo, tabs and the switch of colors come before it
+            page.keyboard.press("Tab")
+            if page.evaluate(focused):
+                break
+        assert page.evaluate(focused)
+        is_open = "document.querySelector('[data-md-toggle=search]').checked"
+        page.wait_for_function(is_open)
+        page.keyboard.press("Escape")
+        page.wait_for_function(f"!{is_open} && !{focused}")
+        page.keyboard.press("/")
+        page.wait_for_function(f"{is_open} && {focused}")
+        page.keyboard.type("online softmax")
+        found = page.locator(".md-search-result__link")
+        found.first.wait_for()
+        assert any("reference/softmax.py.html" in found.nth(i).get_attribute("href") for i in range(3))
+        picture(page, "site-search")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/softmax.py.html*")
+        assert "softmax" in page.locator("article h1").inner_text()
+
+
+def test_colors_follow_the_system_and_the_switch(opened):
+    shown = "document.body.dataset.mdColorScheme"
+    for scheme, name, other in (("light", "default", "slate"), ("dark", "slate", "default")):
+        with opened("front", scheme=scheme) as page:
+            assert page.evaluate(shown) == name
+            page.locator("label[for^=__palette]:visible").click()
+            assert page.evaluate(shown) == other
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1600, "light")])
+def test_it_fits_and_axe_finds_nothing_serious(opened, name, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra dev")
+    with opened(name, width, scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        picture(page, f"site-{name}-{width}-{scheme}")
+        # Without `preload` axe asks for no style sheets, which a page from a file may not read.
+        found = axe.Axe().run(page, options={"preload": False}).response["violations"]
+        assert [
+            (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+            for each in found
+            if each["impact"] in SERIOUS
+        ] == []
+
+
+def test_a_page_from_the_file_system_has_its_worker(browser, tmp_path: Path):
+    shutil.copy(ASSETS / "iframe-worker.js", tmp_path)
+    (tmp_path / "worker.js").write_text("addEventListener('message', event => postMessage(event.data + 1))")
+    (tmp_path / "page.html").write_text(
+        "<body><script src='iframe-worker.js'></script><script>const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', event => document.title += event.data);"
+        "worker.postMessage(1); worker.postMessage(4)</script>"
+    )
+    with silent_page(browser, (tmp_path / "page.html").as_uri()) as page:
+        page.wait_for_function("document.title === '25'", timeout=60_000)
