@@ -65,7 +65,8 @@ def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, shown: str):
         kept = 4 if report.outcome == "violated" else 2
         assert [without_distance(a) for a in lines[1:kept]] == [without_distance(a) for a in due[1:kept]]
         if report.outcome == "within bounds":
-            assert f"{report.examples} examples, {report.compared:,} numbers compared" in lines[0]
+            # How many numbers they have depends on the modules that are imported: Hypothesis draws their constants.
+            assert f"({report.examples} examples, " in lines[0]
 
 
 def without_distance(line: str) -> str:
