@@ -5,21 +5,21 @@ python -m learn.site.gallery    writes docs/gallery.md and the pictures beside i
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
-from learn.site.schemes import COLS, SCHEMES, Rounding
+from learn.quantizers.by_inputs import METHODS
+from learn.quantizers.schemes import COLS, SCHEMES, Rounding, rounded
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.open import open_checkpoint
 from model.insight.evaluation_by_tensor import relative_error
 from model.llama import load
 from model.options import SamplingOptions
 from model.quantize.calibration import calibrated
-from model.quantize.methods import METHODS
+from model.quantize.methods import METHODS as METHODS_OF_MODELS
 from model.running.reference_backend import load_reference_params
 from model.tensors import quantizable
 from reference.llama import empty_cache, forward
@@ -33,12 +33,6 @@ STEPS, COLUMNS = (
     180,
 )  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
 Number = int | float
-BITS = {"awq": 4.5, "gptq": 4.5, "smoothquant": 8 + 32 / COLS}
-SAID = {
-    "awq": "q4's half step, over the factor of the column; on the calibration no worse than plain rounding",
-    "gptq": "a bound of the squared error of outputs, none of a weight",
-    "smoothquant": "q8_row's half step, over the factor of the column; judged with float activations",
-}
 
 
 PAGE = """# Quantizers: a gallery
@@ -62,8 +56,8 @@ The model is small, 10 layers of 128 numbers, and large ones lose less at equal 
 |---|---|---|---|---|---|---|
 {table}
 
-Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding.
-How fast each scheme decodes: [quantization.md](quantization.md).
+Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding,
+and the types of `ggml_lattices` are only read.
 """
 
 
@@ -89,17 +83,6 @@ class Judge:
         width = min(map(len, told[stories:]))
         self.windows = np.array([ids[:width] for ids in told[stories:]])
         self.due = [_logits(self.base, ids) for ids in self.stories]
-
-    def rounded(self, rounding: Rounding) -> Checkpoint:
-        """Round every matrix of the model; embeddings, and the head that is tied to them, stay."""
-        names = quantizable(self.base.config)
-        tensors = {}
-        for name, tensor in self.base.tensors.items():
-            if name in names:
-                new = rounding(tensor.read().astype(np.float64))
-                tensor = tensor._replace(read=lambda new=new: new, dtype=new.dtype)
-            tensors[name] = tensor
-        return replace(self.base, tensors=tensors)
 
     def error(self, model: Checkpoint) -> float:
         """Divide the root mean square of the change of all matrices by that of the matrices."""
@@ -142,16 +125,16 @@ def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
 def rows(judge: Judge) -> Iterator[Row]:
     """Judge every scheme."""
     for name, scheme in SCHEMES.items():
-        model = judge.rounded(scheme.rounded)
+        model = rounded(judge.base, scheme.rounded)
         yield Row(name, scheme.page, scheme.bits, scheme.guarantee, judge.error(model), *judge.predictions(model))
-    for method in METHODS:
-        model = calibrated(judge.base, judge.windows, method=method)
-        moved = METHODS[method].factors is not None
+    for name, method in METHODS.items():
+        model = calibrated(judge.base, judge.windows, method=name)
+        moved = METHODS_OF_MODELS[name].factors is not None
         error = None if moved else judge.error(model)
-        yield Row(method, f"{method}.py", BITS[method], SAID[method], error, *judge.predictions(model))
+        yield Row(name, method.page, method.bits, method.guarantee, error, *judge.predictions(model))
 
 
-def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
+def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     """Draw the numbers that a row can become around its first 32 weights, and how far each number is from its own.
 
     One weight of the row is moved from the least to the largest of its group, and the whole row is rounded each time.
@@ -161,7 +144,7 @@ def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     at = np.linspace(group.min(), group.max(), STEPS)
     moved = np.tile(weights, (STEPS, 1))
     moved[:, place] = at
-    became = rounded(moved)[:, place]
+    became = rounding(moved)[:, place]
     low, high = min(at[0], became.min()), max(at[-1], became.max())
 
     def x(value: float) -> float:
