@@ -4,6 +4,7 @@ python -m learn.site.gallery    writes docs/gallery.md and the pictures beside i
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ STEPS, COLUMNS = (
     1440,
     180,
 )  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
+SPEEDS = Path(__file__).parents[2] / "benchmarks/results/schemes.md"
 Number = int | float
 
 
@@ -46,14 +48,18 @@ learn.site.gallery` makes this page.
 - **Error**: root mean square of the change of all matrices, over that of the weights. Embeddings stay as they are.
 - **KL**: divergence from the model in float64, in nats a token, over {tokens} tokens of {stories} stories that it told
   itself, computed by `reference/`. **Same top**: how often both find the same token the likeliest.
+- **Speed**: tokens/s relative to float32, of a model of 110 million random weights that runs from the scheme's codes;
+  median of five rounds (least to most); `-` where a scheme has no form of its own that runs, or was not measured.
+  {measured}
+  [quantization.md](quantization.md) has the conditions, [performance-gpu.md](performance-gpu.md) GPUs.
 - The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others stay
   (blue), and how far each number is from its own (below).
 
 The model is small, 10 layers of 128 numbers, and large ones lose less at equal bits. Types of 256 weights get rows of
 128, padded with zeros.
 
-| scheme | bits | guaranteed | error | KL | same top | grid |
-|---|---|---|---|---|---|---|
+| scheme | bits | guaranteed | error | KL | same top | speed | grid |
+|---|---|---|---|---|---|---|---|
 {table}
 
 Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding,
@@ -168,20 +174,44 @@ def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     )
 
 
+class Speeds(NamedTuple):
+    """Measured speeds: when and on what, and tokens/s by scheme, relative to float32."""
+
+    measured: str
+    relative: dict[str, str]
+
+
+def speeds(summary: str) -> Speeds:
+    """Read the summary of `benchmarks.schemes`. A scheme that runs as another does has the speed of that.
+
+    >>> speeds("Measured on today: cpu.\\n| q4 | 4.5 | 2.2 |\\n| awq | 4.5 | as q4 |\\nDecoding: Q6_K 1.8.").relative
+    {'q4': '2.2', 'awq': '2.2', 'Q6_K': '1.8'}
+    """
+    found = dict(re.findall(r"^\| ([^|]+) \|.*\| (\d[^|]*|as [^|]+) \|$", summary, re.M))
+    [others] = re.findall(r"^Decoding: (.*)\.$", summary, re.M)
+    found |= dict(re.findall(r"(\S.*?) (\d\.\d(?: \([^)]*\))?)(?:, |$)", others))
+    [measured] = re.findall(r"^Measured on .*$", summary, re.M)
+    return Speeds(
+        textwrap.fill(measured, 116, subsequent_indent="  "),
+        {name: found.get(of.removeprefix("as "), of) for name, of in found.items()},
+    )
+
+
 def write(folder: Path) -> None:
     """Write gallery.md and its pictures into a folder."""
     judge, table = Judge(), []
+    measured, relative = speeds(SPEEDS.read_text(encoding="utf-8"))
     draw(folder)
     for one in rows(judge):
         seen = f"![grid of {one.name}]({picture_of(one.name)})" if one.name in SCHEMES else ""
         error = "" if one.error is None else f"{one.error:.2g}"
         table.append(
             f"| [{one.name}](../reference/quantizers/{one.page}) | {one.bits:.4g} | {one.guarantee} | {error} "
-            f"| {one.divergence:.2g} | {one.same_top:.1%} | {seen} |"
+            f"| {one.divergence:.2g} | {one.same_top:.1%} | {relative.get(one.name, '-')} | {seen} |"
         )
         print(table[-1], flush=True)
     tokens = sum(map(len, judge.stories))
-    text = PAGE.format(cols=COLS, tokens=tokens, stories=len(judge.stories), table="\n".join(table))
+    text = PAGE.format(cols=COLS, tokens=tokens, stories=len(judge.stories), measured=measured, table="\n".join(table))
     (folder / "gallery.md").write_text(text, encoding="utf-8")
 
 
