@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from learn.site.gallery import picture, picture_of
-from learn.site.schemes import SCHEMES
+from learn.quantizers.schemes import SCHEMES
+from learn.site.gallery import SPEEDS, picture, picture_of, speeds
 from model.checkpoints.open import open_checkpoint
 from tests.processes import REPOSITORY
 
@@ -33,6 +33,15 @@ def test_a_picture_is_what_the_scheme_makes_of_the_weights(name: str):
     assert picture(SCHEMES[name].rounded, row) == kept
     other = "q8" if name != "q8" else "q4"
     assert picture(SCHEMES[other].rounded, row) != kept
+
+
+def test_speeds_are_those_that_were_measured_and_named_with_machine_and_date():
+    measured, relative = speeds(SPEEDS.read_text(encoding="utf-8"))
+    assert measured in PAGE and re.match(r"Measured on \d{4}-\d\d-\d\d: .*AMD EPYC", measured)
+    shown = {name: row.split(" | ")[6] for name, row in ROWS.items()}
+    assert shown == {name: relative.get(name, "-") for name in ROWS}
+    assert shown["GGUF Q6_K"].startswith("1.") and shown["gptq"] == shown["q4"] != shown["FP4"] == "-"
+    assert {*relative} - {"bfloat16"} <= {*ROWS}
 
 
 def test_more_bits_of_one_kind_are_closer():

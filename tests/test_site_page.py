@@ -14,7 +14,6 @@ PAGES = {
     "front": "index.html",
     "definition": "reference/attention.py.html",
     "gallery": "docs/gallery.html",
-    "models": "docs/models.html",
     "notebook": "docs/first-steps.ipynb.html",
 }
 SERIOUS = ("serious", "critical")

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from learn.quantizers import schemes
+from learn.quantizers.by_inputs import METHODS
+from learn.quantizers.schemes import SCHEMES
 from learn.trace import Recording, definitions, layers_of_ops, record
 from learn.xray import content, page, quantized
 from learn.xray.arrays import CELLS, heat_map
@@ -20,16 +21,15 @@ from learn.xray.formulas import FORMULAS
 from learn.xray.lines import run
 from learn.xray.ops import Rerun, unturned
 from model.candidates.walking import random_checkpoint, walkable
+from model.checkpoints import codes
 from model.insight.shapes import SHAPES
 from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.tensors import tensor_shapes
 from reference.linear import linear
-from reference.quantizers.schemes import SCHEMES
 from reference.rmsnorm import rmsnorm
 from reference.rope import LinearScaling, frequencies
 from tests.processes import REPOSITORY, run_llamaspec
-from tests.strategies import noises
 from verify.walk import CONFIGS, weights
 
 TOKENS = [3, 14, 15, 9, 26]
@@ -154,16 +154,6 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
     assert script(index.parent / "data" / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
 
 
-@given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
-def test_no_weight_is_further_off_than_the_page_says(noise, name, cols):
-    w = noise(1, cols)[0].astype(np.float64)
-    q = SCHEMES[name].quantize(w)
-    restored = SCHEMES[name].dequantize(q)
-    assert (np.abs(restored - w) <= quantized.guaranteed(name, w, q)).all()
-    levels = restored / np.where(quantized.scales(name, q) == 0, 1, quantized.scales(name, q))
-    assert (np.abs(levels) <= {"q8": 127, "q8_row": 127, "q4": 7, "nf4": 1, "fp8": 448, "mxfp4": 6}[name]).all()
-
-
 def test_formulas_are_mathml_and_name_what_the_definitions_name():
     for name, formula in FORMULAS.items():
         root = ElementTree.fromstring(f"<all>{formula}</all>")
@@ -181,17 +171,46 @@ def test_formulas_are_mathml_and_name_what_the_definitions_name():
 def test_schemes_tell_and_diverge_as_the_models_do():
     config = replace(CONFIGS["7 heads to 1"], layers=1)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=1))
-    told = list(quantized.tellings(checkpoint, TOKENS, stops=frozenset()))
-    assert [name for name, _, _ in told] == ["", *SCHEMES] and told[0][2] == 0
+    few = {name: SCHEMES[name] for name in ("q8", "q4", "GGUF Q4_0")}
+    told = list(quantized.tellings(checkpoint, TOKENS, stops=frozenset(), schemes=few))
+    assert [name for name, _, _ in told] == ["", *few] and told[0][2] == 0
     assert len(told[0][1]) == quantized.TOLD
     divergence = {name: kl for name, _, kl in told[1:]}
     assert 0 < divergence["q8"] < divergence["q4"] < 1
-    layer = load_reference_params(checkpoint).layers[0]
-    shown = quantized.schemes(layer, config, text=lambda name: {})
-    row = shown["schemes"]["q4"]["rows"]["q"]
-    q = SCHEMES["q4"].quantize(layer.q.weight[0])
-    assert row["codes"] == q.codes.tolist()
-    np.testing.assert_array_equal(numbers(row["restored"]), SCHEMES["q4"].dequantize(q).astype(np.float32))
+    coded = load_reference_params(codes.quantized(checkpoint, "q4")).layers[0]
+    rounded = load_reference_params(schemes.rounded(checkpoint, SCHEMES["q4"].rounded)).layers[0]
+    np.testing.assert_array_equal(rounded.q.weight, coded.q.weight)
+
+
+def test_every_scheme_has_a_row_of_every_matrix(walked):
+    recording, _ = walked
+    layer, config = recording.model.exact.layers[LAYER], recording.config
+    x = quantized.inputs(recording, LAYER)
+    shown = quantized.schemes(layer, config, x=x, text=lambda name: {})
+    assert shown["names"] == [*SCHEMES, *METHODS] and shown["left_out"] == []
+    assert quantized.schemes(layer, config, x=None, text=lambda name: {})["left_out"] == [*METHODS]
+    matrices = quantized.rows(layer, config)
+    assert shown["matrices"].keys() == matrices.keys() == x.keys()
+    for name, scheme in SCHEMES.items():
+        for matrix, w in matrices.items():
+            row = shown["schemes"][name]["rows"][matrix]
+            np.testing.assert_array_equal(numbers(row["restored"]), scheme.rounded(w)[0].astype(np.float32))
+    for name in METHODS:
+        for matrix, w in matrices.items():
+            row = shown["schemes"][name]["rows"][matrix]
+            assert len(row["codes"]) == len(w[0]) and (row["guaranteed"] is None) == (name == "gptq")
+            if row["guaranteed"]:
+                # Both are rounded to float32.
+                assert (np.abs(numbers(row["error"])) <= numbers(row["guaranteed"]) * (1 + 2.0**-22)).all()
+
+
+def test_inputs_are_what_the_matrices_were_given(walked):
+    recording, _ = walked
+    layer = recording.model.exact.layers[LAYER]
+    x = quantized.inputs(recording, LAYER)
+    due = recording.results[LAYER, "norm_qkv"][2].due.value  # v, which nothing turns
+    np.testing.assert_allclose(linear(x["v"], *layer.v), due.reshape(len(due), -1), rtol=1e-12, atol=1e-12)
+    assert x["o"].shape == (len(TOKENS), layer.o.weight.shape[1])
 
 
 @pytest.mark.parametrize(

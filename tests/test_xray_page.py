@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from learn.quantizers.by_inputs import METHODS
+from learn.quantizers.schemes import SCHEMES
 from model.cache import position_bytes
 from reference.config import Config
-from reference.quantizers.schemes import SCHEMES
 from reference.rope import frequencies, halves_to_interleaved, rope_halves, rope_interleaved
 from reference.sampling import distribution, draw
 from tests.browser import picture, silent_page
@@ -25,7 +26,7 @@ def made(tmp_path_factory, browser):
     folder = tmp_path_factory.mktemp("xray") / "page"
     done = run_llamaspec("xray", TEXT, "--out", str(folder))
     assert (done.code, done.out) == (0, f"{folder / 'index.html'}\n") and "4 tokens, 10 layers" in done.err
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 3e6
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 8e6
     return folder
 
 
@@ -207,20 +208,35 @@ def test_the_cache_costs_what_the_definition_says(page, model):
     assert shown == [1000 * bytes for bytes in each]
 
 
-def test_every_scheme_shows_its_codes_and_tells(page, model):
-    for name, scheme in SCHEMES.items():
+def test_every_scheme_shows_its_row_and_tells(page, model):
+    quantize = model["quantize"]
+    assert quantize["names"] == [*SCHEMES, *METHODS]
+    for name, about in {**SCHEMES, **METHODS}.items():
         choose(page, "scheme", name)
-        for matrix in model["quantize"]["matrices"]:
-            choose(page, "matrix", matrix)
-        row = model["quantize"]["schemes"][name]["rows"]["down"]  # the last
-        canvas = page.get_by_role("img", name=re.compile("^Weights, and what"))
-        canvas.focus()
+        choose(page, "matrix", "down")
+        row = quantize["schemes"][name]["rows"]["down"]
+        page.get_by_role("img", name=re.compile("^Weights, and what")).focus()
         page.keyboard.press("ArrowRight")
         said = page.locator("#row output").first.inner_text()
-        assert said.startswith("weight 0: ") and f"code {row['codes'][0]} × scale" in said
-        assert f"{text(scheme.bits_per_weight(128))} bits a weight in all" in page.locator("#row").inner_text()
-        assert page.locator("#divergence").inner_text()
-        assert page.locator(".told").last.inner_text().startswith(TEXT)
+        error, within = numbers(row["error"])[0], row["guaranteed"] and numbers(row["guaranteed"])[0]
+        code = "" if row["codes"] is None else f", code {row['codes'][0]}"
+        assert said.startswith("weight 0: ") and code in said
+        if abs(error) > 1e-3:
+            assert f"off {text(error, 3)}" in said
+        assert ("guaranteed" in said) == (within is not None)
+        whole = page.locator("#row").inner_text()
+        [bits] = re.findall(r": ([\d.]+) bits a weight", whole)
+        assert float(bits) == pytest.approx(about.bits, rel=5e-4)  # four digits
+        assert about.guarantee in whole and about.page in whole
+        if name in METHODS:
+            assert "calibrated on other texts" in page.locator("#told").inner_text()
+        else:
+            assert page.locator("#divergence").inner_text()
+            assert page.locator(".told").last.inner_text().startswith(TEXT)
+    for matrix in quantize["matrices"]:
+        choose(page, "matrix", matrix)
+        assert f"'s {matrix}, quantized by itself" in page.locator("#row").inner_text()
+    picture(page, "quantization-schemes")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1600, "dark")])

@@ -4,22 +4,23 @@ python -m learn.site.gallery    writes docs/gallery.md and the pictures beside i
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
-from learn.site.schemes import COLS, SCHEMES, Rounding
+from learn.quantizers.by_inputs import METHODS
+from learn.quantizers.schemes import COLS, SCHEMES, Rounding, rounded
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.open import open_checkpoint
 from model.insight.evaluation_by_tensor import relative_error
 from model.llama import load
 from model.options import SamplingOptions
 from model.quantize.calibration import calibrated
-from model.quantize.methods import METHODS
+from model.quantize.methods import METHODS as METHODS_OF_MODELS
 from model.running.reference_backend import load_reference_params
 from model.tensors import quantizable
 from reference.llama import empty_cache, forward
@@ -32,13 +33,8 @@ STEPS, COLUMNS = (
     1440,
     180,
 )  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
+SPEEDS = Path(__file__).parents[2] / "benchmarks/results/schemes.md"
 Number = int | float
-BITS = {"awq": 4.5, "gptq": 4.5, "smoothquant": 8 + 32 / COLS}
-SAID = {
-    "awq": "q4's half step, over the factor of the column; on the calibration no worse than plain rounding",
-    "gptq": "a bound of the squared error of outputs, none of a weight",
-    "smoothquant": "q8_row's half step, over the factor of the column; judged with float activations",
-}
 
 
 PAGE = """# Quantizers: a gallery
@@ -52,19 +48,22 @@ learn.site.gallery` makes this page.
 - **Error**: root mean square of the change of all matrices, over that of the weights. Embeddings stay as they are.
 - **KL**: divergence from the model in float64, in nats a token, over {tokens} tokens of {stories} stories that it told
   itself, computed by `reference/`. **Same top**: how often both find the same token the likeliest.
+- **Speed**: tokens/s relative to float32, of a model of 110 million random weights that runs from the scheme's codes;
+  median of five rounds (least to most); `-` where a scheme has no form of its own that runs, or was not measured.
+  {measured}
+  [quantization.md](quantization.md) has the conditions, [performance-gpu.md](performance-gpu.md) GPUs.
 - The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others stay
   (blue), and how far each number is from its own (below).
 
 The model is small, 10 layers of 128 numbers, and large ones lose less at equal bits. Types of 256 weights get rows of
 128, padded with zeros.
 
-| scheme | bits | guaranteed | error | KL | same top | grid |
-|---|---|---|---|---|---|---|
+| scheme | bits | guaranteed | error | KL | same top | speed | grid |
+|---|---|---|---|---|---|---|---|
 {table}
 
 Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding,
 `ggml_lattices` and `ggml_grids` read what others have quantized (IQ1 to IQ4_XS).
-How fast each scheme decodes: [quantization.md](quantization.md).
 """
 
 
@@ -90,17 +89,6 @@ class Judge:
         width = min(map(len, told[stories:]))
         self.windows = np.array([ids[:width] for ids in told[stories:]])
         self.due = [_logits(self.base, ids) for ids in self.stories]
-
-    def rounded(self, rounding: Rounding) -> Checkpoint:
-        """Round every matrix of the model; embeddings, and the head that is tied to them, stay."""
-        names = quantizable(self.base.config)
-        tensors = {}
-        for name, tensor in self.base.tensors.items():
-            if name in names:
-                new = rounding(tensor.read().astype(np.float64))
-                tensor = tensor._replace(read=lambda new=new: new, dtype=new.dtype)
-            tensors[name] = tensor
-        return replace(self.base, tensors=tensors)
 
     def error(self, model: Checkpoint) -> float:
         """Divide the root mean square of the change of all matrices by that of the matrices."""
@@ -143,16 +131,16 @@ def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
 def rows(judge: Judge) -> Iterator[Row]:
     """Judge every scheme."""
     for name, scheme in SCHEMES.items():
-        model = judge.rounded(scheme.rounded)
+        model = rounded(judge.base, scheme.rounded)
         yield Row(name, scheme.page, scheme.bits, scheme.guarantee, judge.error(model), *judge.predictions(model))
-    for method in METHODS:
-        model = calibrated(judge.base, judge.windows, method=method)
-        moved = METHODS[method].factors is not None
+    for name, method in METHODS.items():
+        model = calibrated(judge.base, judge.windows, method=name)
+        moved = METHODS_OF_MODELS[name].factors is not None
         error = None if moved else judge.error(model)
-        yield Row(method, f"{method}.py", BITS[method], SAID[method], error, *judge.predictions(model))
+        yield Row(name, method.page, method.bits, method.guarantee, error, *judge.predictions(model))
 
 
-def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
+def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     """Draw the numbers that a row can become around its first 32 weights, and how far each number is from its own.
 
     One weight of the row is moved from the least to the largest of its group, and the whole row is rounded each time.
@@ -162,7 +150,7 @@ def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     at = np.linspace(group.min(), group.max(), STEPS)
     moved = np.tile(weights, (STEPS, 1))
     moved[:, place] = at
-    became = rounded(moved)[:, place]
+    became = rounding(moved)[:, place]
     low, high = min(at[0], became.min()), max(at[-1], became.max())
 
     def x(value: float) -> float:
@@ -186,20 +174,44 @@ def picture(rounded: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
     )
 
 
+class Speeds(NamedTuple):
+    """Measured speeds: when and on what, and tokens/s by scheme, relative to float32."""
+
+    measured: str
+    relative: dict[str, str]
+
+
+def speeds(summary: str) -> Speeds:
+    """Read the summary of `benchmarks.schemes`. A scheme that runs as another does has the speed of that.
+
+    >>> speeds("Measured on today: cpu.\\n| q4 | 4.5 | 2.2 |\\n| awq | 4.5 | as q4 |\\nDecoding: Q6_K 1.8.").relative
+    {'q4': '2.2', 'awq': '2.2', 'Q6_K': '1.8'}
+    """
+    found = dict(re.findall(r"^\| ([^|]+) \|.*\| (\d[^|]*|as [^|]+) \|$", summary, re.M))
+    [others] = re.findall(r"^Decoding: (.*)\.$", summary, re.M)
+    found |= dict(re.findall(r"(\S.*?) (\d\.\d(?: \([^)]*\))?)(?:, |$)", others))
+    [measured] = re.findall(r"^Measured on .*$", summary, re.M)
+    return Speeds(
+        textwrap.fill(measured, 116, subsequent_indent="  "),
+        {name: found.get(of.removeprefix("as "), of) for name, of in found.items()},
+    )
+
+
 def write(folder: Path) -> None:
     """Write gallery.md and its pictures into a folder."""
     judge, table = Judge(), []
+    measured, relative = speeds(SPEEDS.read_text(encoding="utf-8"))
     draw(folder)
     for one in rows(judge):
         seen = f"![grid of {one.name}]({picture_of(one.name)})" if one.name in SCHEMES else ""
         error = "" if one.error is None else f"{one.error:.2g}"
         table.append(
             f"| [{one.name}](../reference/quantizers/{one.page}) | {one.bits:.4g} | {one.guarantee} | {error} "
-            f"| {one.divergence:.2g} | {one.same_top:.1%} | {seen} |"
+            f"| {one.divergence:.2g} | {one.same_top:.1%} | {relative.get(one.name, '-')} | {seen} |"
         )
         print(table[-1], flush=True)
     tokens = sum(map(len, judge.stories))
-    text = PAGE.format(cols=COLS, tokens=tokens, stories=len(judge.stories), table="\n".join(table))
+    text = PAGE.format(cols=COLS, tokens=tokens, stories=len(judge.stories), measured=measured, table="\n".join(table))
     (folder / "gallery.md").write_text(text, encoding="utf-8")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from learn.quantizers.schemes import SCHEMES
 from learn.trace import Guess, Recording, Trace
 from learn.xray import quantized
 from learn.xray.arrays import packed
@@ -74,7 +75,9 @@ def model_content(
         "quantize": {
             "layer": first,
             "told": told.get(""),
-            **quantized.schemes(layer, config, text=text),
+            **quantized.schemes(
+                layer, config, x=quantized.inputs(recording, first) if small(config) else None, text=text
+            ),
         },
     }
 
@@ -130,5 +133,5 @@ def _told(
     stages = quantized.tellings(checkpoint, recording.tokens, stops=checkpoint.stops)
     for number, (name, ids, kl) in enumerate(stages):
         told[name], divergence[name] = [text_of(id) for id in ids], kl
-        progress("telling", number / len(quantized.SCHEMES))
+        progress("telling", number / len(SCHEMES))
     return told, divergence

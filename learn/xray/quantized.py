@@ -1,89 +1,63 @@
-"""A row of a matrix under each scheme of `--quantize`, beside the guaranteed error, and what the model then tells."""
+"""A row of a matrix under each quantizer of weights, beside the guaranteed error, and what the model then tells."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from learn.quantizers.by_inputs import METHODS
+from learn.quantizers.schemes import SCHEMES, Kept, Scheme, rounded
+from learn.trace import Recording
 from learn.xray.arrays import packed
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
 from model.insight.evaluation import comparison
 from model.running.reference_backend import load_reference_params
 from reference.config import Config
 from reference.llama import Params, empty_cache, forward, greedy
-from reference.quantizers import mx
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.minifloat import E2M1, E4M3
-from reference.quantizers.nf4 import NF4
-from reference.quantizers.schemes import SCHEMES, Scheme
-from reference.quantizers.symmetric import largest_code
+from reference.rmsnorm import rmsnorm
 
 COLUMNS = 128  # weights of a row that are shown
 TOLD = 48  # tokens that a quantized model tells
 
 
-def guaranteed(name: str, w: np.ndarray, q: Quantized) -> np.ndarray:
-    """Bound the error of each weight of a row w [cols] as the scheme's file in `reference/quantizers/` proves it.
-
-    >>> w = np.array([1.0, -0.5, 0.25, 0.125])
-    >>> (guaranteed("q4", w, SCHEMES["q4"].quantize(w)) * 14).round(6).tolist()  # half of a step of 1 / 7
-    [1.0, 1.0, 1.0, 1.0]
-    """
-    scheme, s = SCHEMES[name], scales(name, q)
-    match name:
-        case "nf4":
-            levels = np.sort(NF4.levels.astype(np.float64))
-            place = np.clip(np.searchsorted(levels, w / np.where(s == 0, 1, s)), 1, len(levels) - 1)
-            return np.where(s < 1e-38, s, s * (levels[place] - levels[place - 1]) / 2 + 3 * 2.0**-23 * s)
-        case "fp8":
-            m, bias = E4M3.mantissa_bits, E4M3.bias
-            near = np.maximum(2.0 ** -(m + 1) * np.abs(w), 2.0 ** -(bias + m) * s)
-            return near + E4M3.largest * 2.0**-150
-        case "mxfp4":
-            return np.maximum(np.abs(w) / 4, s * 2.0 ** -(E2M1.bias + E2M1.mantissa_bits))
-        case _:
-            return np.maximum(s / 2, largest_code(scheme.code_bits) * 2.0**-150)
-
-
-def scales(name: str, q: Quantized) -> np.ndarray:
-    """Give the scale of each weight of a row, in float64."""
-    cols = len(q.codes)
-    stored = q.scales.astype(np.float64)
-    if name == "mxfp4":
-        stored = 2.0 ** (stored - mx.BIAS)
-    return np.repeat(stored, SCHEMES[name].group or cols)[:cols]
-
-
-def row(name: str, w: np.ndarray) -> dict[str, Any]:
-    """Describe a row w [cols] under a scheme, its first `COLUMNS` weights."""
-    scheme: Scheme = SCHEMES[name]
-    q = scheme.quantize(w)
-    restored = scheme.dequantize(q)
-    parts = {
-        "weights": w,
-        "restored": restored,
-        "error": restored - w,
-        "guaranteed": guaranteed(name, w, q),
-        "scales": scales(name, q),
-    }
+def described(w: np.ndarray, kept: Kept) -> dict[str, Any]:
+    """Describe what became of a row w [1, cols], its first `COLUMNS` weights."""
+    codes, scales, within = kept.shown
+    error = kept.restored - w
+    parts = {"weights": w, "restored": kept.restored, "error": error, "guaranteed": within, "scales": scales}
     return {
-        **{part: packed(numbers[:COLUMNS]) for part, numbers in parts.items()},
-        "codes": q.codes[:COLUMNS].astype(int).tolist(),
-        "root_mean_square": float(np.sqrt(np.mean((restored - w) ** 2))),
+        **{part: None if numbers is None else packed(numbers[0, :COLUMNS]) for part, numbers in parts.items()},
+        "codes": None if codes is None else codes[0, :COLUMNS].astype(int).tolist(),
+        "root_mean_square": float(np.sqrt(np.mean(error**2))),
     }
 
 
 def rows(layer: Any, config: Config) -> dict[str, np.ndarray]:
-    """Take the first row of each matrix of a block [cols]."""
+    """Take the first row of each matrix of a block [1, cols]."""
     matrices = {"q": layer.q, "k": layer.k, "v": layer.v, "o": layer.o}
     if not config.experts:
         matrices |= {"gate": layer.ffn.gate, "up": layer.ffn.up, "down": layer.ffn.down}
-    return {name: matrix.weight[0] for name, matrix in matrices.items()}
+    return {name: matrix.weight[:1].astype(np.float64) for name, matrix in matrices.items()}
+
+
+def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
+    """Collect what each of those matrices is multiplied with, for every token of the text [tokens, cols]."""
+    exact, eps = recording.model.exact.layers[layer], recording.config.eps
+
+    def given(op: str) -> np.ndarray:
+        x = recording.results[layer, op][0].given.astype(np.float64)
+        return x.reshape(len(x), -1)
+
+    first = rmsnorm(given("norm_qkv"), exact.attention_norm, eps=eps)
+    found = {"q": first, "k": first, "v": first, "o": given("project_add")}
+    if not recording.config.experts:
+        second = rmsnorm(given("norm_gate_up"), exact.ffn_norm, eps=eps)
+        found |= {"gate": second, "up": second, "down": given("down_add")}
+    return found
 
 
 def tellings(
-    checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int]
+    checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int], schemes: Mapping[str, Scheme] = SCHEMES
 ) -> Iterator[tuple[str, list[int], float]]:
     """Yield what the model tells after `prompt`, greedily and in float64: as it is (named ""), then under each scheme.
 
@@ -95,8 +69,8 @@ def tellings(
     text = _told(exact, prompt, config, stops=stops)
     yield "", text[len(prompt) :], 0.0
     logits = _logits(exact, text, config)
-    for name in SCHEMES:
-        params = load_reference_params(quantized(checkpoint, name))
+    for name, scheme in schemes.items():
+        params = load_reference_params(rounded(checkpoint, scheme.rounded))
         found = comparison([_logits(params, text, config)], [logits], text[1:], bytes=len(text))
         yield name, _told(params, prompt, config, stops=stops)[len(prompt) :], found.divergence.mean
 
@@ -114,20 +88,35 @@ def _logits(params: Params, text: list[int], config: Config) -> np.ndarray:
     return forward(params, np.array(text[:-1]), empty_cache(config), config=config)[0]
 
 
-def schemes(layer: Any, config: Config, *, text: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Describe all schemes: a row of each matrix, and what `text` says of a scheme."""
+def schemes(
+    layer: Any, config: Config, *, x: Mapping[str, np.ndarray] | None, text: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Describe all schemes: a row of each matrix, quantized by itself, and what `text` says of a scheme.
+
+    Methods that look at a matrix's inputs are there where `x` has these.
+    """
     found = rows(layer, config)
+    kept: dict[str, dict[str, Kept]] = {
+        name: {matrix: scheme.kept(w) for matrix, w in found.items()} for name, scheme in SCHEMES.items()
+    }
+    if x is not None:
+        kept |= {
+            name: {matrix: method.kept(w, x[matrix]) for matrix, w in found.items()} for name, method in METHODS.items()
+        }
+    about = {**SCHEMES, **METHODS}
     return {
-        "names": list(SCHEMES),
-        "matrices": {name: len(w) for name, w in found.items()},
+        "names": list(kept),
+        "left_out": [] if x is not None else list(METHODS),
+        "matrices": {matrix: w.shape[1] for matrix, w in found.items()},
         "schemes": {
             name: {
-                "bits": scheme.bits_per_weight(config.dim),
-                "code_bits": scheme.code_bits,
-                "group": scheme.group,
-                "rows": {matrix: row(name, w) for matrix, w in found.items()},
+                "bits": about[name].bits,
+                "guarantee": about[name].guarantee,
+                "file": f"reference/quantizers/{about[name].page}",
+                "by_inputs": name in METHODS,
+                "rows": {matrix: described(found[matrix], row) for matrix, row in of_matrices.items()},
                 **text(name),
             }
-            for name, scheme in SCHEMES.items()
+            for name, of_matrices in kept.items()
         },
     }

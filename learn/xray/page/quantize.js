@@ -20,13 +20,18 @@ function drawQuantize() {
   const { quantize } = XRAY.model;
   const scheme = quantize.schemes[SCHEME.name];
   const row = scheme.rows[SCHEME.matrix];
-  const [weights, restored, error, guaranteed, scales] = ["weights", "restored", "error", "guaranteed", "scales"].map((part) => unpack(row[part]));
+  const [weights, restored, error, guaranteed, scales] = ["weights", "restored", "error", "guaranteed", "scales"].map((part) => row[part] && unpack(row[part]));
   const count = weights.length;
-  const tell = (i) => `weight ${i}: ${number(weights[i], 6)}, code ${row.codes[i]} × scale ${number(scales[i], 5)} → ${number(restored[i], 6)}; off ${number(error[i], 3)} of ${number(guaranteed[i], 3)} guaranteed`;
+  const tell = (i) => [
+    `weight ${i}: ${number(weights[i], 6)}`,
+    row.codes ? `, code ${row.codes[i]}` : "",
+    scales ? `, scale ${number(scales[i], 5)}` : "",
+    ` → ${number(restored[i], 6)}; off ${number(error[i], 3)}`,
+    guaranteed ? ` of ${number(guaranteed[i], 3)} guaranteed` : "",
+  ].join("");
   const at = (x, y, width) => Math.max(0, Math.min(count - 1, Math.floor((x / width) * count)));
-  const top = Math.max(...weights.map(Math.abs));
-  const most = Math.max(...guaranteed);
-  const among = scheme.group ? `${scheme.group} weights` : "the row";
+  const top = Math.max(...weights.map(Math.abs), ...restored.map(Math.abs)) || 1;
+  const most = Math.max(...error.map(Math.abs), ...(guaranteed ?? [])) || 1;
 
   const values = chart({
     label: "Weights, and what their codes stand for", height: 150, count, tell, at,
@@ -55,23 +60,30 @@ function drawQuantize() {
           const h = (value / most) * (height - 4);
           context.fillRect(i * w + w * 0.1, height - h, w * 0.8, h);
         };
-        part(guaranteed[i], color.line);
+        if (guaranteed) part(guaranteed[i], color.line);
         part(Math.abs(error[i]), i === marked ? color.ink : color.warm);
       }
     },
   });
   fill("row",
-    el("p", {}, `${SCHEME.name}: a code of ${scheme.code_bits} bits a weight, a scale for ${among}, ${number(scheme.bits)} bits a weight in all. `,
-      `Row 0 of block ${quantize.layer}'s ${SCHEME.matrix}, ${count === quantize.matrices[SCHEME.matrix] ? "" : "its first "}${count} weights; root mean square error ${number(row.root_mean_square, 3)}.`),
+    el("p", {}, `${SCHEME.name}: ${number(scheme.bits)} bits a weight with scales, in rows of 4,096. Guaranteed: ${scheme.guarantee}. `,
+      el("code", {}, scheme.file), ` defines it. Row 0 of block ${quantize.layer}'s ${SCHEME.matrix}, quantized by itself`,
+      scheme.by_inputs ? " for the inputs that this text gives it" : "",
+      `, ${count === quantize.matrices[SCHEME.matrix] ? "" : "its first "}${count} weights; root mean square error ${number(row.root_mean_square, 3)}.`),
+    quantize.left_out.length ? el("p", {}, `${quantize.left_out.join(", ")}, which look at inputs, are left out of pages of large models.`) : "",
     el("div", { class: "two" },
       el("figure", {}, el("figcaption", {}, el("b", {}, "Weights"), " and the levels that their codes stand for"), values),
-      el("figure", {}, el("figcaption", {}, el("b", {}, "Errors"), " before what is guaranteed"), errors)));
+      el("figure", {}, el("figcaption", {}, el("b", {}, "Errors"), guaranteed ? " before what is guaranteed" : "; of a single weight nothing is guaranteed"), errors)));
   drawTold(quantize, scheme);
 }
 
 function drawTold(quantize, scheme) {
   if (!quantize.told) {
     fill("told", el("p", {}, "What the model tells under each scheme is left out of pages of large models."));
+    return;
+  }
+  if (!scheme.told) {
+    fill("told", el("p", {}, `What the model tells under ${SCHEME.name} is left out: it is calibrated on other texts first. docs/gallery.md has its KL.`));
     return;
   }
   const prompt = XRAY.model.tokens.filter(({ text }, i) => i || !/^<.*>$/.test(text)).map(({ text }) => text).join("").trimStart();

@@ -1,0 +1,201 @@
+"""Codes, scales and the guaranteed error of each weight of a matrix, as the file of each quantizer proves it.
+
+A function here takes the weights [rows, cols], of float32 or narrower, and what the quantizer made of them.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from reference.quantizers import double_quantization, ggml, mx, pruning
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized, spread
+from reference.quantizers.ggml_blocks import Blocks, Shifted, Signed, largest
+from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from reference.quantizers.ggml_superblocks import Superblock
+from reference.quantizers.hqq import Hqq
+from reference.quantizers.kmeans import Codebooks
+from reference.quantizers.minifloat import E2M1, E4M3, Minifloat
+from reference.quantizers.nf4 import NF4, SMALLEST, Codebook
+from reference.quantizers.nvfp4 import Nvfp4
+from reference.quantizers.symmetric import largest_code
+
+U32, U64 = 2.0**-24, 2.0**-53
+OVERFLOW = 2.0**-120  # of ggml: what is lost where 1 / d overflows
+
+Matrix = Float64[np.ndarray, "rows cols"]
+
+
+class Shown(NamedTuple):
+    """Code, scale and guaranteed error of each weight; None where a quantizer has none."""
+
+    codes: np.ndarray | None  # [rows, cols], integers
+    scales: np.ndarray | None  # [rows, cols]
+    within: np.ndarray | None  # [rows, cols]
+
+
+def of_weights(scales: np.ndarray, w: Matrix, group: int | None = None) -> Matrix:
+    """Give each weight its scale [rows, cols], where those of a row [rows, groups] are for `group` columns each."""
+    cols = w.shape[1]
+    each = group or cols // scales.shape[1]
+    return np.repeat(scales.astype(np.float64), each, axis=1)[:, :cols]
+
+
+def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
+    """Bound the error of the level nearest to each weight: half the gap around it, or what lies beyond the ends.
+
+    >>> nearest(np.array([[0.1, 1.5, 4.0]]), np.array([[[0.0, 1.0, 3.0]]]))
+    array([[0.5, 1. , 1. ]])
+    """
+    levels = np.broadcast_to(np.sort(levels, axis=-1), (*w.shape, levels.shape[-1]))
+    place = np.clip(np.sum(levels <= w[..., None], axis=-1), 1, levels.shape[-1] - 1)[..., None]
+    below, above = (np.take_along_axis(levels, place - i, axis=-1)[..., 0] for i in (1, 0))
+    return np.maximum.reduce([(above - below) / 2, levels[..., 0] - w, w - levels[..., -1]])
+
+
+def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -> Shown:
+    """Show integers around zero: half a step."""
+    s = of_weights(q.scales, w, group)
+    return Shown(q.codes, s, np.maximum(s / 2, largest_code(bits) * 2.0**-150))
+
+
+def llama2c_groups(w: Matrix, q: Quantized) -> Shown:
+    """Show llama2.c's Q8_0, whose groups are of the flattened matrix."""
+    s = np.repeat(q.scales.astype(np.float64), w.size // q.scales.size).reshape(w.shape)
+    return Shown(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
+
+
+def absmax(w: Matrix, q: Quantized) -> Shown:
+    """Show LLM.int8()'s rows."""
+    top = of_weights(q.scales, w)
+    return Shown(q.codes, top / 127, np.where(top < 127 * 2.0**-127, top, (1 / 2 + 256 * U32) * top / 127))
+
+
+def affine(w: Matrix, q: Affine, *, bits: int) -> Shown:
+    """Show integers with a zero point: half a step."""
+    s = of_weights(q.scales, w)
+    return Shown(q.codes, s, s / 2 + (2**bits - 1) * (2 * U32 * s + 2.0**-150))
+
+
+def hqq(w: Matrix, q: Hqq, *, bits: int) -> Shown:
+    """Show HQQ's codes: the nearest number, up to roundings of w / s + z and s (q - z) in float64."""
+    s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
+    levels = s[..., None] * (np.arange(2**bits) - z[..., None])
+    return Shown(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
+
+
+def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
+    """Show minifloats with a scale of float32: half a unit in the last place."""
+    s, m = of_weights(q.scales, w), to.mantissa_bits
+    near = np.maximum(2.0 ** -(m + 1) * np.abs(w), 2.0 ** -(to.bias + m) * s)
+    return Shown(q.codes, s, near + to.largest * 2.0**-150)
+
+
+def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
+    """Show minifloats whose scale is a power of two."""
+    s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
+    saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]
+    return Shown(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
+
+
+def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None = None) -> Shown:
+    """Show NF4 or FP4: half the gap between two levels."""
+    a = of_weights(q.scales, w, group)
+    near = nearest(w, a[..., None] * codebook.levels.astype(np.float64)) + 3 * 2.0**-23 * a
+    return Shown(q.codes, a, np.where(a < SMALLEST, a, near))
+
+
+def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Shown:
+    """Show NF4 whose scales are quantized: a level times the error of its scale is added."""
+    first, second = q
+    a = first.scales.astype(np.float64)
+    blocks = np.arange(a.size) // double_quantization.BLOCK
+    b = second.tops.astype(np.float64)[blocks].reshape(a.shape)
+    moved = 0.0071 * b + 2.0**-22 * (a + np.abs(np.float64(second.offset)) + b)
+    moved += U32 * (a + moved) + 2.0**-149  # the scale is rounded to float32 once more
+    stored = double_quantization.dequantize(second).astype(np.float32)
+    exact = codebook(w, first, codebook=NF4)
+    assert exact.within is not None
+    level = np.abs(NF4.levels.astype(np.float64)[first.codes])
+    return Shown(first.codes, of_weights(stored, w), exact.within + level * of_weights(moved, w))
+
+
+def kmeans(w: Matrix, q: Codebooks) -> Shown:
+    """Show levels of a row's own: no scale, the nearest level."""
+    return Shown(q.codes, None, nearest(w, q.levels.astype(np.float64)[:, None]))
+
+
+def nvfp4(w: Matrix, q: Nvfp4) -> Shown:
+    """Show e2m1 in blocks of 16 whose scales are e4m3."""
+    g = np.float64(q.scale)
+    s = g * spread(E4M3.decode(q.scales), w.shape)
+    tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
+    due = of_weights(tops / (E2M1.largest * (g or np.inf)), w)
+    off = np.maximum(2.0**-4 * due, 2.0**-10) + 448 * 2.0**-23
+    return Shown(q.codes, s, np.maximum(np.abs(w) / 5, s / 4) + 6 * g * off)
+
+
+def bitnet(w: Matrix, q: Quantized) -> Shown:
+    """Show -1, 0 and 1: half of the scale, and beyond 3 / 2 scales what is left."""
+    b = np.broadcast_to(q.scales.astype(np.float64), w.shape)
+    return Shown(q.codes, b, (4 * U32) * b + np.maximum(b / 2, np.abs(w) - b))
+
+
+def binary(w: Matrix, q: Quantized) -> Shown:
+    """Show signs: their sum of squares is the least, and nothing is said of one weight."""
+    return Shown(q.codes, of_weights(q.scales, w), None)
+
+
+def sparse(w: Matrix, kept: Matrix) -> Shown:
+    """Show weights of which two of four stay: those are exact, the others are lost."""
+    return Shown(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
+
+
+def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
+    """Show a type of GGUF."""
+    kind = ggml.TYPES[name]
+    blocks = w.reshape(len(w), -1, kind.weights)
+    codes = q.codes.reshape(w.shape)
+    if isinstance(kind, Superblock):
+        a, b = (unit.astype(float)[..., None] * each for unit, each in ((q.d, q.scales), (q.e, q.minima)))
+        a, b = (of_weights(each.reshape(len(w), -1), w) for each in (a, b))
+        levels = a[..., None] * np.arange(kind.lowest, kind.highest + 1) - b[..., None]
+        roundings = 8 * U64 * (np.abs(w) + np.max(np.abs(levels), axis=-1) + np.abs(b))
+        return Shown(codes, a, nearest(w, levels) + roundings)
+    if name == "MXFP4":
+        d = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w)
+        return Shown(codes, d, np.maximum(np.abs(w) / 4, d / 4))
+    d = of_weights(q.scales, w)
+    if name == "IQ4_NL":  # codes are taken before d is rounded, which moves a level at most twice as far as `moved`
+        moved = 127 * _in_float16(np.abs(d) * (1 + 2.0**-10))
+        near = nearest(w, d[..., None] * IQ4_NL_LEVELS)
+        return Shown(codes, d, near + 2 * moved + 2.0**-22 * 127 * np.abs(d))
+    if isinstance(q, Blocks):
+        return Shown(codes, d, _equal_steps(blocks, q, kind).reshape(w.shape))
+    top = np.max(np.abs(blocks), axis=-1, keepdims=True)  # TQ1_0, TQ2_0
+    within = (1 / 2 + 2.0**-20) * top + np.abs(q.codes) * _in_float16(top) + OVERFLOW
+    return Shown(codes, d, within.reshape(w.shape))
+
+
+def _equal_steps(blocks: np.ndarray, q: Blocks, kind: Any) -> np.ndarray:
+    """Bound the errors of Q8_0, Qb_0 and Qb_1 by block [rows, blocks, 32]."""
+    low = np.min(blocks, axis=-1, keepdims=True)
+    codes, m, opposite = q.codes.astype(np.float64), np.zeros_like(low), np.zeros(blocks.shape, bool)
+    if isinstance(kind, Signed):
+        d = largest(blocks.astype(np.float32)).astype(np.float64)[..., None] / -kind.zero
+        codes = codes - kind.zero
+        opposite = blocks / np.where(d == 0, 1, d) > kind.zero - 1
+    elif isinstance(kind, Shifted):
+        m, d = low, (np.max(blocks, axis=-1, keepdims=True) - low) / (2**kind.bits - 1)
+    else:
+        d = np.max(np.abs(blocks), axis=-1, keepdims=True) / 127
+    d = np.abs(d) * (1 + 4 * U32)  # which ggml rounds to float32
+    step = (np.where(opposite, 1, 0.5) + 2.0**-14) * d
+    return step + np.abs(codes) * _in_float16(d) + _in_float16(np.abs(m)) * (m != 0) + OVERFLOW
+
+
+def _in_float16(d: np.ndarray) -> np.ndarray:
+    """Bound what rounding of d to float16 changes."""
+    return np.maximum(2.0**-11 * d, 2.0**-25)
