@@ -19,6 +19,7 @@ FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 COPIED = (".svg", ".png")
 ASSETS = Path(__file__).parent / "assets"
 FIRST = "README.md"
+XRAY = "xray/index.html"  # which `make docs` has `llamaspec xray` write there
 SECTIONS = {  # the other pages; those of reference/ stand after the first of "Read"
     "Start": ["docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
@@ -197,4 +198,5 @@ def _configure(out: Path, definitions: list[str]) -> None:
                     f"              - {target_of(p)}" for p in definitions if p.startswith(f"reference/{folder}/")
                 ]
             lines += [f"      - {target_of(path)}" for path in paths[1:]]
+            lines.append(f"      - A text in the model: {XRAY}")
     (out.parent / "mkdocs.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
