@@ -19,7 +19,15 @@ FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 COPIED = (".svg", ".png")
 ASSETS = Path(__file__).parent / "assets"
 FIRST = "README.md"
-XRAY = "xray/index.html"  # which `make docs` has `llamaspec xray` write there
+# `make docs` has `llamaspec xray` write the page that this one leads to.
+XRAY = """# A text in the model
+
+The built-in model reads a text: every token, block and op, with its equation, its code and its numbers.
+
+[![The tower of blocks](docs/images/xray-tower.png)](xray/index.html)
+
+[Open the page](xray/index.html)
+"""
 SECTIONS = {  # the other pages; those of reference/ stand after the first of "Read"
     "Start": ["docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
@@ -57,6 +65,7 @@ def stage(root: Path, out: Path) -> list[str]:
         if path not in staged:
             staged.add(path)
             todo += _write(root, path, out)
+    (out / "xray.md").write_text(XRAY, encoding="utf-8")
     _configure(out, definitions)
     return sorted(staged)
 
@@ -198,5 +207,5 @@ def _configure(out: Path, definitions: list[str]) -> None:
                     f"              - {target_of(p)}" for p in definitions if p.startswith(f"reference/{folder}/")
                 ]
             lines += [f"      - {target_of(path)}" for path in paths[1:]]
-            lines.append(f"      - A text in the model: {XRAY}")
+            lines.append("      - xray.md")
     (out.parent / "mkdocs.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
