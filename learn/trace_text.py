@@ -28,7 +28,8 @@ def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
 
 
 def _legend(trace: Trace) -> Iterator[str]:
-    yield "What each op computes (reference/, float64):"
+    yield "What each op computes (reference/, float64). Below, bytes and flop are of one"
+    yield "token, times of the whole text."
     shown: set[str] = set()
     for op, layers in trace.definitions.items():
         yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"

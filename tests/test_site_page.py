@@ -15,6 +15,7 @@ PAGES = {
     "definition": "reference/attention.py.html",
     "gallery": "docs/gallery.html",
     "notebook": "docs/first-steps.ipynb.html",
+    "a text": "xray.html",
 }
 SERIOUS = ("serious", "critical")
 
@@ -39,6 +40,13 @@ def test_the_front_page_leads_to_every_section(opened):
             page.locator(".md-tabs__item--active", has_text=section).wait_for()
             assert page.locator("article h1").inner_text()
         picture(page, "site-front")
+
+
+def test_the_x_ray_page_is_a_click_away(opened):
+    with opened("a text") as page:
+        page.get_by_text("Open the page").click()
+        page.locator("html[data-ready]").wait_for()
+        assert page.locator("#quantization").is_visible()
 
 
 def test_a_derivation_stands_beside_its_code(opened):

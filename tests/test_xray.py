@@ -154,6 +154,10 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
     assert script(index.parent / "data" / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
 
 
+def test_the_group_of_a_head_is_a_whole_number():
+    assert "<mo>⌊</mo><mi>h</mi>" in FORMULAS["attention"] and "<mo>⌋</mo>" in FORMULAS["attention"]
+
+
 def test_formulas_are_mathml_and_name_what_the_definitions_name():
     for name, formula in FORMULAS.items():
         root = ElementTree.fromstring(f"<all>{formula}</all>")

@@ -109,6 +109,7 @@ def readme(one: Exercise) -> str:
     if not isinstance(one, Broken) and one.judge is not None:
         called += f"\nThe judge: {inspect.getdoc(one.judge)}\n"
     return (
-        f"# Exercise {one.number}: {one.title}\n\n{task} `llamaspec lab check {one.number}` judges it,\n"
-        f"`llamaspec lab hint {one.number}` helps, `llamaspec lab solution {one.number}` tells.\n{called}"
+        f"# Exercise {one.number}: {one.title}\n\n{task} In the folder above this one,\n"
+        f"`llamaspec lab check {one.number}` judges it, `llamaspec lab hint {one.number}` helps,\n"
+        f"`llamaspec lab solution {one.number}` tells.\n{called}"
     )

@@ -76,7 +76,7 @@ FORMULAS: dict[str, str] = {
     ),
     "attention": lines(
         row("o_ih =", under("∑", "j"), "p_hij", SPACE, "v_jg"),
-        row("g = h", SPACE, "kv_heads / heads"),
+        row("g = ⌊ h", SPACE, "kv_heads / heads ⌋"),
     ),
     "attention_weights": lines(
         row("p_hij = softmax_j (", over("⟨ q_ih , k_jg ⟩", root("head_dim")), "+ M_ij )"),
