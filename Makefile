@@ -96,7 +96,7 @@ SITE := build/site
 docs: $(COMPLETE)
 	@.ci/setup "$(PYTHON)" docs
 	@$(BIN)/python -m learn.site stage $(SITE)
-	@$(BIN)/llamaspec xray "$(TEXT)" --out $(SITE)/source/xray
+	@$(BIN)/python -m llamaspec xray "$(TEXT)" --out $(SITE)/source/xray
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet \
 	    --config-file $(SITE)/mkdocs.yml
 	@$(BIN)/python -m learn.site check $(SITE)

@@ -138,8 +138,8 @@ def answered_at_once() -> Iterator[Interrupts]:
         # After a signal the thread stays: Python's own end may wait for a compilation that nobody needs any more.
         if not interrupts.status:
             atexit.unregister(interrupts.skip_teardown)
-            # Registered last, so called first: taking JAX apart comes after it.
-            atexit.register(partial(signal.signal, signal.SIGINT, end_done))
+            if signal.SIGINT in before:  # registered last, so called first: taking JAX apart comes after it
+                atexit.register(partial(signal.signal, signal.SIGINT, end_done))
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(woken_before)
