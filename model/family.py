@@ -250,6 +250,15 @@ def _plain(name: str) -> Any:
     return next(each.default for each in fields(Config) if each.name == name)
 
 
+def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None, ...]:
+    """Give the same window to all layers but every `nth`, which has none.
+
+    >>> windows_but_every(2, 8, layers=4)
+    (8, None, 8, None)
+    """
+    return tuple(None if (i + 1) % nth == 0 else window for i in range(layers))
+
+
 def families() -> dict[str, Family]:
     """Find the description of every family, by model_type, in alphabetical order."""
     found = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]

@@ -34,7 +34,7 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
 
 
 def alibi_mask(heads: int, queries: int, keys: int, *, offset: int = 0) -> Float[np.ndarray, "heads queries keys"]:
-    """What is added to scores: the causal mask of `attention`, and the biases. The first query is at `offset`.
+    """Add the biases to the causal mask of `attention`. The first query is at `offset`.
 
     `attention` takes one mask for all heads, so heads are its batch here: q, k and v are [heads, seq, 1, head_dim].
 

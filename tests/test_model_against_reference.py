@@ -100,7 +100,7 @@ def walk(
     weights_unit=0.0,
 ):
     index = (starts[:, None] + np.arange(tokens.shape[1])).astype(np.int32)
-    positions = Positions(*map(jax.device_put, (index, *(np.asarray(table)[index] for table in params.rope[:2]))))
+    positions = Positions(*map(jax.device_put, (index, *params.rope.on_host(index))))
     rows = [(row, slice(0, int(n)), int(start)) for row, (n, start) in enumerate(zip(counts, starts, strict=True))]
     x = jax.device_put(np.asarray(params.embedding)[tokens])
     layers = []

@@ -85,7 +85,7 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
         return jax.jit(op, static_argnames=[n for n in ("config", "window") if takes_any or n in parameters])
 
     def positions(at: np.ndarray) -> Positions:
-        return Positions(*map(jax.device_put, (at, *(np.asarray(table)[at] for table in params.rope[:2]))))
+        return Positions(*map(jax.device_put, (at, *params.rope.on_host(at))))
 
     def cache(capacity: int) -> list[Any]:
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
-from model.family import DEFAULTS, GGUF_NAMES, Architecture, Family
+from model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, windows_but_every
 from model.tensors import NAMES
 
 LARGEST = 64  # layers of EXAONE 4.0 32B
@@ -24,7 +24,7 @@ def rotary_layers(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def read_gguf(metadata: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Read the window, which every fourth layer lacks; llama.cpp has windows in the largest model alone."""
     window = metadata.integer(WINDOW, 4096) if given["layers"] == LARGEST else 0
-    windows = tuple(None if (i + 1) % 4 == 0 else window for i in range(given["layers"])) if window else None
+    windows = windows_but_every(4, window, layers=given["layers"]) if window else None
     return {"windows": windows} | rotary_layers(None, {"windows": windows})
 
 

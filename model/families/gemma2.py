@@ -8,7 +8,7 @@ from math import isclose, sqrt
 from typing import Any
 
 from model.families.gemma import ACTIVATIONS, DEFAULT_VALUES, SWITCHES
-from model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family
+from model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, windows_but_every
 from model.tensors import NAMES
 from reference.config import Config
 
@@ -51,7 +51,7 @@ def read_gguf(metadata: Any, given: Mapping[str, Any], *, largest: int, full_eve
     window = metadata.integer(WINDOW, 4096)
     scalar = float(given["dim"] // given["heads"] if given["layers"] == largest else given["head_dim"])
     found = {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
-    windows = tuple(None if (i + 1) % full_every == 0 else window for i in range(given["layers"]))
+    windows = windows_but_every(full_every, window, layers=given["layers"])
     return found | {"windows": windows if any(windows) else None}
 
 

@@ -4,24 +4,12 @@ See https://arxiv.org/abs/2503.19786.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from model.families.gemma import ACTIVATIONS
-from model.families.gemma2 import (
-    CAPS,
-    GGUF_NORMS,
-    NORMS,
-    SCALES,
-    SWITCHES,
-    WINDOW,
-    read,
-    read_gguf,
-    write,
-    write_window,
-)
-from model.families.gemma2 import DEFAULT_VALUES as GEMMA2
-from model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys
-from model.tensors import NAMES
+from model.families import gemma2
+from model.families.gemma2 import GGUF_NORMS, SCALES, SWITCHES, WINDOW, read_gguf, write_window
+from model.family import GGUF_KEYS, GGUF_NAMES, Architecture, RopeKeys
 from reference.config import Config
 
 LARGEST = 62  # layers of Gemma 3 27B
@@ -52,24 +40,14 @@ ARCHITECTURE = Architecture(
 )
 ROPE = RopeKeys(theta=1e6, local_theta=("rope_local_base_freq", 10_000.0))
 
-FAMILY = Family(
-    "gemma3_text",
+FAMILY = replace(
+    gemma2.FAMILY,
+    name="gemma3_text",
     model="Gemma3ForCausalLM",
     gguf=ARCHITECTURE,
-    keys=KEYS | CAPS | {"qkv_bias": ("attention_bias",), "o_bias": ("attention_bias",)},
-    names={**NAMES, **NORMS},
-    defaults=GEMMA2 | {"context": 131_072, "kv_heads": 4, "qkv_bias": False, "o_bias": False},
-    switches=SWITCHES | {"post_norms": True, "qk_norm": True},
-    understood={"hidden_act": ACTIVATIONS, "hidden_activation": ACTIVATIONS}
-    | {"use_bidirectional_attention": (False, None)},
-    norm_offset=1.0,
-    windows="by layer",
-    window=4096,
+    defaults=gemma2.DEFAULT_VALUES | {"context": 131_072, "kv_heads": 4, "qkv_bias": False, "o_bias": False},
+    switches={**gemma2.FAMILY.switches, "qk_norm": True},
+    understood={**gemma2.FAMILY.understood, "use_bidirectional_attention": (False, None)},
     full_every=6,
     rope=ROPE,
-    derived=SCALES,
-    read=read,
-    write=write,
-    bos=2,
-    stop=1,
 )

@@ -4,7 +4,7 @@ See https://arxiv.org/abs/2501.00656.
 """
 
 from model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
-from model.family import DEFAULTS, GGUF_NAMES, KEYS, Architecture, Family
+from model.family import DEFAULTS, GGUF_NAMES, KEYS, Architecture, Family, windows_but_every
 from model.tensors import NAMES
 
 SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True}
@@ -13,7 +13,7 @@ SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_no
 def read_windows(metadata, given):
     """Read OLMo 3's windows, which every fourth layer lacks."""
     window = metadata.integer(WINDOW, 0)
-    windows = tuple(None if (i + 1) % 4 == 0 else window for i in range(given["layers"]))
+    windows = windows_but_every(4, window, layers=given["layers"])
     # llama.cpp rescales only the layers without a window.
     return {"windows": windows, "local_theta": given["theta"]} if window and any(windows) else {}
 

@@ -106,7 +106,7 @@ def walkable_on(
     )
 
     def positions(at: np.ndarray) -> Positions:
-        return Positions(*map(partition.replicated, (at, *(np.asarray(angles)[at] for angles in params.rope[:2]))))
+        return Positions(*map(partition.replicated, (at, *params.rope.on_host(at))))
 
     def cache(capacity: int) -> list[Any]:
         layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype, devices=dealt)

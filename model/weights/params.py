@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
@@ -85,6 +85,10 @@ class Rope(NamedTuple):
     sin: Float[Array, "positions pairs"]
     local_cos: Float[Array, "positions pairs"] | None = None  # of layers with a theta of their own
     local_sin: Float[Array, "positions pairs"] | None = None
+
+    def on_host(self, at: Int[np.ndarray, "*shape"]) -> tuple[np.ndarray, np.ndarray]:
+        """Take the cosines and sines of some positions, of layers without a theta of their own."""
+        return np.asarray(self.cos)[at], np.asarray(self.sin)[at]
 
 
 class Params(NamedTuple):

@@ -134,7 +134,7 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
     at = np.array([3, 71], np.int32)
-    positions = Positions(jnp.asarray(at[:, None]), *(table[at][:, None] for table in params.rope[:2]))
+    positions = Positions(jnp.asarray(at[:, None]), *(jnp.asarray(a) for a in params.rope.on_host(at[:, None])))
     x = jnp.asarray(rng.standard_normal((2, 1, config.dim)), jnp.float32)
     stale = jnp.full((2, config.kv_heads, CAPACITY, config.head_dim), jnp.nan)
     weights = {
@@ -145,7 +145,7 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
         )
     }  # fmt: skip
     vectors = np.asarray(x)[:, 0]
-    cos, sin = (np.asarray(table)[at] for table in params.rope[:2])
+    cos, sin = params.rope.on_host(at)
     norms = [np.asarray(norm) for norm in (layer.attention_norm, layer.ffn_norm, params.norm)]
     q, k, v = exact.norm_qkv(
         weights["qkv"], vectors, norms[0], np.asarray(stale), np.asarray(stale), at, cos, sin,
@@ -196,7 +196,7 @@ def test_q_k_and_v_of_two_forms_are_one_kernel():
     layer = layer._replace(qkv=layer.qkv._replace(weight=Stacked(parts)))
     x, norm = Noise(0)(1, NARROW.dim), np.asarray(layer.attention_norm)
     at = np.array([5], np.int32)
-    cos, sin = (table[at] for table in params.rope[:2])
+    cos, sin = map(jnp.asarray, params.rope.on_host(at))
     positions = Positions(jnp.asarray(at[:, None]), cos[:, None], sin[:, None])
     stale = jnp.full((1, NARROW.kv_heads, CAPACITY, NARROW.head_dim), jnp.nan)
     ops, reasons = pallas_ops(NARROW, params._replace(layers=[layer]), capacity=CAPACITY)

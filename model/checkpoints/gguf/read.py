@@ -8,6 +8,7 @@ from jaxtyping import Shaped
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused
 from model.checkpoints.checks import check_model
+from model.checkpoints.fused import taken_apart
 from model.checkpoints.gguf import blocks, layout
 from model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
 from model.checkpoints.gguf.file import Entry, Metadata, read_header
@@ -71,17 +72,9 @@ def _apart(config: Config, architecture: Architecture, located: dict[str, Locate
     """Replace matrices that are stored as one by their parts, which are its rows."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
-        if (place := apart.pop(f"{name}.weight", None)) is None:
-            continue  # what is lacking is named later
-        file, entry = place
-        if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
-            shape = list(entry.shape)
-            raise refused(file.path, f"{name}.weight has shape {shape}, but its keys make it {sum(rows)} rows")
-        start = entry.offset
-        for part, count in zip(parts, rows, strict=True):
-            piece = entry._replace(shape=(count, entry.shape[1]), offset=start)
-            apart[f"{part}.weight"] = Located(file, piece)
-            start += piece.bytes
+        if place := apart.pop(f"{name}.weight", None):  # what is lacking is named later
+            pieces = taken_apart(place.file.path, f"{name}.weight", place.entry, rows, by="its keys make")
+            apart |= {f"{part}.weight": place._replace(entry=piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
 

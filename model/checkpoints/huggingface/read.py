@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
+from model.checkpoints.fused import taken_apart
 from model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
 from model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
 from model.checkpoints.huggingface.rule import FLOATS
@@ -78,16 +79,10 @@ def _apart(path: str, config: Config, family: Family, located: Located) -> Locat
     """Replace matrices that are stored as one by their parts, which are its rows."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
-        if (place := apart.pop(f"{name}.weight", None)) is None:
-            continue  # what is lacking is named later
-        file, entry = place
-        if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
-            what = f"{name}.weight has shape {list(entry.shape)}, but config.json makes it {sum(rows)} rows"
-            raise refused(path, what)
-        start = entry.offset
-        for part, count in zip(parts, rows, strict=True):
-            apart[f"{part}.weight"] = file, entry._replace(shape=(count, entry.shape[1]), offset=start)
-            start += apart[f"{part}.weight"][1].bytes
+        if place := apart.pop(f"{name}.weight", None):  # what is lacking is named later
+            file, entry = place
+            pieces = taken_apart(path, f"{name}.weight", entry, rows, by="config.json makes")
+            apart |= {f"{part}.weight": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
 

@@ -1,0 +1,33 @@
+"""Matrices that a file stores as one."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from model.checkpoints.checkpoint import refused
+
+
+@runtime_checkable
+class Entry(Protocol):
+    """The location of a tensor in its file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def _replace(self, **fields: Any) -> Any: ...
+
+
+def taken_apart[E: Entry](path: str, name: str, entry: E, rows: Sequence[int], *, by: str) -> list[E]:
+    """Locate the parts of a matrix, which have so many of its `rows` each. Raises `CheckpointError` if they do not fit.
+
+    `by` names what says how many rows there are.
+    """
+    if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
+        raise refused(path, f"{name} has shape {list(entry.shape)}, but {by} it {sum(rows)} rows")
+    parts, start = [], entry.offset
+    for count in rows:
+        parts.append(entry._replace(shape=(count, entry.shape[1]), offset=start))
+        start += parts[-1].bytes
+    return parts
