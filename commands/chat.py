@@ -14,18 +14,7 @@ import click
 
 from commands.interrupt import handled_by
 from commands.loading import cache_folder, checked_request, load, print_seed
-from commands.options import (
-    BUILT_IN,
-    Verb,
-    combined,
-    max_new_tokens,
-    model_option,
-    processes_options,
-    running_options,
-    sampling_options,
-    timings_option,
-    tokenizer_option,
-)
+from commands.options import BUILT_IN, Verb, generation_options
 from commands.output import say, stream
 
 if TYPE_CHECKING:
@@ -65,15 +54,7 @@ Once it has told one:
     metavar="NAME|FILE",
     help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
 )
-@combined(
-    model_option,
-    tokenizer_option,
-    max_new_tokens(512),
-    sampling_options,
-    running_options,
-    processes_options,
-    timings_option,
-)
+@generation_options(512)
 @click.pass_obj
 def chat(others: Watch | None, system: str | None, template: str | None, timings: bool, **options: Any):
     """Talk with a model.

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import cache_folder, checked_request, load, print_seed
-from commands.options import (
-    Verb,
-    combined,
-    json_option,
-    max_new_tokens,
-    model_option,
-    processes_options,
-    running_options,
-    sampling_options,
-    timings_option,
-    tokenizer_option,
-)
+from commands.options import Verb, generation_options, json_option
 from commands.output import say, stream, write_json
 
 if TYPE_CHECKING:
@@ -29,16 +18,8 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
-@combined(
-    model_option,
-    tokenizer_option,
-    max_new_tokens(256),
-    sampling_options,
-    running_options,
-    processes_options,
-    timings_option,
-    json_option,
-)
+@generation_options(256)
+@json_option
 def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Continue PROMPT with a model.
 
@@ -58,16 +39,8 @@ def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
 
 @click.command(cls=Verb)
 @click.argument("prompt", default="")
-@combined(
-    model_option,
-    tokenizer_option,
-    max_new_tokens(512),
-    sampling_options,
-    running_options,
-    processes_options,
-    timings_option,
-    json_option,
-)
+@generation_options(512)
+@json_option
 def story(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Tell a story, from its beginning or on from PROMPT.
 

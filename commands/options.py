@@ -235,6 +235,19 @@ def max_new_tokens(default: int) -> Callable:
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, help=text)
 
 
+def generation_options(most: int) -> Callable:
+    """Make the options of a command that continues a text, by `most` tokens unless told otherwise."""
+    return combined(
+        model_option,
+        tokenizer_option,
+        max_new_tokens(most),
+        sampling_options,
+        running_options,
+        processes_options,
+        timings_option,
+    )
+
+
 def _sampled(name: str, kind: type, default: int | float, text: str) -> Callable:
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from model.checkpoints.checkpoint import Checkpoint
 
 
+walk_dtype_option = click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Compute with it."
+)
+
+
+def layers_option(default: str) -> Callable:
+    """Make the option that chooses layers, of which `default` are looked into otherwise."""
+    text = f"Look into this layer. May be repeated.  [default: {default}]"
+    return click.option("--layer", "layers", type=click.IntRange(0), multiple=True, help=text)
+
+
 class Read(NamedTuple):
     """A model that is open, and a text as its tokens."""
 

@@ -8,7 +8,7 @@ from commands.loading import prepare_jax
 from commands.options import Verb, combined, json_option, kernels_option, model_option, tokenizer_option
 from commands.output import say, write, write_json
 from commands.progress import progress_bar
-from commands.text_to_walk import read
+from commands.text_to_walk import layers_option, read, walk_dtype_option
 
 
 @click.command(cls=Verb)
@@ -20,16 +20,8 @@ from commands.text_to_walk import read
     show_default=True,
     help="Follow this token: 0 is the first (BOS, where there is one), -1 the last.",
 )
-@click.option(
-    "--layer",
-    "layers",
-    type=click.IntRange(0),
-    multiple=True,
-    help="Look into this layer. May be repeated.  [default: all]",
-)
-@click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Compute with it."
-)
+@layers_option("all")
+@walk_dtype_option
 @combined(model_option, tokenizer_option, kernels_option, json_option)
 def trace(
     text: str,

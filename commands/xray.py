@@ -10,7 +10,7 @@ from commands.loading import prepare_jax
 from commands.options import Verb, combined, kernels_option, model_option, tokenizer_option
 from commands.output import say, write
 from commands.progress import progress_bar
-from commands.text_to_walk import read
+from commands.text_to_walk import layers_option, read, walk_dtype_option
 
 
 @click.command(cls=Verb)
@@ -23,16 +23,8 @@ from commands.text_to_walk import read
     help="Write the page here: FOLDER/index.html and what belongs to it.",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
-@click.option(
-    "--layer",
-    "layers",
-    type=click.IntRange(0),
-    multiple=True,
-    help="Look into this layer. May be repeated.  [default: all of a small model; else first, middle and last]",
-)
-@click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Compute with it."
-)
+@layers_option("all of a small model; else first, middle and last")
+@walk_dtype_option
 @combined(model_option, tokenizer_option, kernels_option)
 def xray(
     text: str,

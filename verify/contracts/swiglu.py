@@ -1,53 +1,12 @@
 """SwiGLU: element by element, with a sigmoid that must not overflow."""
 
-import numpy as np
-from hypothesis import strategies as st
-
 from reference.swiglu import swiglu
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision
-from verify.running_error import exactly, gated
+from verify.gating import gating_contract
+from verify.running_error import gated
 
-
-def arguments(*, precision: Precision, rows: int, ffn: int, gate: Values, around: float, up: Values) -> Arguments:
-    return {
-        "gate": gate.array("gate", rows, ffn, precision=precision, around=around),
-        "up": up.array("up", rows, ffn, precision=precision),
-    }
-
-
-def expect(gate: np.ndarray, up: np.ndarray) -> Expected:
-    y = gated(exactly(gate), exactly(up))
-    return Expected(y.value, y.error, y.error, np.abs(y.value))
-
-
-def _sign(trial: Trial) -> Claim:
-    return Claim(trial.again(up=-trial.arguments["up"])[0], -trial.outputs[0], 0.0)
-
-
-def _zero(trial: Trial) -> Claim:
-    nothing = trial.again(gate=np.zeros_like(trial.arguments["gate"]))[0]
-    return Claim(nothing, np.zeros_like(nothing), 0.0)
-
-
-CONTRACT = Contract(
-    definition=swiglu,
-    shapes={"rows": st.sampled_from([1, 2, 3, 5]), "ffn": sizes(8, 32, 128, 256, most=513)},
-    values={
-        "gate": values(-8, 6),
-        "around": st.sampled_from([0.0, -100.0, 100.0, -80.0, 10.0]),
-        "up": values(-8, 8),
-    },
-    arguments=arguments,
-    expect=expect,
-    domain="gate and up [rows ffn] of one dtype, |gate| up to 2^17",
+CONTRACT = gating_contract(
+    swiglu,
+    gated,
+    low=-80.0,
     bound="hard and alarm: (10 + 2 max(-gate, 1)) u |y|, from exp, sum, quotient and two products",
-    laws=[
-        alone("a row", "gate", "up"),
-        Law("swiglu(gate, -up) is -swiglu(gate, up), bit for bit", _sign),
-        Law("a gate of 0 lets nothing through", _zero),
-    ],
-    large=Large({"rows": beyond(64, 1024, 4096), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [40]}),
 )

@@ -1,0 +1,64 @@
+"""The contract of a feed-forward layer's nonlinearity: a function of one half of the hidden layer times the other."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import strategies as st
+
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import Precision
+from verify.running_error import Approx, exactly
+
+
+def gating_contract(
+    definition: Callable, running: Callable[[Approx, Approx], Approx], *, low: float, bound: str
+) -> Contract:
+    """Make the contract of `definition(gate, up)`, which is odd in `up` and 0 where the gate is.
+
+    `running` computes it with its error. `low` is a gate whose function is near 0 and must not be taken for 0.
+    """
+
+    def expect(gate: np.ndarray, up: np.ndarray) -> Expected:
+        y = running(exactly(gate), exactly(up))
+        return Expected(y.value, y.error, y.error, np.abs(y.value))
+
+    name = definition.__name__
+    return Contract(
+        definition=definition,
+        shapes={"rows": st.sampled_from([1, 2, 3, 5]), "ffn": sizes(8, 32, 128, 256, most=513)},
+        values={
+            "gate": values(-8, 6),
+            "around": st.sampled_from([0.0, -100.0, 100.0, low, 10.0]),
+            "up": values(-8, 8),
+        },
+        arguments=_arguments,
+        expect=expect,
+        domain="gate and up [rows ffn] of one dtype, |gate| up to 2^17",
+        bound=bound,
+        laws=[
+            alone("a row", "gate", "up"),
+            Law(f"{name}(gate, -up) is -{name}(gate, up), bit for bit", _sign),
+            Law("a gate of 0 lets nothing through", _zero),
+        ],
+        large=Large(
+            {"rows": beyond(64, 1024, 4096), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [40]}
+        ),
+    )
+
+
+def _arguments(*, precision: Precision, rows: int, ffn: int, gate: Values, around: float, up: Values) -> Arguments:
+    return {
+        "gate": gate.array("gate", rows, ffn, precision=precision, around=around),
+        "up": up.array("up", rows, ffn, precision=precision),
+    }
+
+
+def _sign(trial: Trial) -> Claim:
+    return Claim(trial.again(up=-trial.arguments["up"])[0], -trial.outputs[0], 0.0)
+
+
+def _zero(trial: Trial) -> Claim:
+    nothing = trial.again(gate=np.zeros_like(trial.arguments["gate"]))[0]
+    return Claim(nothing, np.zeros_like(nothing), 0.0)
