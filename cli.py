@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
@@ -70,8 +69,11 @@ class Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb that `args` begin with. Raises UsageError with the one that a misspelt name may mean."""
-        if meant := get_close_matches(args[0], VERBS, 1) if args[0] not in VERBS else []:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant[0]!r}?")
+        if args[0] not in VERBS:
+            from difflib import get_close_matches
+
+            if meant := get_close_matches(args[0], VERBS, 1):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {meant[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
