@@ -61,6 +61,7 @@ class FakeEngine:
         self.vocab = 1024
         self.failed: BaseException | None = None
         self.seconds = seconds  # before each token
+        self.pause: int | None = None  # a request waits after so many tokens, until this is None or it is cancelled
         self.requests: list[Request] = []
         self.ends: Counter[FinishReason] = Counter()
         self.poison: int | None = None  # a token whose request fails
@@ -131,6 +132,8 @@ class FakeEngine:
             if len(request.prompt) + drawn == self.context:
                 return "context", drawn
             time.sleep(self.seconds)
+            while drawn == self.pause and number not in self._cancelled:
+                time.sleep(0.005)
             if number in self._cancelled:
                 return "cancelled", drawn
             drawn += 1

@@ -10,7 +10,7 @@ ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and 
 
 @pytest.fixture
 def engine():
-    return FakeEngine(spelling(ANSWER), seconds=0.01)
+    return FakeEngine(spelling(ANSWER))
 
 
 @pytest.fixture
@@ -37,11 +37,13 @@ def finished(page):
     return page.locator(".turn.assistant .said").last
 
 
-def test_an_answer_streams_and_markup_in_it_stays_text(page):
+def test_an_answer_streams_and_markup_in_it_stays_text(page, engine):
     picture(page, "empty")
+    engine.pause = 8
     ask(page)
     page.locator(".busy .token").nth(3).wait_for()
     picture(page, "streaming")
+    engine.pause = None
     assert finished(page).inner_text() == ANSWER
     assert page.locator(".said b").count() == 0
     assert "tokens/s" in page.locator(".turn.assistant .foot").inner_text()
@@ -49,7 +51,7 @@ def test_an_answer_streams_and_markup_in_it_stays_text(page):
 
 
 def test_stop_ends_the_request_in_the_engine(page, engine):
-    engine.seconds = 0.05
+    engine.pause = 8
     ask(page)
     page.locator(".busy .token").nth(3).wait_for()
     page.get_by_role("button", name="Stop").click()
