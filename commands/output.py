@@ -7,6 +7,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -112,11 +113,15 @@ def stream(generation: Generation, *, prompt: str = "", answer: bool = False, wr
 
 
 def say(message: str):
-    """Print a message on stderr, where it disturbs no result; a terminal does not cut its words."""
+    """Print a message on stderr, where it disturbs no result; a terminal does not cut its words.
+
+    A message that cannot be written, as on a full disk, is lost, and nothing else.
+    """
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         message = "\n".join(wrapped(line, width) for line in message.split("\n"))
-    click.echo(message, err=True)
+    with suppress(OSError):
+        click.echo(message, err=True)
 
 
 def wrapped(line: str, width: int) -> str:

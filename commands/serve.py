@@ -60,6 +60,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     ),
     _limit("--max-queue", int, 256, "Let so many requests wait; the others get 429."),
     _limit("--max-connections", int, 1000, "Hold so many connections; the others get 503."),
+    _limit("--request-seconds", float, 600, "End a request that takes longer with an error."),
     _limit("--max-body", int, 4 << 20, "Read so many bytes of a request."),
     _limit("--body-seconds", float, 60, "Give a client so long to send a request."),
     _limit("--write-seconds", float, 30, "Give a client that stops reading so long to go on."),
@@ -91,6 +92,7 @@ def serve(model: str | None, **options: Any):
         body_bytes=options["max_body"],
         body_seconds=options["body_seconds"],
         write_seconds=options["write_seconds"],
+        request_seconds=options["request_seconds"],
         connections=options["max_connections"],
         drain_seconds=options["drain_seconds"],
     )
@@ -167,7 +169,7 @@ def _site(
     from serving.connections import allow_files
     from serving.http import Site
     from serving.metrics import Metrics
-    from serving.openai import Model
+    from serving.openai_answers import Model
     from serving.prompts import Prompts
 
     places = [place for place in (options["tokenizer"], place_of(model)) if place]
@@ -184,7 +186,11 @@ def _site(
     name = _name(model)
     owner = name.split("/")[0] if "/" in name else "llamaspec"
     about = Model(name, int(time.time()), owner, engine.context)
-    api = Api(engine, prompts, about, Metrics(engine), fingerprint=_fingerprint(name, options))
+    api = Api(
+        *(engine, prompts, about, Metrics(engine)),
+        fingerprint=_fingerprint(name, options),
+        request_seconds=limits.request_seconds,
+    )
     allowed = allow_files(limits.connections)
     if allowed < limits.connections:
         say(f"the system allows {allowed} connections, not {limits.connections}: see ulimit -n")

@@ -5,7 +5,8 @@ from functools import partial
 from time import perf_counter
 
 from serving.metrics import Metrics
-from serving.openai import FinishReason, Refusal, Usage
+from serving.openai import Refusal
+from serving.openai_answers import FinishReason, Usage
 from serving.prompts import Prompt, too_long
 from serving.request import Engine, Event, Finished, PromptLogprobs, PromptTooLong, QueueFull, Request, Tokens
 from serving.request import TopLogprobs as Likeliest
@@ -186,5 +187,6 @@ def _refusal(event: Finished) -> Refusal:
         case "cancelled":  # Clients that leave are not there to read this.
             return shutting_down()
         case "expired":
-            return Refusal("the request took longer than it may", status=503, code="expired")
+            headers = {"Retry-After": "5"}
+            return Refusal("the request took longer than it may", status=503, code="expired", headers=headers)
     return Refusal(event.message or "the engine failed", status=500, code="engine_error")

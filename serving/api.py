@@ -19,14 +19,16 @@ from serving.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Model,
     Refusal,
     SampledRequest,
+    TextFormat,
     TokenizeRequest,
 )
+from serving.openai_answers import Model
 from serving.prompts import Prompt, Prompts
 from serving.request import Engine, Request
 from serving.streaming import TextReader
+from serving.tools import CallReader, wanted_tools
 
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 MOST_PROMPTS = 32  # in one request
@@ -47,14 +49,27 @@ class Answer:
 class Api:
     """Endpoints of one model."""
 
-    def __init__(self, engine: Engine, prompts: Prompts, model: Model, metrics: Metrics, *, fingerprint: str):
-        """Serve `engine`; `fingerprint` names the weights and programs that a text depends on."""
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Prompts,
+        model: Model,
+        metrics: Metrics,
+        *,
+        fingerprint: str,
+        request_seconds: float,
+    ):
+        """Serve `engine`; `fingerprint` names the weights and programs that a text depends on.
+
+        A request ends as expired after `request_seconds`, or sooner where it says so.
+        """
         self.engine = engine
         self.model = model
         self.metrics = metrics
         self.draining = False  # whether the engine has been told to take nothing new
         self._prompts = prompts
         self._fingerprint = fingerprint
+        self._request_seconds = request_seconds
         vocab, tokenizer = engine.vocab, prompts.tokenizer
         self._for_texts = Grammars(tokenizer, vocab=vocab, stops=prompts.stops)
         self._for_turns = Grammars(tokenizer, vocab=vocab, stops=prompts.turn_stops)
@@ -87,15 +102,27 @@ class Api:
             raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
-        read = partial(self._prompts.from_messages, body.messages, begun=body.answer_ids or ())
-        prompt = await self._in_thread(read)
+        tools, forced = wanted_tools(body)
+        read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced)
+        prompt = await self._in_thread(partial(read, begun=body.answer_ids or ()))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
-        rules = await self._rules(self._for_turns, body)
+        if prompt.calls and forced:
+            _check_ends(body, "tool_choice")
+            schema = prompt.calls.schema(tools)
+            rules = await self._in_thread(partial(self._for_turns.of_schema, schema, param="tools"))
+        else:
+            rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
         answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant)
         usage = _wants_usage(body)
-        form = ChatForm(self._head("chatcmpl"), self._prompts.tokenizer, logprobs=bool(body.logprobs), usage=usage)
+        reader = None
+        if prompt.calls:
+            names = frozenset(tool.function.name for tool in tools)
+            most_calls = 1 if body.parallel_tool_calls is False else None
+            reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
+        head, logs = self._head("chatcmpl"), bool(body.logprobs)
+        form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, reader=reader)
         return Answer(answering, form, bool(body.stream), usage)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
@@ -154,8 +181,9 @@ class Api:
 
     async def _rules(self, grammars: Grammars, body: SampledRequest) -> Rules:
         """Compile what the answers must keep to, which may take a second."""
-        if body.response_format is None:
+        if isinstance(body.response_format, TextFormat | None):
             return lambda: None
+        _check_ends(body, "response_format")
         return await self._in_thread(partial(grammars.allowed_by, body.response_format))
 
     async def _in_thread[T](self, work: partial[T]) -> T:
@@ -195,7 +223,8 @@ class Api:
             requests = self._requests(body, prompt, most, logprobs, rules, tenant, echo=echo)
             for request in requests:
                 ends = {"stop_texts": texts, "stops": request.stop_ids}
-                reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **ends)
+                spelled = prompt.calls.spelled(tokenizer.special) if prompt.calls else None
+                reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, spelled=spelled, **ends)
                 before = TextReader(tokenizer, begins=True) if echo else None
                 choices.append(Choice(len(choices), request, prompt, reader, echo=before))
         answering = Answering(self.engine, choices, self.metrics)
@@ -233,6 +262,7 @@ class Api:
                     prompt_logprobs=logprobs if echo else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
+                    deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),
                     **given,
                 )
                 for i in range(body.n or 1)
@@ -251,6 +281,12 @@ class Api:
     def _head(self, prefix: str) -> Head:
         name = f"{prefix}-{uuid.uuid4().hex}"
         return Head(name, int(time.time()), self.model.id, self._fingerprint)
+
+
+def _check_ends(body: SampledRequest, param: str) -> None:
+    """Refuse an answer that a grammar ends and that is to go on after its end."""
+    if body.ignore_eos:
+        raise Refusal(f"ignore_eos: not together with {param}", param="ignore_eos")
 
 
 def _wants_usage(body: SampledRequest) -> bool:

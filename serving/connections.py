@@ -22,7 +22,8 @@ LONGEST_LINE = 8190  # bytes of a request's first line, and of a header
 MOST_HEADERS = 64
 KEPT_OPEN = 75.0  # seconds that a connection may be silent between two requests, or before the first
 REFUSED_OPEN = 2.0  # seconds that a connection beyond the limit has to send its request
-OTHER_FILES = 128  # besides connections
+MOST_REFUSED = 64  # connections beyond the limit that get an answer at one time; the others are just closed
+OTHER_FILES = 64 + MOST_REFUSED  # besides connections
 LINGER = 2.0  # seconds for the rest of a body that was refused
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -35,6 +36,7 @@ class ClientLimits:
     body_bytes: int = 4 << 20
     body_seconds: float = 60.0  # for a client to send its body
     write_seconds: float = 30.0  # for a client that does not read to read on
+    request_seconds: float = 600.0  # for a request, from its arrival at the engine to its end
     connections: int = 1000
     drain_seconds: float = 30.0  # for requests that run when the server is told to stop
 
@@ -80,13 +82,14 @@ class Connections(web.Server):
         super().__init__(handler, handler_cancellation=True, request_factory=self._request)
         self._limits = limits
         self._metrics = metrics
+        self._refused: set[TooMany] = set()
 
     def __call__(self) -> Any:
         """Make the protocol of a new connection."""
         self._metrics.connections.set(len(self.connections))
         if len(self.connections) >= self._limits.connections:
             self._metrics.refused.labels("connections").inc()
-            return TooMany()
+            return TooMany(self._refused)
         return Connection(
             self,
             loop=asyncio.get_running_loop(),
@@ -121,10 +124,17 @@ class Connection(web.RequestHandler):
 class TooMany(asyncio.Protocol):
     """A connection beyond the limit: one answer, whatever is asked."""
 
+    def __init__(self, others: set["TooMany"]):
+        """Join `others`, those that are open."""
+        self._others = others
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the request: a connection that is closed before it is read looks broken to its client."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if len(self._others) >= MOST_REFUSED:
+            transport.abort()
+        self._others.add(self)
         self._timer = asyncio.get_running_loop().call_later(REFUSED_OPEN, transport.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -139,8 +149,9 @@ class TooMany(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the timer."""
+        """Let go of the timer, and make room for another."""
         self._timer.cancel()
+        self._others.discard(self)
 
 
 class DoesNotRead(ConnectionError):

@@ -4,14 +4,8 @@ from typing import Any
 
 import msgspec
 
-from serving.openai import (
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from serving.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from serving.openai_answers import ChatCompletion, Completion
 
 ERROR = {
     "type": "object",
@@ -51,7 +45,10 @@ def openapi(model: str) -> dict[str, Any]:
     for path, (summary, body, answer) in POSTS.items():
         request = {"required": True, "content": in_content(reference(body.__name__))}
         written = reference(answer.__name__) if answer else {"type": "object"}
-        paths[path] = {"post": {"summary": summary, "requestBody": request, "responses": responses(written)}}
+        answers = responses(written)
+        if answer:
+            answers["200"]["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
+        paths[path] = {"post": {"summary": summary, "requestBody": request, "responses": answers}}
     for path, summary in GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": responses({"type": "object"})}}
     return {

@@ -1,6 +1,8 @@
 """Answers in OpenAI's two forms, whole and in chunks: completions and chat."""
 
 import math
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -8,8 +10,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from model.tokenizers.tokenizer import Tokenizer
 from serving.answers import Choice
-from serving.openai import (
+from serving.openai_answers import (
     AssistantMessage,
+    Call,
+    CallDelta,
+    CallPart,
     Candidate,
     ChatChoice,
     ChatChunk,
@@ -20,10 +25,12 @@ from serving.openai import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
+    FinishReason,
     TokenLogprob,
     Usage,
 )
 from serving.streaming import Drawn, Piece, Placed
+from serving.tools import CallPiece, CallReader, Said
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as OpenAI's does
 
@@ -113,36 +120,74 @@ class CompletionForm:
 class ChatForm:
     """Chat: an answer to a conversation."""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, *, logprobs: bool, usage: bool):
-        """Write log-probabilities if asked for, and in chunks a place for the usage if `usage`."""
+    def __init__(
+        self,
+        head: Head,
+        tokenizer: Tokenizer,
+        *,
+        logprobs: bool,
+        usage: bool,
+        reader: Callable[[], CallReader] | None = None,
+    ):
+        """Write log-probabilities if asked for, and in chunks a place for the usage if `usage`.
+
+        `reader` makes what tells calls of tools from text, for each choice.
+        """
         self._head = vars(head)
+        self._reader = reader
+        self._readers: dict[int, CallReader] = {}  # by choice
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
     def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> ChatCompletion:
         """Write an answer at once."""
-        written = [
-            ChatChoice(choice.index, AssistantMessage(piece.text), choice.finish_reason, self._of(piece))
-            for choice, piece in choices
-        ]
+        written = []
+        for choice, piece in choices:
+            said = self._told_apart(choice, piece)
+            calls = _whole_calls(said.calls)
+            message = AssistantMessage(None if calls and not said.text else said.text, tool_calls=calls or UNSET)
+            written.append(ChatChoice(choice.index, message, self._reason(choice), self._of(piece)))
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
         """Write a piece of one answer, its role first, and its end where it has ended."""
+        said = self._told_apart(choice, piece)
+        deltas: list[Delta] = []
+        if said.text or (self._logprobs and piece.tokens and not said.calls):
+            deltas.append(Delta(content=said.text))
+        deltas += [Delta(tool_calls=[_delta(call)]) for call in said.calls]
         written: list[Struct] = []
         if not choice.begun:
             written.append(self._chunk(ChatChunkChoice(choice.index, Delta(content="", role="assistant"))))
-        if piece.text or (self._logprobs and piece.tokens):
-            delta = Delta(content=piece.text)
-            written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=self._of(piece))))
+        for i, delta in enumerate(deltas):  # the first has the tokens
+            logprobs = self._of(piece) if i == 0 else None
+            written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=logprobs)))
         if choice.finish_reason:
-            written.append(self._chunk(ChatChunkChoice(choice.index, Delta(), choice.finish_reason)))
+            written.append(self._chunk(ChatChunkChoice(choice.index, Delta(), self._reason(choice))))
         return written
 
     def last(self, usage: Usage) -> ChatChunk:
         """Write the chunk that says how many tokens there were."""
         return ChatChunk(**self._head, choices=[], usage=usage)
+
+    def _told_apart(self, choice: Choice, piece: Piece) -> Said:
+        """Tell calls of tools from text."""
+        if self._reader is None:
+            return Said(piece.text, [])
+        if choice.index not in self._readers:
+            self._readers[choice.index] = self._reader()
+        reader = self._readers[choice.index]
+        said = reader.feed(piece.text)
+        if not choice.finish_reason:
+            return said
+        rest = reader.finish()
+        return Said(said.text + rest.text, said.calls + rest.calls)
+
+    def _reason(self, choice: Choice) -> FinishReason | None:
+        """Say why an answer ends: one that came to its own end with calls waits for what they give."""
+        reader = self._readers.get(choice.index)
+        return "tool_calls" if choice.finish_reason == "stop" and reader and reader.count else choice.finish_reason
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(**self._head, choices=[choice], usage=self._usage)
@@ -160,6 +205,26 @@ class ChatForm:
         name = spell(self._tokenizer, token.id, first=first)
         raw = _bytes_of(self._tokenizer, token.id, first=first)
         return Candidate(name, _finite(token.logprob) or 0.0, list(raw), token.id)
+
+
+def _delta(piece: CallPiece) -> CallDelta:
+    if piece.name is None:
+        return CallDelta(piece.number, CallPart(piece.arguments))
+    return CallDelta(piece.number, CallPart(piece.arguments, piece.name), _call_id(), "function")
+
+
+def _whole_calls(pieces: list[CallPiece]) -> list[Call]:
+    calls: list[Call] = []
+    for piece in pieces:
+        if piece.name is not None:
+            calls.append(Call(_call_id(), CallPart("", piece.name)))
+        calls[-1].function.arguments += piece.arguments
+    return calls
+
+
+def _call_id() -> str:
+    """Name a call, in nine letters or digits, as Mistral's templates demand."""
+    return uuid.uuid4().hex[:9]
 
 
 def spell(tokenizer: Tokenizer, token: int, *, first: bool = False) -> str:

@@ -37,21 +37,28 @@ class Grammars:
         """
         if isinstance(form, TextFormat):
             return lambda: None
-        if not self._stops:
-            raise _unusable("this model has no token that ends an answer")
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
+        return self.of_schema(schema, param="response_format")
+
+    def of_schema(self, schema: dict[str, Any], *, param: str) -> Rules:
+        """Compile a JSON schema, as `allowed_by` does; `param` is the field of the request that wants it."""
+        if not self._stops:
+            raise _unusable(param, "this model has no token that ends an answer")
         written = json.dumps(schema)
         if len(written) > LARGEST_SCHEMA:
-            raise _unusable(f"{len(written):,} bytes are more than {LARGEST_SCHEMA:,}")
+            raise _unusable(param, f"{len(written):,} bytes are more than {LARGEST_SCHEMA:,}")
         try:
             from llguidance import LLMatcher
         except ModuleNotFoundError:
-            message = "response_format needs llguidance, which this server lacks: pip install 'llamaspec[serve]'"
-            raise Refusal(message, param="response_format", code="unsupported_parameter") from None
-        grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
+            message = f"{param} needs llguidance, which this server lacks: pip install 'llamaspec[serve]'"
+            raise Refusal(message, param=param, code="unsupported_parameter") from None
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
+        except ValueError as error:  # as of a schema that is nested too deeply
+            raise _unusable(param, str(error)[:300]) from None
         matcher = LLMatcher(self._known(), grammar, log_level=0)
         if matcher.is_error():
-            raise _unusable(matcher.get_error().split("\n")[0][:300])
+            raise _unusable(param, matcher.get_error().split("\n")[0][:300])
         return lambda: Rule(matcher.deep_copy(), self._vocab)
 
     def _known(self) -> Any:
@@ -102,5 +109,5 @@ class Rule:
         return np.unpackbits(bits, bitorder="little")[: self._vocab].astype(bool)
 
 
-def _unusable(reason: str) -> Refusal:
-    return Refusal(f"response_format: {reason}", param="response_format", code="invalid_schema")
+def _unusable(param: str, reason: str) -> Refusal:
+    return Refusal(f"{param}: {reason}", param=param, code="invalid_schema")

@@ -1,10 +1,10 @@
-"""Requests and answers as OpenAI's clients write and read them, and the one shape of an error.
+"""Requests as OpenAI's clients write them, and the one shape of an error.
 
 A field that OpenAI does not have, or that would change the text and is not supported, is refused by name. Fields that
 cannot change the text (`user`, `metadata` ...) are accepted and ignored.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
-servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`.
+servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`; `max_seconds` is ours.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
 
@@ -22,7 +22,10 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
 Bias = Annotated[float, Meta(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Priority = Annotated[int, Meta(ge=-100, le=100)]  # a step of it is a bounded wait, so the range bounds all waiting
 Ids = list[Count]
+FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+MOST_TOOLS = 128
 
 KINDS = {  # of an error, by status; all others are the client's
     401: "authentication_error",
@@ -71,17 +74,33 @@ class TextPart(Fields, kw_only=True):
     text: str
 
 
+class CalledFunction(Fields, kw_only=True):
+    """The function of a call, and its arguments as a JSON object in a text."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Fields, kw_only=True):
+    """A call that an answer made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Fields, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None  # of an assistant
+    tool_call_id: str | None = None  # the call that a message of a tool answers
     # Clients send an answer back as they got it. Nothing of the following can be in one of ours.
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
     annotations: list[Any] | None = None  # ignored
 
 
@@ -108,6 +127,35 @@ class SchemaFormat(Fields, tag_field="type", tag="json_schema"):
     json_schema: Schema
 
 
+class Function(Fields, kw_only=True, omit_defaults=True):
+    """A function that an answer may call; its parameters are a JSON schema of an object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # None: it takes none
+    strict: bool | None = None  # ignored: a forced call always keeps to its schema
+
+
+class Tool(Fields, kw_only=True):
+    """A tool; we have no other kinds."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionChoice(Fields, kw_only=True):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(Fields, kw_only=True):
+    """`tool_choice`, where it names the function that an answer must call."""
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
 class SampledRequest(Fields, kw_only=True):
     """Fields that completions and chat share."""
 
@@ -126,8 +174,9 @@ class SampledRequest(Fields, kw_only=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=4)] | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     ignore_eos: bool | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
+    max_seconds: Annotated[float, Meta(gt=0)] | None = None  # from its arrival; a request that takes longer fails
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Ignored: nothing of these can change the text.
@@ -159,9 +208,9 @@ class ChatRequest(SampledRequest, kw_only=True):
     answer_ids: Ids | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
-    tools: None = None
-    tool_choice: Literal["none", "auto"] | None = None  # of no effect without tools
-    parallel_tool_calls: bool | None = None  # likewise
+    tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # False: an answer has one call at most
     modalities: list[Literal["text"]] | None = None
 
 
@@ -207,133 +256,3 @@ def _wrong_field(message: str) -> Refusal:
         return Refusal(f"{place} is not supported", param=place, code="unsupported_parameter")
     what = what[:1].lower() + what[1:].replace("`", "")
     return Refusal(f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
-
-
-class Usage(Struct):
-    """Tokens that were read and drawn."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Candidate(Struct):
-    """A token, and the logarithm of its probability before temperature and filters."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    id: int  # an extension: two tokens can look the same
-
-
-class TokenLogprob(Candidate):
-    """A drawn token, beside the likeliest ones."""
-
-    top_logprobs: list[Candidate]
-
-
-class ChatLogprobs(Struct):
-    """Log-probabilities of an answer's tokens."""
-
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class CompletionLogprobs(Struct):
-    """Log-probabilities of a text's tokens, one list for each property."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
-
-
-FinishReason = Literal["stop", "length"]
-
-
-class CompletionChoice(Struct):
-    """One text, or the piece of it that a chunk has."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None
-    logprobs: CompletionLogprobs | None = None
-
-
-class AssistantMessage(Struct):
-    """A whole answer."""
-
-    content: str
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-
-
-class Delta(Struct, omit_defaults=True):
-    """The piece of an answer that a chunk has; the first has the role."""
-
-    content: str | None = None
-    role: Literal["assistant"] | None = None
-
-
-class ChatChoice(Struct):
-    """One answer."""
-
-    index: int
-    message: AssistantMessage
-    finish_reason: FinishReason | None
-    logprobs: ChatLogprobs | None = None
-
-
-class ChatChunkChoice(Struct):
-    """A piece of one answer."""
-
-    index: int
-    delta: Delta
-    finish_reason: FinishReason | None = None
-    logprobs: ChatLogprobs | None = None
-
-
-class Completion(Struct):
-    """The answer to a completion; also a chunk of a stream, as OpenAI has it."""
-
-    id: str
-    created: int  # seconds since 1970
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET  # in a stream: None where it will come, and absent where nobody wants it
-    object: Literal["text_completion"] = "text_completion"
-
-
-class ChatCompletion(Struct):
-    """The answer to a conversation."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
-
-
-class ChatChunk(Struct):
-    """A chunk of a streamed answer."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-
-
-class Model(Struct):
-    """A model that is served."""
-
-    id: str
-    created: int
-    owned_by: str
-    context: int  # an extension: tokens of a prompt and its answer together
-    object: Literal["model"] = "model"

@@ -3,13 +3,20 @@
 A person's text never yields special tokens, in a conversation or outside one.
 """
 
+import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from model.chat.chat import LONGEST_TOKEN
 from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
-from serving.openai import Message, Refusal
+from serving.openai import Message, Refusal, Tool, ToolCall
+from serving.tools import CallForm, form_of
+
+UNSUPPORTED = "unsupported_parameter"
+PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 
 
 class Prompt(NamedTuple):
@@ -19,6 +26,7 @@ class Prompt(NamedTuple):
     begins: bool  # whether the completion begins a text, so that it needs no space in front
     stops: frozenset[int]  # ids that end the completion
     begun: tuple[int, ...] = ()  # ids at the end of `ids` that the completion has begun with
+    calls: CallForm | None = None  # how the completion may call tools
 
 
 class Prompts:
@@ -41,6 +49,7 @@ class Prompts:
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
         ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
+        self._call_form: CallForm | None = None  # once it is known
         self.turn_stops = stops | {token for name, token in tokenizer.special.items() if name in ends}
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
@@ -54,21 +63,33 @@ class Prompts:
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
         return Prompt(list(ids), begins, self.stops)
 
-    def from_messages(self, messages: Sequence[Message], *, begun: Sequence[int] = ()) -> Prompt:
+    def from_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        begun: Sequence[int] = (),
+        tools: Sequence[Tool] = (),
+        forced: bool = False,
+    ) -> Prompt:
         """Render a conversation, ready for the assistant's answer, or for more of one that has `begun` with these ids.
 
-        Raises Refusal where the model has no template, or where its template refuses the conversation.
+        The answer may call `tools`; if `forced`, it has begun a call. Raises Refusal where the model has no template,
+        where its template refuses the conversation, or where it does not know tools.
         """
-        if self.template is None:
-            raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
+        calls = self._calls() if tools else None
         try:
-            text = self.template.render([self._disguised(message) for message in messages])
-        except ValueError as error:  # whose file is nobody's business
-            reason = str(error).removeprefix(f"{self.template.name}: ")
-            raise Refusal(f"messages: the chat template {reason}", param="messages") from None
+            offered = [self._disguise_all(msgspec.to_builtins(tool)) for tool in tools] or None
+            said = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            text = self._rendered(said, tools=offered)
+        except RecursionError:
+            raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
+        ids = self._special.encode(text)
         begun = self._checked(begun, "answer_ids")
-        return Prompt([*self._special.encode(text), *begun], self._special.tail(text) == "", self.turn_stops, begun)
+        if calls and forced and (beginning := calls.beginning()):
+            begun = tuple(self._special.encode(beginning, after=text))
+            text += beginning
+        return Prompt([*ids, *begun], self._special.tail(text) == "", self.turn_stops, begun, calls)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Decode a whole text."""
@@ -90,13 +111,62 @@ class Prompts:
             except ValueError as error:
                 raise Refusal(str(error), param=param) from None
 
-    def _disguised(self, message: Message) -> dict[str, str]:
+    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+        if self.template is None:
+            raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
+        try:
+            return self.template.render(messages, **variables)
+        except ValueError as error:  # whose file is nobody's business
+            reason = str(error).removeprefix(f"{self.template.name}: ")
+            raise Refusal(f"messages: the chat template {reason}", param="messages") from None
+
+    def _calls(self) -> CallForm:
+        """Find the form of calls that the template knows. Raises Refusal."""
+        if self._call_form is None:
+            probe = [{"role": "user", "content": "a"}]
+            if self._rendered(probe) == self._rendered(probe, tools=[PROBE]):
+                raise Refusal("tools: this model's chat template does not know tools", param="tools", code=UNSUPPORTED)
+            self._call_form = form_of(self.template.source if self.template else "")
+        if self._call_form is None:
+            message = "tools: this model's chat template writes calls in a form that this server cannot read"
+            raise Refusal(message, param="tools", code=UNSUPPORTED)
+        return self._call_form
+
+    def _disguised(self, message: Message, place: str) -> dict[str, Any]:
         role = "system" if message.role == "developer" else message.role
         content = message.content
         text = content if isinstance(content, str) else "".join(part.text for part in content or ())
         disguise = self._special.disguise_names if role == "assistant" else self._special.disguise
-        said = {"role": role, "content": disguise(text)}
-        return said if message.name is None else said | {"name": self._special.disguise(message.name)}
+        said: dict[str, Any] = {"role": role, "content": disguise(text)}
+        for name in ("name", "tool_call_id"):
+            if (value := getattr(message, name)) is not None:
+                said[name] = self._special.disguise(value)
+        if message.tool_calls:
+            if role != "assistant":
+                raise Refusal(f"{place}.tool_calls: an assistant alone calls tools", param=f"{place}.tool_calls")
+            calls = enumerate(message.tool_calls)
+            said["tool_calls"] = [self._called(call, f"{place}.tool_calls[{i}]") for i, call in calls]
+        return said
+
+    def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
+        """Write an earlier call as templates read it: with arguments as an object."""
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            param = f"{place}.function.arguments"
+            raise Refusal(f"{param}: not a JSON object in a text", param=param)
+        function = {"name": call.function.name, "arguments": arguments}
+        return self._disguise_all({"id": call.id, "type": "function", "function": function})
+
+    def _disguise_all(self, value: Any) -> Any:
+        """Disguise every text of a JSON value, since templates write them wherever they want."""
+        if isinstance(value, str):
+            return self._special.disguise(value)
+        if isinstance(value, dict):
+            return {self._special.disguise(key): self._disguise_all(each) for key, each in value.items()}
+        return [self._disguise_all(each) for each in value] if isinstance(value, list) else value
 
 
 def too_long(length: str, context: int, param: str) -> Refusal:

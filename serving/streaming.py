@@ -5,7 +5,7 @@ A reader that takes its time costs no memory for each token: what it has not tak
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -53,10 +53,12 @@ class TextReader:
         begun: Sequence[int] = (),
         stop_texts: Sequence[str] = (),
         stops: frozenset[int] = frozenset(),
+        spelled: Mapping[int, str] | None = None,
     ):
         """Begin an answer, which `begins` a text or continues one.
 
         The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text.
+        `spelled` are control tokens that are part of the text here.
         """
         self.count = 0  # tokens that were drawn for the text, a stopping one included
         self.stopped = False  # whether a stop text has ended the answer
@@ -64,6 +66,7 @@ class TextReader:
         self._filter = StopTexts(stop_texts)
         self._tokenizer = tokenizer
         self._stops = stops
+        self._spelled = spelled or {}
         self._first = begins  # whether the next token with a text begins it
         self._decoded = 0  # characters that are known, whether certain or not
         self._certain = 0  # characters that have come out
@@ -108,6 +111,8 @@ class TextReader:
         return piece
 
     def _decode(self, token: int) -> str:
+        if token in self._spelled:
+            return self._spelled[token]
         self._first = self._first and not self._tokenizer.bytes_of(token)
         return self._decoder.feed(token)
 

@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import model.stories
-from model.chat.template import template_of
+from model.chat.template import ChatTemplate, template_of
 from model.tokenizers.load import load_tokenizer
 from serving.api import Api
 from serving.connections import Access, ClientLimits
 from serving.http import Site
 from serving.metrics import Metrics
-from serving.openai import Model
+from serving.openai_answers import Model
 from serving.prompts import Prompts
 from serving.request import (
     Deliver,
@@ -53,6 +55,16 @@ def spelling(text: str) -> Script:
     return lambda request: [*TOKENIZER.encode(text), EOS]
 
 
+def obedient(request: Request) -> list[int]:
+    """Draw among the tokens that are allowed, all alike."""
+    draw, drawn = random.Random(request.seed), []
+    while not drawn or drawn[-1] != EOS:
+        assert request.allowed is not None and len(drawn) < 300
+        allowed = np.flatnonzero(request.allowed(drawn))
+        drawn.append(int(draw.choice(allowed)))
+    return drawn
+
+
 class FakeEngine:
     """Draws what a script says, one token a burst, each request in a thread of its own."""
 
@@ -62,6 +74,7 @@ class FakeEngine:
         self.failed: BaseException | None = None
         self.seconds = seconds  # before each token
         self.pause: int | None = None  # a request waits after so many tokens, until this is None or it is cancelled
+        self.late = -1.0  # requests with this deadline that wait there expire
         self.requests: list[Request] = []
         self.ends: Counter[FinishReason] = Counter()
         self.poison: int | None = None  # a token whose request fails
@@ -133,6 +146,8 @@ class FakeEngine:
                 return "context", drawn
             time.sleep(self.seconds)
             while drawn == self.pause and number not in self._cancelled:
+                if self.late == request.deadline:
+                    return "expired", drawn
                 time.sleep(0.005)
             if number in self._cancelled:
                 return "cancelled", drawn
@@ -202,6 +217,11 @@ def read_reply(connection: socket.socket) -> Reply:
     raw = b""
     while received := connection.recv(1 << 16):
         raw += received
+    return parse_reply(raw)
+
+
+def parse_reply(raw: bytes) -> Reply:
+    """Take an answer apart."""
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -217,17 +237,22 @@ def _chunks(body: bytes) -> Iterator[bytes]:
         body = body[int(size, 16) + 2 :]
 
 
-def make_site(engine: Engine, *, limits: ClientLimits | None = None, access: Access | None = None) -> Site:
-    """Put a site before an engine, with the built-in model's tokenizer and template."""
-    template = template_of(TOKENIZER, STORIES)
-    prompts = Prompts(TOKENIZER, template=template, stops=frozenset({EOS}), context=engine.context, vocab=engine.vocab)
+def make_site(
+    engine: Engine, *, limits: ClientLimits | None = None, access: Access | None = None, template: str | None = None
+) -> Site:
+    """Put a site before an engine, with the built-in model's tokenizer, and its template for None."""
+    chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
+    prompts = Prompts(TOKENIZER, template=chosen, stops=frozenset({EOS}), context=engine.context, vocab=engine.vocab)
     model = Model("stories", 0, "llamaspec", engine.context)
-    api = Api(engine, prompts, model, Metrics(engine), fingerprint="fp_test")
-    return Site(api, limits=limits or ClientLimits(), access=access or Access())
+    limits = limits or ClientLimits()
+    about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
+    return Site(Api(engine, prompts, model, Metrics(engine), **about), limits=limits, access=access or Access())
 
 
 @contextmanager
-def running(engine: Any, *, limits: ClientLimits | None = None, access: Access | None = None) -> Iterator[Running]:
+def running(
+    engine: Any, *, limits: ClientLimits | None = None, access: Access | None = None, template: str | None = None
+) -> Iterator[Running]:
     """Run a server until the end of the block."""
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon
@@ -237,7 +262,8 @@ def running(engine: Any, *, limits: ClientLimits | None = None, access: Access |
 
     async def main() -> None:
         stop = asyncio.Event()
-        kept.extend([make_site(engine, limits=limits, access=access), stop, asyncio.get_running_loop()])
+        site = make_site(engine, limits=limits, access=access, template=template)
+        kept.extend([site, stop, asyncio.get_running_loop()])
         asyncio.get_running_loop().call_soon(ready.set)
         result.append(await kept[0].run(bound, stop))
 

@@ -245,6 +245,8 @@ def test_an_answer_goes_on_after_tokens_that_are_given():
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_seconds": 0}, "max_seconds"),
+        ({"priority": -101}, "priority"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
@@ -273,6 +275,7 @@ def test_a_wrong_field_is_named(site, change, param):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "system", "content": "a"}]}, "messages"),  # this template knows no system message
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens"),
     ],
 )

@@ -14,6 +14,7 @@ from tests.serving_site import (
     TOKENIZER,
     FakeEngine,
     Running,
+    parse_reply,
     read_reply,
     request_bytes,
     running,
@@ -225,6 +226,37 @@ def test_a_poisoned_request_fails_alone(stream):
         assert (reply.status, reply.error["type"]) == (500, "server_error")
         assert "not finite" in reply.error["message"]
         assert texts == [alone] * 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long_ends_alone(stream):
+    """The smaller counts, of what the server allows and of what the request asks for."""
+    engine = FakeEngine()
+    with running(engine, limits=ClientLimits(request_seconds=60.0)) as site:
+        alone = text_of(site)
+        assert engine.requests[-1].deadline == 60
+        site.ask("/v1/completions", FOX | {"max_seconds": 90})
+        assert engine.requests[-1].deadline == 60
+        engine.pause = 4
+        with connect(site) as other:
+            other.sendall(request_bytes("/v1/completions", FOX))
+            with connect(site) as connection:
+                connection.sendall(request_bytes("/v1/completions", FOX | {"max_seconds": 5, "stream": stream}))
+                until(lambda: engine.open == 2)
+                first = connection.recv(1) if stream else b""
+                engine.late = 5.0
+                rest = first + read_reply_from(connection)
+            assert engine.ends["expired"] == 1
+            if stream:
+                assert b"[DONE]" not in rest
+                error = json.loads(rest.rpartition(b"event: error\ndata: ")[2].splitlines()[0])["error"]
+            else:
+                reply = parse_reply(rest)
+                assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+                error = reply.error
+            assert (error["code"], error["type"]) == ("expired", "server_error")
+            engine.pause = None
+            assert read_reply(other).json["choices"][0]["text"] == alone
 
 
 def test_an_error_after_the_first_piece_is_an_event():

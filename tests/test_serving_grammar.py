@@ -1,15 +1,13 @@
 """Answers in JSON: whatever is drawn keeps to its schema, whole or cut short."""
 
 import json
-import random
 
 import numpy as np
 import pytest
 
 from serving.grammar import Grammars
 from serving.openai import JsonFormat, Refusal, Schema, SchemaFormat, TextFormat
-from serving.request import Request
-from tests.serving_site import EOS, TOKENIZER, FakeEngine, running
+from tests.serving_site import EOS, TOKENIZER, FakeEngine, obedient, running
 
 pytest.importorskip("llguidance", reason="needs llguidance, of the extra serve")
 
@@ -20,16 +18,6 @@ FOX = {
     "additionalProperties": False,
 }
 ASK = [{"role": "user", "content": "Tell me a story about a fox."}]
-
-
-def obedient(request: Request) -> list[int]:
-    """Draw among the tokens that are allowed, all alike."""
-    draw, drawn = random.Random(request.seed), []
-    while not drawn or drawn[-1] != EOS:
-        assert request.allowed is not None and len(drawn) < 300
-        allowed = np.flatnonzero(request.allowed(drawn))
-        drawn.append(int(draw.choice(allowed)))
-    return drawn
 
 
 @pytest.fixture(scope="module")

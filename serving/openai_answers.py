@@ -1,0 +1,164 @@
+"""Answers as OpenAI's clients read them, whole and in chunks.
+
+Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat".
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class Usage(Struct):
+    """Tokens that were read and drawn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Candidate(Struct):
+    """A token, and the logarithm of its probability before temperature and filters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    id: int  # an extension: two tokens can look the same
+
+
+class TokenLogprob(Candidate):
+    """A drawn token, beside the likeliest ones."""
+
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of an answer's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of a text's tokens, one list for each property."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class CompletionChoice(Struct):
+    """One text, or the piece of it that a chunk has."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: CompletionLogprobs | None = None
+
+
+class CallPart(Struct):
+    """The arguments of a call as JSON in a text, whole or in pieces; the first piece has the function's name."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class Call(Struct):
+    """A call of a tool."""
+
+    id: str
+    function: CallPart
+    type: Literal["function"] = "function"
+
+
+class CallDelta(Struct):
+    """The piece of a call that a chunk has; the first has all but arguments."""
+
+    index: int
+    function: CallPart
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class AssistantMessage(Struct):
+    """A whole answer."""
+
+    content: str | None  # None where it only calls tools
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class Delta(Struct, omit_defaults=True):
+    """The piece of an answer that a chunk has; the first has the role."""
+
+    content: str | None = None
+    role: Literal["assistant"] | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunkChoice(Struct):
+    """A piece of one answer."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class Completion(Struct):
+    """The answer to a completion; also a chunk of a stream, as OpenAI has it."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET  # in a stream: None where it will come, and absent where nobody wants it
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ChatCompletion(Struct):
+    """The answer to a conversation."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatChunk(Struct):
+    """A chunk of a streamed answer."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class Model(Struct):
+    """A model that is served."""
+
+    id: str
+    created: int
+    owned_by: str
+    context: int  # an extension: tokens of a prompt and its answer together
+    object: Literal["model"] = "model"
