@@ -99,6 +99,37 @@ def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
     assert again["token_logprobs"][-4:] == pytest.approx(likely, abs=1e-3)
 
 
+def test_lm_eval_gets_what_it_reads(server):
+    """Replay what lm-eval 0.4.13 sent here, and read the answers as it does.
+
+    Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; its figure for the text was
+    -104.115813162834. The package pulls in datasets and much else, so it is no dependency of ours.
+    """
+    text = "Once upon a time, there was a fox who found a red kite in the old tree."
+    info = server.ask("/tokenizer_info")
+    assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
+    tokens = server.ask("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+    assert server.ask("/detokenize", {"tokens": tokens})["prompt"] == text
+    options = {"model": "stories", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    answer = server.ask("/v1/completions", {"prompt": [[1, *tokens], [1, *tokens[:5]]], **options})
+    sums, greedy = [], []
+    for choice, context in zip(sorted(answer["choices"], key=lambda each: each["index"]), (1, 3), strict=True):
+        known = choice["logprobs"]
+        drawn = known["token_logprobs"][context:-1]
+        sums.append(sum(drawn))
+        likeliest = (max(top.values()) for top in known["top_logprobs"][context:-1])
+        greedy.append([logprob == most for logprob, most in zip(drawn, likeliest, strict=True)])
+    assert (len(greedy[0]), len(greedy[1])) == (22, 3)
+    assert sums[0] == pytest.approx(-104.115813162834, abs=22 * 1e-3)  # each token's differs as much at most
+    assert any(greedy[0]) and not all(greedy[0])
+    alone = server.ask("/v1/completions", {"prompt": [1, *tokens[:5]], **options})["choices"][0]["logprobs"]
+    assert sums[1] == sum(alone["token_logprobs"][3:-1])
+
+    stop = {"temperature": 0, "max_tokens": 12, "stop": [".", "</s>"], "seed": 1234, "model": "stories"}
+    drawn = server.ask("/v1/completions", {"prompt": [tokens[:9]], **stop})["choices"][0]
+    assert "." not in drawn["text"] and drawn["finish_reason"] in ("stop", "length")
+
+
 def test_sigterm_under_load_lets_everybody_finish(server):
     """Runs last, since it ends the server."""
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than to ask for them

@@ -4,19 +4,25 @@ A machine sends requests of every kind to a small model, cancels some, and lets 
 Every answer must be the one that the request has alone, on an executor that never served anybody.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from model.checkpoints.open import open_checkpoint
+from model.llama import load_backend
+from model.options import SamplingOptions
 from model.running.session import Session
-from serving.request import Request
+from serving.engine import BatchingEngine
+from serving.loading import load_engine
+from serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
 from tests.served_models import EOS, LIMITS, POISON, Answer, Server, served
 
 MODELS = ("2 to 1, wide, tied", "3 to 1, q/k norms, window")
@@ -165,35 +171,89 @@ def test_a_poisoned_request_fails_alone():
     assert answers[number] == answers[again] == alone.finish()[0]
 
 
-def test_a_text_is_that_of_one_sequence():
-    """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
-    from model.checkpoints.open import open_checkpoint
-    from model.llama import load_backend
-    from model.options import SamplingOptions
-    from serving.loading import load_engine
-    from serving.request import Finished, Tokens
+@pytest.fixture(scope="module")
+def stories() -> Iterator[BatchingEngine]:
+    """The built-in model in three rows, with pages for less than two contexts."""
+    engine = load_engine(open_checkpoint("stories"), context=128, width=3, cached_tokens=200)
+    yield engine
+    engine.close()
 
+
+def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Event]]:
+    """Everything that requests are told that come at once."""
+    events: list[list[Event]] = [[] for _ in requests]
+    ends = [threading.Event() for _ in requests]
+    for request, told, end in zip(requests, events, ends, strict=True):
+
+        def take(event: Event, told: list[Event] = told, end: threading.Event = end) -> None:
+            told.append(event)
+            if isinstance(event, Finished):
+                end.set()
+
+        engine.submit(request, take)
+    assert all(end.wait(120) for end in ends) and engine.failed is None
+    return events
+
+
+def test_a_text_is_that_of_one_sequence(stories):
+    """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, context=128)
     session = Session(backend, vocab=checkpoint.config.vocab)
-    engine = load_engine(checkpoint, context=128, width=3)
-    events: dict[int, list] = {}
     prompts = ((1, 400, 500), (1, 300), (1, 854, 469, 385, 291))
+    given = [
+        {"temperature": 0.9 * (i % 2), "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+        for i in range(len(prompts))
+    ]
+    told = answers(stories, [Request(prompts[i], 30, **each, seed=i) for i, each in enumerate(given)])
     for i, prompt in enumerate(prompts):
-        events[i] = []
-        options = SamplingOptions(temperature=0.9 * (i % 2), top_k=40, top_p=0.9, repetition_penalty=1.1)
-        request = Request(
-            prompt, 30, temperature=options.temperature, top_k=40, top_p=0.9, repetition_penalty=1.1, seed=i
-        )
-        engine.submit(request, events[i].append)
-    assert engine.drain(120.0)
-    engine.close()
-    for i, prompt in enumerate(prompts):
-        options = SamplingOptions(temperature=0.9 * (i % 2), top_k=40, top_p=0.9, repetition_penalty=1.1)
+        options = SamplingOptions(**given[i])
         bursts = session.bursts(prompt, max_new_tokens=30, options=options, seed=i, stops=checkpoint.stops)
         expected = [token for tokens, _ in bursts for token in tokens]
-        assert [token for event in events[i] if isinstance(event, Tokens) for token in event.ids] == expected
-        assert isinstance(events[i][-1], Finished) and events[i][-1].completion_tokens == len(expected)
+        assert [token for event in told[i] if isinstance(event, Tokens) for token in event.ids] == expected
+        end = told[i][-1]
+        assert isinstance(end, Finished) and end.completion_tokens == len(expected)
+
+
+@given(
+    requests=st.lists(
+        st.builds(
+            Request,
+            prompt=st.lists(st.integers(0, 1023), min_size=1, max_size=100).map(tuple),
+            max_tokens=st.integers(0, 40),
+            temperature=st.sampled_from([0.0, 0.0, 0.0, 0.8]),
+            top_k=st.sampled_from([0, 1, 1024, 5000]),
+            seed=st.integers(0, 2**64 - 1),
+            stop_ids=st.frozensets(st.integers(0, 1023), max_size=3),
+            ignore_eos=st.booleans(),
+            logprobs=st.none() | st.integers(0, MOST_LOGPROBS),
+            prompt_logprobs=st.none() | st.integers(0, MOST_LOGPROBS),
+            logit_bias=st.dictionaries(st.integers(0, 1023), st.sampled_from([-100.0, 100.0, 0.5]), max_size=3),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_log_probabilities_of_any_requests_add_up(stories, requests):
+    """The built-in model's engine lives, and reports as many tokens as were asked for, the likeliest first."""
+    for request, events in zip(requests, answers(stories, requests), strict=True):
+        end = events[-1]
+        assert isinstance(end, Finished) and end.reason in ("stop", "length", "context")
+        tokens = [event for event in events if isinstance(event, Tokens)]
+        assert end.completion_tokens == sum(len(event.ids) for event in tokens) <= request.max_tokens
+        for event in tokens:
+            assert (event.logprobs is None) == (request.logprobs is None) == (event.top_logprobs is None)
+            for token, logprob, top in zip(event.ids, event.logprobs or (), event.top_logprobs or (), strict=False):
+                assert len(top.ids) == len({*top.ids}) == len(top.logprobs) == request.logprobs
+                assert list(top.logprobs) == sorted(top.logprobs, reverse=True)
+                assert max(top.logprobs, default=logprob) >= logprob
+                known = dict(zip(*top, strict=True))
+                assert known.get(token, logprob) == logprob
+                if request.temperature == 0 and not request.logit_bias and request.logprobs:
+                    assert logprob == top.logprobs[0]
+        read = [event for event in events if isinstance(event, PromptLogprobs)]
+        assert len(read) == (request.prompt_logprobs is not None)
+        assert all(len(event.logprobs) == len(request.prompt) - 1 == len(event.top_logprobs) for event in read)
 
 
 def first_token(request: Request) -> Answer:

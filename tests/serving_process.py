@@ -1,0 +1,74 @@
+"""`llamaspec serve` without a model, in a process of its own: `python -m tests.serving_process PORT [FILES]`."""
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.processes import REPOSITORY
+from tests.serving_site import FakeEngine, make_site, until, words_of
+
+
+class Process(NamedTuple):
+    """A server that can be killed."""
+
+    port: int
+    process: subprocess.Popen[Any]
+
+    def kill(self) -> None:
+        """End it as nothing can prepare for."""
+        self.process.kill()
+        self.process.wait(20)
+
+
+@contextmanager
+def served(*, port: int = 0, files: int = 0, log: Path | None = None) -> Iterator[Process]:
+    """Run a server with this limit of open files, whose log goes to a file."""
+    command = [sys.executable, "-m", "tests.serving_process", str(port), str(files)]
+    with (log or Path(os.devnull)).open("w") as out:
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=out, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.fullmatch(r"port (\d+)\n", process.stdout.readline())
+        assert found is not None
+        until(lambda: _listens(int(found[1])))
+        yield Process(int(found[1]), process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Serve until a signal comes. Exits with 0 where all ended well."""
+    from dataclasses import replace
+
+    from commands.serve import _bound, _run
+    from serving.connections import ClientLimits, allow_files
+
+    port, files = map(int, sys.argv[1:])
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    limits = ClientLimits()
+    limits = replace(limits, connections=allow_files(limits.connections))
+    engine = FakeEngine(lambda request: words_of(request) * 1000, seconds=0.001, context=100_000)
+    with _bound("127.0.0.1", port) as bound:
+        print(f"port {bound.getsockname()[1]}", flush=True)
+        sys.exit(0 if _run(make_site(engine, limits=limits), bound, "fake") else 1)
+
+
+if __name__ == "__main__":
+    main()
