@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -32,46 +32,63 @@ SETTLE = 60.0  # seconds of load before memory counts: pages fill, and pools of 
 SAMPLE = 5.0  # seconds between two looks at memory
 
 
-def requests(count: int) -> list[dict[str, Any]]:
-    """Make different requests: chats, of several lengths, at temperature 0 and above, some with log-probabilities."""
-    draw = random.Random(0)
-    made = []
+class Ask(NamedTuple):
+    """A request."""
+
+    path: str
+    body: dict[str, Any]
+
+
+def requests(count: int) -> list[Ask]:
+    """Make different requests: of several lengths, at temperature 0 and above, some with log-probabilities.
+
+    One in ten is a chat, whose template a process of its own renders; the others continue a text.
+    """
+    draw, made = random.Random(0), []
     for seed in range(count):
-        text = f"Tell me a story about a {draw.choice(WORDS)} and a {draw.choice(WORDS)}."
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "seed": seed}
-        body |= {"max_tokens": draw.choice([16, 32, 64]), "temperature": draw.choice([0, 0.8, 1])}
-        if draw.random() < 0.25:
-            body |= {"logprobs": True, "top_logprobs": draw.randrange(21)}
-        made.append(body)
+        body: dict[str, Any] = {"seed": seed, "max_tokens": draw.choice([16, 32, 64])}
+        body["temperature"] = draw.choice([0, 0.8, 1])
+        text, asks = f"a {draw.choice(WORDS)} and a {draw.choice(WORDS)}.", draw.random() < 0.25
+        if seed % 10 == 0:
+            body["messages"] = [{"role": "user", "content": f"Tell me a story about {text}"}]
+            made.append(Ask("/v1/chat/completions", body | ({"logprobs": True, "top_logprobs": 20} if asks else {})))
+        else:
+            body["prompt"] = f"Once upon a time there was {text}"
+            made.append(Ask("/v1/completions", body | ({"logprobs": draw.randrange(21)} if asks else {})))
     return made
+
+
+def text_in(choice: dict[str, Any]) -> str:
+    """Find the text of a choice, whole or in a chunk, of either endpoint."""
+    said = choice.get("message") or choice.get("delta")
+    return choice.get("text", "") if said is None else said.get("content") or ""
 
 
 class Load:
     """Clients of one server, and what they got."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, bodies: list[dict[str, Any]], until: float):
-        """Ask for `bodies` at `url` until a time of the loop's clock."""
-        self.session, self.url, self.bodies, self.until = session, url, bodies, until
-        self.texts: list[str] = []  # of each body alone
+    def __init__(self, session: aiohttp.ClientSession, url: str, asks: list[Ask], until: float):
+        """Ask for `asks` at `url` until a time of the loop's clock."""
+        self.session, self.url, self.asks, self.until = session, url, asks, until
+        self.texts: list[str] = []  # of each request alone
         self.outcomes: Counter[str] = Counter()
         self.seconds: list[float] = []
 
     async def ask(self, number: int, *, stream: bool, leave: bool = False) -> tuple[int, str, float]:
         """Ask once; returns status, text, and the seconds that the server wants before the next try."""
-        body = self.bodies[number] | {"stream": stream}
-        async with self.session.post(f"{self.url}/v1/chat/completions", json=body) as reply:
+        path, body = self.asks[number]
+        async with self.session.post(self.url + path, json=body | {"stream": stream}) as reply:
             if reply.status != 200:
                 await reply.read()
                 return reply.status, "", float(reply.headers.get("Retry-After", 1))
             if not stream:
-                return 200, (await reply.json())["choices"][0]["message"]["content"], 0.0
+                return 200, text_in((await reply.json())["choices"][0]), 0.0
             text, ended = "", False
             async for line in reply.content:
                 if line == b"data: [DONE]\n":
                     ended = True
                 elif line.startswith(b"data: "):
-                    chunk = json.loads(line[6:])
-                    text += chunk["choices"][0]["delta"].get("content") or ""
+                    text += text_in(json.loads(line[6:])["choices"][0])
                     if leave:
                         return 0, text, 0.0
             return (200 if ended else -1), text, 0.0
@@ -80,7 +97,7 @@ class Load:
         """Ask again and again, and judge what comes."""
         draw = random.Random(seed)
         while asyncio.get_running_loop().time() < self.until:
-            number, began = draw.randrange(len(self.bodies)), time.monotonic()
+            number, began = draw.randrange(len(self.asks)), time.monotonic()
             leave = draw.random() < LEAVES
             try:
                 stream = leave or draw.random() < 0.5
