@@ -23,6 +23,11 @@ ERROR = {
         }
     },
 }
+EVENT = {  # of a stream: a chunk as JSON, "[DONE]", or an error
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+}
 POSTS: dict[str, tuple[str, type, type | None]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest, Completion),
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest, ChatCompletion),
@@ -47,7 +52,7 @@ def openapi(model: str) -> dict[str, Any]:
         written = reference(answer.__name__) if answer else {"type": "object"}
         answers = responses(written)
         if answer:
-            answers["200"]["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
+            answers["200"]["content"] |= {"text/event-stream": {"schema": EVENT}}
         paths[path] = {"post": {"summary": summary, "requestBody": request, "responses": answers}}
     for path, summary in GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": responses({"type": "object"})}}

@@ -16,7 +16,9 @@ from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
-PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
+# A tool with all that templates look for, by which one shows whether it knows tools.
+PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
+PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
 
 
 class Prompt(NamedTuple):

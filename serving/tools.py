@@ -65,7 +65,8 @@ LLAMA = CallForm("", "", ";", "parameters")
 def form_of(template: str) -> CallForm | None:
     """Find the form of calls that a template's source spells; None for one that we cannot read."""
     if HERMES.opens in template:
-        return None if "<function=" in template else HERMES  # Qwen3-Coder writes XML there
+        is_xml = "<function=" in template or "<arg_key>" in template  # as Qwen3-Coder and GLM write
+        return None if is_xml else HERMES
     if MISTRAL.opens in template:
         return None if "[ARGS]" in template else MISTRAL  # Mistral's later templates write names outside of JSON
     return LLAMA if '"parameters"' in template else None

@@ -1,6 +1,5 @@
 """`llamaspec serve` without a model, in a process of its own: `python -m tests.serving_process PORT [FILES]`."""
 
-import os
 import re
 import resource
 import socket
@@ -20,25 +19,21 @@ class Process(NamedTuple):
 
     port: int
     process: subprocess.Popen[Any]
-
-    def kill(self) -> None:
-        """End it as nothing can prepare for."""
-        self.process.kill()
-        self.process.wait(20)
+    log: Path
 
 
 @contextmanager
-def served(*, port: int = 0, files: int = 0, log: Path | None = None) -> Iterator[Process]:
-    """Run a server with this limit of open files, whose log goes to a file."""
+def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
+    """Run a server with this log, at this port and with this limit of open files; 0 stands for any."""
     command = [sys.executable, "-m", "tests.serving_process", str(port), str(files)]
-    with (log or Path(os.devnull)).open("w") as out:
+    with log.open("w") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=out, text=True)
     try:
         assert process.stdout is not None
         found = re.fullmatch(r"port (\d+)\n", process.stdout.readline())
         assert found is not None
-        until(lambda: _listens(int(found[1])))
-        yield Process(int(found[1]), process)
+        until(lambda: _listens(int(found[1])), seconds=60)
+        yield Process(int(found[1]), process, log)
     finally:
         process.kill()
         process.communicate()

@@ -2,13 +2,15 @@
 
 import signal
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.serving_process import served
-from tests.serving_site import parse_reply, read_reply, request_bytes
+from benchmarks.serve_load import judge
+from tests.serving_process import Process, served
+from tests.serving_site import Reply, parse_reply, read_reply, request_bytes, until
 
 FOX = {"prompt": "the fox", "seed": 1, "max_tokens": 20}
 LONG = {"prompt": "the fox", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
@@ -18,45 +20,30 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=20)
 
 
-def text_of(port: int) -> str:
+def ask(port: int) -> Reply:
     with connect(port) as connection:
         connection.sendall(request_bytes("/v1/completions", FOX))
-        reply = read_reply(connection)
+        return read_reply(connection)
+
+
+def text_of(port: int) -> str:
+    reply = ask(port)
     assert reply.status == 200
     return reply.json["choices"][0]["text"]
 
 
-def test_killed_and_started_again_at_the_same_port():
-    with served() as first:
-        text = text_of(first.port)
-        with connect(first.port) as connection:
-            connection.sendall(request_bytes("/v1/completions", LONG))
-            rest = connection.recv(1 << 16)
-            assert rest.startswith(b"HTTP/1.1 200")
-            first.kill()
-            try:
-                while received := connection.recv(1 << 16):
-                    rest += received
-            except ConnectionResetError:
-                pass
-            assert b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")  # nobody takes it for whole
-    with served(port=first.port) as second:
-        assert text_of(second.port) == text
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Iterator[Process]:
+    """A server of 168 files, of which 40 are for connections."""
+    with served(files=168, log=tmp_path_factory.mktemp("serving") / "log") as server:
+        yield server
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_for_the_log_changes_nothing():
-    with served(log=Path("/dev/full")) as server:
-        assert text_of(server.port)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
-
-
-def test_connections_never_use_up_the_files_of_a_process(tmp_path):
-    """Of 168 files 40 are for connections; up to 64 more get an answer, the others are closed."""
-    with served(files=168, log=tmp_path / "log") as server, ExitStack() as stack:
-        text = text_of(server.port)
-        connections = [stack.enter_context(connect(server.port)) for _ in range(300)]
+def test_connections_never_use_up_the_files_of_a_process(few):
+    """Answer up to 64 of those that do not fit, and close the others."""
+    text = text_of(few.port)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connect(few.port)) for _ in range(300)]
         connections[0].sendall(request_bytes("/v1/completions", FOX))
         assert read_reply(connections[0]).json["choices"][0]["text"] == text
         replies = []
@@ -67,6 +54,39 @@ def test_connections_never_use_up_the_files_of_a_process(tmp_path):
             except ConnectionError:
                 replies.append(b"")
         assert {parse_reply(reply).status for reply in replies if reply} <= {503}
-        stack.close()
-        assert text_of(server.port) == text
-        assert "Too many open files" not in (tmp_path / "log").read_text()
+    until(lambda: ask(few.port).status == 200, seconds=60)  # once it has seen that they are closed
+    assert text_of(few.port) == text
+    assert "Too many open files" not in few.log.read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_killed_and_started_again_at_the_same_port(few):
+    """The second one's log is on a full disk. Runs after the others, since it ends their server."""
+    text = text_of(few.port)
+    with connect(few.port) as connection:
+        connection.sendall(request_bytes("/v1/completions", LONG))
+        rest = connection.recv(1 << 16)
+        assert rest.startswith(b"HTTP/1.1 200")
+        few.process.kill()
+        with suppress(ConnectionResetError):
+            while received := connection.recv(1 << 16):
+                rest += received
+        assert b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")  # nobody takes it for whole
+    with served(port=few.port, log=Path("/dev/full")) as second:
+        assert text_of(second.port) == text
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "later", "wrong"),
+    [
+        ({"right": 9, "left": 1, "429": 5, "503": 1}, 101.0, 0),
+        ({"right": 9, "wrong text": 1}, 101.0, 1),
+        ({"right": 9, "500": 1, "broken: ServerDisconnectedError": 2}, 101.0, 2),
+        ({"right": 9}, 110.0, 1),
+    ],
+)
+def test_a_load_is_judged(outcomes, later, wrong):
+    result = {"outcomes": outcomes, "MB, first half": [99.0, 101.0], "MB, second half": [100.0, later]}
+    assert len(judge(result)) == wrong
