@@ -24,7 +24,6 @@ class Choice:
         self.request = request
         self.prompt = prompt
         self.number: int | None = None  # the engine's
-        self.begun = False  # whether a chunk of a stream has it
         self.finish_reason: FinishReason | None = None
         self.refusal: Refusal | None = None  # why the text ends too early
         self._reader = reader

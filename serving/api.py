@@ -122,7 +122,7 @@ class Api:
             most_calls = 1 if body.parallel_tool_calls is False else None
             reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
         head, logs = self._head("chatcmpl"), bool(body.logprobs)
-        form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, reader=reader)
+        form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
         return Answer(answering, form, bool(body.stream), usage)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:

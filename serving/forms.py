@@ -127,12 +127,14 @@ class ChatForm:
         *,
         logprobs: bool,
         usage: bool,
+        count: int = 1,
         reader: Callable[[], CallReader] | None = None,
     ):
         """Write log-probabilities if asked for, and in chunks a place for the usage if `usage`.
 
-        `reader` makes what tells calls of tools from text, for each choice.
+        An answer has `count` choices. `reader` makes what tells calls of tools from text, for each.
         """
+        self._to_begin = range(count)  # choices that no chunk has begun
         self._head = vars(head)
         self._reader = reader
         self._readers: dict[int, CallReader] = {}  # by choice
@@ -151,15 +153,18 @@ class ChatForm:
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
-        """Write a piece of one answer, its role first, and its end where it has ended."""
+        """Write a piece of one answer, and its end where it has ended.
+
+        The roles of all come first, in order: OpenAI's own client fails over a stream that begins with another choice.
+        """
         said = self._told_apart(choice, piece)
         deltas: list[Delta] = []
         if said.text or (self._logprobs and piece.tokens and not said.calls):
             deltas.append(Delta(content=said.text))
         deltas += [Delta(tool_calls=[_delta(call)]) for call in said.calls]
-        written: list[Struct] = []
-        if not choice.begun:
-            written.append(self._chunk(ChatChunkChoice(choice.index, Delta(content="", role="assistant"))))
+        first = [ChatChunkChoice(index, Delta(content="", role="assistant")) for index in self._to_begin]
+        self._to_begin = range(0)
+        written: list[Struct] = [*map(self._chunk, first)]
         for i, delta in enumerate(deltas):  # the first has the tokens
             logprobs = self._of(piece) if i == 0 else None
             written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=logprobs)))

@@ -230,9 +230,7 @@ class Site:
             for choice in await answer.answering.news():
                 if choice.refusal and not response.prepared:
                     raise choice.refusal
-                chunks = answer.form.chunks(choice, choice.piece())
-                choice.begun = choice.begun or bool(chunks)
-                written += b"".join(map(server_sent, chunks))
+                written += b"".join(map(server_sent, answer.form.chunks(choice, choice.piece())))
                 if choice.refusal:
                     written += server_sent(choice.refusal.body, event="error")
                     await self._write(request, response, written)

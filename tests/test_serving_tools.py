@@ -158,12 +158,13 @@ def test_a_client_gets_calls_whole_and_streamed(served):
             calls = choice.message.tool_calls
             assert [(call.function.name, call.function.arguments) for call in calls] == CALLED
             assert len({call.id for call in calls}) == 2
-        with client.chat.completions.stream(**arguments | {"n": 1}) as stream:
-            (again,) = stream.until_done().get_final_completion().choices
-        assert again.finish_reason == "tool_calls"
-        assert (again.message.content or None) == whole.choices[0].message.content
-        calls = again.message.tool_calls
-        assert [(call.function.name, call.function.arguments) for call in calls] == CALLED
+        with client.chat.completions.stream(**arguments) as stream:
+            streamed = stream.until_done().get_final_completion()
+        for choice, again in zip(whole.choices, streamed.choices, strict=True):
+            assert again.finish_reason == "tool_calls"
+            assert (again.message.content or None) == choice.message.content
+            calls = again.message.tool_calls
+            assert [(call.function.name, call.function.arguments) for call in calls] == CALLED
 
         # A conversation goes on with the calls as they came, and with what the tools gave.
         said = whole.choices[0].message
