@@ -44,6 +44,8 @@ CONTENT_POLICY = (
 )
 SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
+BACKLOG = 1024  # connections that the system holds until they are accepted
+IN_A_ROW = 8  # of them accepted, before those beyond the limit are refused
 FLUSH = 5.0  # seconds for last answers, once the engine has ended all requests
 
 log = logging.getLogger("llamaspec.serving")
@@ -85,7 +87,9 @@ class Site:
         server = Connections(self.handle, self.limits, self.metrics)
         runner = web.ServerRunner(server, shutdown_timeout=FLUSH)
         await runner.setup()
-        listening = await asyncio.get_running_loop().create_server(server, sock=bound, backlog=1024)
+        # asyncio accepts as many connections in a row as the backlog has, before it can refuse the first of them.
+        listening = await asyncio.get_running_loop().create_server(server, sock=bound, backlog=IN_A_ROW)
+        bound.listen(BACKLOG)
         ready()
         try:
             await self._until(stop)
