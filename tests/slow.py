@@ -54,7 +54,7 @@ SLOW: dict[str, int] = {
     "tests/test_verify_mutants.py::test_right_implementations_pass": 0,  # 13
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-float32]": 0,
     "tests/test_verify_mutants.py::test_every_mutant_is_found_out[long ops]": 0,  # 60
-    "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-bfloat16]": 0,  # 9
+    "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-bfloat16]": 0,
     # The server: a browser, and clients that stall.
     "tests/test_serving_page.py::test_regenerate_edit_and_the_same_seed": 0,  # 5
     "tests/test_serving_page.py::test_settings_reach_the_engine_and_history_is_kept": 0,  # 3
