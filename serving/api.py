@@ -259,7 +259,8 @@ class Api:
                     ignore_eos=bool(body.ignore_eos),
                     logit_bias=self._biases(body.logit_bias or {}),
                     logprobs=logprobs,
-                    prompt_logprobs=logprobs if echo else None,
+                    # The first token has none, so the engine has nothing to tell about a prompt of one.
+                    prompt_logprobs=logprobs if echo and len(prompt.ids) > 1 else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
                     deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),

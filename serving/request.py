@@ -50,7 +50,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # token ids that end the answer, besides the model's own
     ignore_eos: bool = False  # whether the model's own do not end it
     logprobs: int | None = None  # likeliest tokens to report beside each token's own log-probability; None: neither
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens after the first
     priority: int = 0  # the smaller, the sooner
     tenant: str = ""  # shares cached prompts with requests of the same tenant only
     deadline: float | None = None  # seconds from `submit` after which it ends as expired

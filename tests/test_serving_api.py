@@ -167,6 +167,15 @@ def test_echo_alone(site):
     assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("the fox", "length", None)
 
 
+def test_a_prompt_of_one_token_is_echoed(site):
+    """The engine reports on tokens after the first alone, and said nothing here: the prompt was left out."""
+    body = {"prompt": TOKENIZER.encode("fox")[:1], "echo": True, "logprobs": 1, "max_tokens": 1}
+    choice = site.ask("/v1/completions", body).json["choices"][0]
+    assert site.engine.requests[-1].prompt_logprobs is None
+    assert len(choice["logprobs"]["tokens"]) == 2 and choice["text"].startswith(choice["logprobs"]["tokens"][0])
+    assert choice["logprobs"]["token_logprobs"] == [None, -1 / 16]
+
+
 def test_options_reach_the_engine(site):
     body = {
         **{"prompt": "fox", "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1},
