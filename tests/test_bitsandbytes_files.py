@@ -1,6 +1,5 @@
 """NF4 and FP4 in Hugging Face's directories, in the layout of bitsandbytes: read and written as by bitsandbytes."""
 
-import base64
 import hashlib
 import json
 from dataclasses import replace
@@ -25,6 +24,7 @@ from tests.families import is_matrix
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
+from tests.stored_goldens import arrays_of
 from tests.test_quantized_checkpoints import CONFIG as NARROW
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "bitsandbytes_files.json").read_text())[
@@ -36,18 +36,13 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 ROWS, COLS = SHAPE
 
 
-def golden_arrays(case: str) -> dict[str, np.ndarray]:
-    stored = GOLDENS[case]["tensors"]
-    return {
-        name: np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"]).reshape(tensor["shape"])
-        for name, tensor in stored.items()
-    }
-
-
 @pytest.mark.parametrize("case", GOLDENS)
 def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
     """Weights are float32: products of a scale and a level, rounded once."""
-    rule, arrays = read_bitsandbytes(Fields(GOLDENS[case]["config"], "config.json")), golden_arrays(case)
+    rule, arrays = (
+        read_bitsandbytes(Fields(GOLDENS[case]["config"], "config.json")),
+        arrays_of(GOLDENS[case]["tensors"]),
+    )
     assert isinstance(rule, BitsAndBytes)
     stored = rule.stored(ROWS, COLS)
     assert {name: array.shape for name, array in arrays.items() if name != rule.state} == {
@@ -66,7 +61,7 @@ def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
 
 @pytest.mark.parametrize("kind", CODEBOOKS)
 def test_what_is_written_is_what_bitsandbytes_stores(kind):
-    rule, arrays = BitsAndBytes(kind), golden_arrays(f"{kind}, once")
+    rule, arrays = BitsAndBytes(kind), arrays_of(GOLDENS[f"{kind}, once"]["tensors"])
     codes = CODEBOOKS[kind].quantize(WEIGHTS(ROWS, COLS), group=64)
     ours = rule.pack(codes) | rule.constants(ROWS, COLS)
     assert ours.keys() == arrays.keys()

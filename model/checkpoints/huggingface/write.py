@@ -12,6 +12,7 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
+from model.checkpoints.codes import WITH_MINIMA
 from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
@@ -116,14 +117,15 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Drop codes that no layout holds: of embeddings, groups of one column, GGUF files with other or several types."""
+    """Drop codes that no layout holds: of embeddings, minima, groups of one column, GGUF files of several types."""
     matrices = quantizable(checkpoint.config)
     stored_so = [tensor for name, tensor in checkpoint.tensors.items() if name in matrices and tensor.type]
     theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
     keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
 
     def tensor(name: str, stored: Tensor) -> Tensor:
-        kept = name in matrices and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
+        held = keep if stored.type else not stored.codes or stored.codes.form not in WITH_MINIMA
+        kept = name in matrices and held and (not stored.codes or stored.codes.group > 1)
         return stored if kept else stored._replace(codes=None)
 
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
