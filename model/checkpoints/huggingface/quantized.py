@@ -28,6 +28,13 @@ from model.checkpoints.strict_json import read_object, short
 from model.tensors import QUANTIZABLE, Weight
 
 INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
+# What loads a model whose layout is not read, by its quant_method.
+OWNERS = {
+    **{name: f"transformers with {name}" for name in ("aqlm", "vptq", "eetq")},
+    "spqr": "transformers with spqr_quant",
+    "quanto": "transformers with optimum-quanto",
+    "exl2": "exllamav2",
+}
 # Files of AutoGPTQ, autoawq and Model Optimizer that say what quantization_config says, and its quant_method.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # Scales of products and of a KV cache in e4m3, which change no weight: beside a module, and beside an attention layer.
@@ -75,8 +82,15 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
     method = fields.values.get("quant_method")
     if not isinstance(method, str) or method not in methods:
         what = f"quantization_config: quant_method {short(method)} is not read (only {', '.join(methods)})"
-        raise refused(path, f"{what}; {INSTEAD}")
+        raise refused(path, f"{what}; {_how_to_convert(method)}{INSTEAD}")
     return methods[method](fields)
+
+
+def _how_to_convert(method: object) -> str:
+    owner = OWNERS.get(method) if isinstance(method, str) else None
+    return (
+        f"{owner} loads it, and a layer's output for an identity matrix is its weight, transposed; or " if owner else ""
+    )
 
 
 def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
