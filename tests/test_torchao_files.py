@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import exact_weights
@@ -16,10 +18,13 @@ from model.checkpoints.huggingface.torchao import CODES, SCALE, ZERO, read_torch
 from model.checkpoints.open import open_checkpoint
 from model.weights.codes import QuantizedMatrix
 from model.weights.params import load_params
+from reference.quantizers import torchao_int4
 from tests import families
 from tests.families import is_matrix
+from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.refusals import refusal
 from tests.stored_goldens import arrays_of
+from tests.strategies import seeds
 from tests.test_quantized_checkpoints import CONFIG
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "torchao_files.json").read_text())
@@ -40,10 +45,30 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
     if "read" in CASES[case]:
         assert hashlib.sha256(weights.astype("<f4").tobytes()).hexdigest() == CASES[case]["read"]
         return
-    # bfloat16 rounds scales and zero points by 2^-9 of them; codes are counted from -8 to 7.
-    scale, zero = (np.repeat(np.abs(arrays[name].T.astype(np.float64)), COLS // 2, axis=1) for name in (SCALE, ZERO))
-    bound = scale / 2 + 2.0**-8 * (8 * scale + zero)
-    assert np.all(np.abs(weights - np.array(CASES[case]["original"])) <= bound)
+    original = np.array(CASES[case]["original"], np.float32)
+    q = torchao_int4.quantize(original, group=32)
+    scales, zeros = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in (q.scales, q.zeros))
+    q = q._replace(scales=scales, zeros=zeros)
+    np.testing.assert_array_equal(q.scales, arrays[SCALE].T)
+    np.testing.assert_array_equal(q.zeros, arrays[ZERO].T)
+    # zero - 8 scale is rounded to float32: by 2^-24 of what it is.
+    np.testing.assert_allclose(
+        weights, torchao_int4.dequantize(q), rtol=0, atol=2.0**-24 * 9 * np.max(np.abs(original))
+    )
+    check_bound(original, q, t=2.0**-8)
+
+
+def check_bound(w: np.ndarray, q: torchao_int4.Int4, *, t: float) -> None:
+    """Hold codes to the bound of the definition; `t` is the unit roundoff of scales and zero points."""
+    scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
+    bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)
+    assert np.all(np.abs(w - torchao_int4.dequantize(q)) <= bound)
+
+
+@given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-20, 60)))
+def test_weights_are_within_half_a_step(weights):
+    w = weights(2, 64)
+    check_bound(w, torchao_int4.quantize(w, group=32), t=0.0)
 
 
 def write(folder: Path, changes: dict[str, Any], kind: str = "Int4WeightOnlyConfig") -> dict[str, np.ndarray]:

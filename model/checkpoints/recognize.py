@@ -15,7 +15,7 @@ IMATRIX = "is an importance matrix (imatrix) of llama.cpp, which guides its quan
 # width can be.
 OTHER_FORMATS = {
     GGUF: "is a GGUF file, where safetensors is due: name the file itself",
-    b"PK\x03\x04": f"is a zip archive, as the pickles of PyTorch (.pth, .bin) are, which are never read: {TO_SAFETENSORS}",
+    b"PK\x03\x04": f"is a zip archive, as PyTorch's pickles are (.pth, .bin), which are never read: {TO_SAFETENSORS}",
     b"\x80\x02\x8a": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
     b"\x80\x04\x95": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
     b"version https://git-lfs": "is a Git LFS pointer, not the file: fetch it with `git lfs pull`",
