@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError
 from tests import families, llama2c_files
+from tests.gguf_files import STRING, U32, File, Tensor
 from tests.llama2c_files import Sizes
 from tests.refusals import check_message, load, refusal
 
@@ -31,6 +32,15 @@ def zipped() -> bytes:
         return file.getvalue()
 
 
+def imatrix() -> bytes:
+    """Write a file of llama-imatrix, as GGUF: sums of squares of a matrix's inputs, and how many there were."""
+    sums = {
+        "blk.0.attn_k.weight.in_sum2": Tensor((1, 8), bytes(32)),
+        "blk.0.attn_k.weight.counts": Tensor((1, 1), bytes(4)),
+    }
+    return File({"general.type": (STRING, "imatrix"), "imatrix.chunk_count": (U32, 1)}, {**sums}).bytes()
+
+
 STRANGERS = {
     "empty": (b"", "is empty"),
     "one byte": (b"\1", "too short"),
@@ -39,8 +49,10 @@ STRANGERS = {
     "html after blanks": (b"\n\n  <html>" + b" " * 99, "HTML"),
     "html after a byte order mark": (b"\xef\xbb\xbf" + HTML, "HTML"),
     "git lfs": (LFS, "git lfs pull"),
+    "imatrix": (struct.pack("<ii", 2, 19) + b"blk.0.attn_k.weight" + bytes(40), "an importance matrix (imatrix)"),
+    "imatrix in gguf": (imatrix(), "an importance matrix (imatrix)"),
     "zip": (zipped(), "zip archive"),
-    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "pickle"),
+    "pickle 2": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "save_pretrained() write it as safetensors"),
     "pickle 4": (pickle.dumps({"a": list(range(999))}, protocol=4), "pickle"),
     "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "lacks general.architecture"),
     "json": (b'{"model_type": "llama"}', "JSON"),
@@ -103,7 +115,7 @@ def test_half_a_directory(tmp_path, missing):
         (tmp_path / "model.safetensors").unlink()
         assert "no model.safetensors" in refusal(tmp_path)
         (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-        assert "convert them to safetensors" in refusal(tmp_path)
+        assert "save_pretrained() write it as safetensors" in refusal(tmp_path)
         (tmp_path / "model.safetensors").mkdir()
         assert "is a directory" in refusal(tmp_path)
     else:

@@ -1,6 +1,5 @@
-"""NF4 in Hugging Face's directories, in the layout of bitsandbytes: read and written as by bitsandbytes."""
+"""NF4 and FP4 in Hugging Face's directories, in the layout of bitsandbytes: read and written as by bitsandbytes."""
 
-import base64
 import hashlib
 import json
 from dataclasses import replace
@@ -10,62 +9,71 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoints.checkpoint import CheckpointError
+from model.checkpoints.checkpoint import CheckpointError, Form
 from model.checkpoints.codes import exact_parts, quantized
-from model.checkpoints.huggingface.bitsandbytes import STATE, BitsAndBytes, format_bitsandbytes
+from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes, read_bitsandbytes
+from model.checkpoints.huggingface.config import Fields
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.weights.codes import QuantizedMatrix
 from model.weights.params import load_params
-from reference.quantizers import double_quantization
+from reference.quantizers import double_quantization, nf4
 from reference.quantizers.nf4 import NF4
 from tests import families
 from tests.families import is_matrix
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
+from tests.stored_goldens import arrays_of
 from tests.test_quantized_checkpoints import CONFIG as NARROW
 
-GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "bitsandbytes_files.json").read_text())
+GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "bitsandbytes_files.json").read_text())[
+    "cases"
+]
 CONFIG = {**NARROW, "intermediate_size": 128}
 UP = "model.layers.1.mlp.up_proj"
+STATE = "weight.quant_state.bitsandbytes__nf4"
 ROWS, COLS = SHAPE
 
 
-def golden_arrays(case: str) -> dict[str, np.ndarray]:
-    stored = GOLDENS[case]["tensors"]
-    return {
-        name: np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"]).reshape(tensor["shape"])
-        for name, tensor in stored.items()
-    }
-
-
-@pytest.mark.parametrize("case", ["once", "twice"])
+@pytest.mark.parametrize("case", GOLDENS)
 def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
     """Weights are float32: products of a scale and a level, rounded once."""
-    rule, arrays = BitsAndBytes(double=case == "twice"), golden_arrays(case)
+    rule, arrays = (
+        read_bitsandbytes(Fields(GOLDENS[case]["config"], "config.json")),
+        arrays_of(GOLDENS[case]["tensors"]),
+    )
+    assert isinstance(rule, BitsAndBytes)
     stored = rule.stored(ROWS, COLS)
-    assert {name: array.shape for name, array in arrays.items() if name != STATE} == {
-        name: part.shape for name, part in stored.items() if name != STATE
+    assert {name: array.shape for name, array in arrays.items() if name != rule.state} == {
+        name: part.shape for name, part in stored.items() if name != rule.state
     }
     assert {name: array.dtype.name for name, array in arrays.items()} == {
         name: part.dtypes[0] for name, part in stored.items()
     }
     rule.check(arrays, ROWS, COLS)
     parts = [rule.part(arrays, start, start + 8, COLS) for start in range(0, ROWS, 8)]
-    weights = np.concatenate([NF4.dequantize(part) for part in parts]).astype("<f4")
+    weights = np.concatenate([CODEBOOKS[rule.form].dequantize(part) for part in parts]).astype("<f4") + np.float32(
+        0
+    )  # -0 is 0 there
     assert hashlib.sha256(weights.tobytes()).hexdigest() == GOLDENS[case]["read"]
 
 
-def test_what_is_written_is_what_bitsandbytes_stores():
-    rule, arrays = BitsAndBytes(), golden_arrays("once")
-    ours = rule.pack(NF4.quantize(WEIGHTS(ROWS, COLS), group=64)) | rule.constants(ROWS, COLS)
+@pytest.mark.parametrize("kind", CODEBOOKS)
+def test_what_is_written_is_what_bitsandbytes_stores(kind):
+    rule, arrays = BitsAndBytes(kind), arrays_of(GOLDENS[f"{kind}, once"]["tensors"])
+    codes = CODEBOOKS[kind].quantize(WEIGHTS(ROWS, COLS), group=64)
+    ours = rule.pack(codes) | rule.constants(ROWS, COLS)
     assert ours.keys() == arrays.keys()
     for name, array in ours.items():
+        if kind == "fp4" and name == "weight":  # bitsandbytes writes some zeros as -0
+            theirs, array = (CODEBOOKS[kind].levels[nf4.unpack(packed)] for packed in (arrays[name], array))
+            np.testing.assert_array_equal(array, theirs)
+            continue
         np.testing.assert_array_equal(array, arrays[name])
         assert array.dtype == arrays[name].dtype
-    theirs = GOLDENS["once"]["config"]
-    for key, value in format_bitsandbytes(plain=[]).items():
+    theirs = GOLDENS[f"{kind}, once"]["config"]
+    for key, value in format_bitsandbytes(kind, plain=[]).items():
         assert key == "llm_int8_skip_modules" or theirs[key] == value
 
 
@@ -94,32 +102,34 @@ def test_what_is_written_is_read_again(tied, tmp_path):
     assert files[0] == files[1]
 
 
-def write(folder: Path, *, double: bool = False, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices are in NF4, with other tensors in `UP`, and return its weights."""
+def write(
+    folder: Path, kind: Form = "nf4", *, double: bool = False, **changes: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Write a checkpoint whose matrices are in NF4 or FP4, with other tensors in `UP`, and return its weights."""
     tensors, exact = {}, {}
-    rule = BitsAndBytes()
+    rule, codebook = BitsAndBytes(kind), CODEBOOKS[kind]
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name):
             tensors[name] = w
             continue
-        q = NF4.quantize(w, group=64)
+        q = codebook.quantize(w, group=64)
         stored = rule.pack(q) | rule.constants(*w.shape)
         if double:
             scales = double_quantization.quantize(q.scales.reshape(-1))
-            state = json.loads(stored[STATE].tobytes()) | {"nested_blocksize": 256, "nested_dtype": "float32"}
+            state = json.loads(stored[rule.state].tobytes()) | {"nested_blocksize": 256, "nested_dtype": "float32"}
             stored |= {
-                STATE: state_of(**state, nested_offset=float(scales.offset)),
+                rule.state: state_of(**state, nested_offset=float(scales.offset)),
                 "weight.absmax": scales.codes,
                 "weight.nested_absmax": scales.tops,
                 "weight.nested_quant_map": double_quantization.dynamic_levels(),
             }
             q = q._replace(scales=double_quantization.dequantize(scales).astype(np.float32).reshape(q.scales.shape))
-        exact[name] = NF4.dequantize(q)
+        exact[name] = codebook.dequantize(q)
         module = name.removesuffix(".weight")
         for part, array in {**stored, **(changes if module == UP else {})}.items():
             if array is not None:
                 tensors[f"{module}.{part}"] = array
-    settings = {**format_bitsandbytes(plain=[]), "bnb_4bit_use_double_quant": double}
+    settings = {**format_bitsandbytes(kind, plain=[]), "bnb_4bit_use_double_quant": double}
     (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": settings}))
     families.write_safetensors(folder / "model.safetensors", tensors)
     return exact
@@ -135,8 +145,9 @@ def codes_of_bytes(monkeypatch):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_a_checkpoint_of_theirs_stays_in_codes(double, tmp_path):
-    exact = write(tmp_path, double=double)
+@pytest.mark.parametrize("kind", CODEBOOKS)
+def test_a_checkpoint_of_theirs_stays_in_codes(kind, double, tmp_path):
+    exact = write(tmp_path, kind, double=double)
     checkpoint = open_checkpoint(tmp_path)
     for name, weights in exact.items():
         tensor = checkpoint.tensors[name]
@@ -147,7 +158,11 @@ def test_a_checkpoint_of_theirs_stays_in_codes(double, tmp_path):
         np.testing.assert_allclose(read, weights, rtol=0, atol=bound)
     params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)
     held = params.layers[1].qkv.weight
-    assert isinstance(held, QuantizedMatrix) and held.form == "nf4"
+    assert isinstance(held, QuantizedMatrix) and held.form == kind
+    write_huggingface(checkpoint, tmp_path / "ours")
+    again = open_checkpoint(tmp_path / "ours")
+    for name in exact:
+        np.testing.assert_array_equal(again.tensors[name].read(), checkpoint.tensors[name].read())
 
 
 SOUND = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [128, 64]}
@@ -183,7 +198,9 @@ def test_tensors_that_cannot_be_meant_are_refused(double, part, value, what, tmp
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"bnb_4bit_quant_type": "fp4"}, 'bitsandbytes with "fp4" in "uint8" is not read (only "nf4" in "uint8"'),
+        ({"bnb_4bit_quant_type": "int4"}, 'bitsandbytes with "int4" in "uint8" is not read (only "nf4" and "fp4" in'),
+        ({"bnb_4bit_quant_type": ["nf4"]}, "bitsandbytes with a list in"),
+        ({"bnb_4bit_quant_type": "fp4"}, "q_proj.weight.quant_state.bitsandbytes__fp4"),
         ({"bnb_4bit_quant_storage": "bfloat16"}, 'bitsandbytes with "nf4" in "bfloat16" is not read'),
         ({"load_in_4bit": False, "_load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit is not read"),
         ({"bnb_4bit_use_double_quant": True}, "weight.absmax is float32 [64], but config.json makes it uint8 [64]"),

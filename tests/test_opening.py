@@ -20,8 +20,8 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "nothing": ({}, "no config.json is there"),
-    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "consolidated.*.pth, Python pickles"),
-    "Mistral's": ({"consolidated.safetensors": "", "params.json": "{}"}, "is Mistral's own layout (params.json)"),
+    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert it by convert_llama_weights_to_hf.py"),
+    "Mistral's": ({"consolidated.safetensors": "", "params.json": "{}"}, "by convert_mistral_weights_to_hf.py"),
     "GGUF files": (
         {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "is a folder of GGUF files: name one of them, a-Q4_K_M.gguf, b-Q8_0",
     ),

@@ -15,6 +15,7 @@ from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from model.checkpoints.codes import exact_parts, quantized
 from model.checkpoints.huggingface.awq_gptq import AWQ, GPTQ
 from model.checkpoints.huggingface.compressed import PackedIntegers
+from model.checkpoints.huggingface.marlin import Marlin
 from model.checkpoints.huggingface.rule import pack_words, unpack_words
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
@@ -27,11 +28,13 @@ from reference.quantizers.blocks import Quantized
 from reference.quantizers.minifloat import E2M1, E4M3
 from tests import families
 from tests.families import is_matrix
+from tests.goldens.quantizers import make_marlin
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.refusals import refusal
 from tests.strategies import seeds
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "methods.json").read_text())
+MARLIN = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "marlin.json").read_text())
 FLOAT32 = np.dtype(np.float32)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,6 +89,20 @@ def test_words_are_those_of_auto_gptq(case):
     np.testing.assert_array_equal(part.zeros, zeros)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_words_are_those_of_marlin(groups):
+    codes, scales = make_marlin.drawn(groups)
+    arrays = {name: np.array(MARLIN[str(groups)][name], dtype) for name, dtype in (("B", np.int32), ("s", np.float16))}
+    rule = Marlin(make_marlin.COLS // groups)
+    assert {name: array.shape for name, array in arrays.items()} == {
+        name: part.shape for name, part in rule.stored(*codes.shape).items() if not part.optional
+    }
+    for start, stop in ((0, 128), (32, 96), (96, 128)):
+        part = rule.part(arrays, start, stop, make_marlin.COLS)
+        np.testing.assert_array_equal(part.codes, codes[start:stop])
+        np.testing.assert_array_equal(part.scales, scales[start:stop])
+
+
 @given(seed=seeds, bits=st.sampled_from([4, 8]), codes=st.integers(1, 20))
 def test_words_hold_every_code(seed, bits, codes):
     drawn = np.random.default_rng(seed).integers(0, 1 << bits, (3, codes)).astype(np.uint8)
@@ -107,6 +124,18 @@ def _gptq(w: np.ndarray, *, bits: int, version: int, index: bool = True) -> Layo
     if not index:
         del stored["g_idx"]
     return stored, exact
+
+
+def _marlin(w: np.ndarray) -> Layout:
+    """Moved as the golden says that a matrix of 64 rows and 16 columns is."""
+    q = symmetric.quantize(w, bits=4, block=(1, 32))
+    (rows, cols), codes = w.shape, (q.codes + np.int8(8)).astype(np.uint8)
+    tiles = codes.reshape(rows // 64, 4, 2, 8, cols // 16, 2, 4, 2).transpose(4, 0, 3, 6, 1, 7, 2, 5)
+    scales = (
+        q.scales.T.astype(np.float16).reshape(cols // 32, rows // 64, 8, 8).swapaxes(2, 3).reshape(cols // 32, rows)
+    )
+    stored = {"B": pack_words(tiles.reshape(cols // 16, -1), 4), "s": scales, "workspace": np.zeros(16, np.int32)}
+    return stored, q.codes * np.repeat(q.scales.astype(np.float16).astype(np.float64), 32, axis=1)
 
 
 def _packed(w: np.ndarray, *, bits: int, group: int) -> Layout:
@@ -297,6 +326,34 @@ def test_a_layout_means_the_weights_of_its_owner(layout, tmp_path):
     assert not isinstance(params.head, QuantizedMatrix)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**GPTQ_CONFIG, "checkpoint_format": "marlin"},
+        {**GPTQ_CONFIG, "is_marlin_format": True},
+        {"quant_method": "marlin", "group_size": 32},
+    ],
+)
+def test_marlin_means_the_weights_of_its_owner(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(LAYOUTS, "marlin", (settings, _marlin))
+    monkeypatch.setitem(CONFIG, "intermediate_size", 128)
+    monkeypatch.setitem(CONFIG, "num_key_value_heads", 4)
+    for name, weights in write_layout(tmp_path, "marlin").items():
+        tensor = open_checkpoint(tmp_path).tensors[name]
+        assert tensor.codes and tensor.codes.form == "int4"
+        np.testing.assert_array_equal(exact(tensor), weights)
+
+
+def test_marlin_needs_whole_tiles(tmp_path, monkeypatch):
+    def store(w: np.ndarray) -> Layout:
+        stored, meant = _gptq(w, bits=4, version=1)
+        return {"B": np.zeros((4, 2 * len(w)), np.int32), "s": stored["scales"]}, meant
+
+    monkeypatch.setitem(LAYOUTS, "marlin", ({"quant_method": "marlin", "group_size": 32}, store))
+    write_layout(tmp_path, "marlin")
+    assert "a matrix of 32 x 64 has no whole tiles of 64 x 16 in groups of 32, as marlin needs" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
 def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_path, monkeypatch):
     """AutoGPTQ reads scales[g_idx] (q - zeros[g_idx]) for each input."""
@@ -343,6 +400,37 @@ def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatc
     meant = write_layout(tmp_path, "actorder")
     for name, weights in meant.items():
         np.testing.assert_array_equal(open_checkpoint(tmp_path).tensors[name].read(), weights.astype(np.float32))
+
+
+def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
+    """As llm-compressor mixes them: FP8 here, integers there, and names before classes."""
+    layouts = {"down_proj": "fp8 a row", "layers.1.self_attn": "packed 8 a row", "": "packed 4"}
+    targets = {"down_proj": ["re:.*down_proj$"], "layers.1.self_attn": [], "": ["Linear"]}
+    targets["layers.1.self_attn"] = [f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"]
+    groups = {}
+    for place, layout in layouts.items():
+        settings = LAYOUTS[layout][0]
+        groups[layout] = {
+            **settings["config_groups"]["group_0"],
+            "format": settings["format"],
+            "targets": targets[place],
+        }
+    groups = {"first": {"weights": None, "targets": ["Attention"]}} | dict(reversed(groups.items()))
+    mixed = {**LAYOUTS["packed 4"][0], "config_groups": groups}
+    stores = {place: LAYOUTS[layout][1] for place, layout in layouts.items()}
+    tensors, meant = {}, {}
+    for name, w in families.random_tensors(CONFIG).items():
+        if is_matrix(name) and name != "lm_head.weight":
+            stored, meant[name] = next(store for place, store in stores.items() if place in name)(w)
+            tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in stored.items()}
+        else:
+            tensors[name] = w
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": mixed}))
+    families.write_safetensors(tmp_path / "model.safetensors", tensors)
+    checkpoint = open_checkpoint(tmp_path)
+    for name, weights in meant.items():
+        np.testing.assert_array_equal(exact(checkpoint.tensors[name]), weights)
+    assert {tensor.codes.form for tensor in checkpoint.tensors.values() if tensor.codes} == {"fp8", "int8", "int4"}
 
 
 @pytest.mark.parametrize(
@@ -407,10 +495,19 @@ WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
 DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits": 8}}}
 
 
+def targeted(targets: list[Any]) -> dict[str, Any]:
+    """Give the groups of `DIFFERENT` targets: all modules, and these."""
+    return {"a": {**DIFFERENT["a"], "targets": ["Linear"]}, "b": {**DIFFERENT["b"], "targets": targets}}
+
+
 @pytest.mark.parametrize(
     ("layout", "changes", "what"),
     [
-        ("awq", {"quant_method": "hqq"}, 'quant_method "hqq" is not read (only compressed-tensors, awq, gptq, bits'),
+        (
+            "awq",
+            {"quant_method": "vptq"},
+            'quant_method "vptq" is not read (only compressed-tensors, awq, gptq, marlin',
+        ),
         ("awq", {"quant_method": ["awq"]}, "quant_method a list is not read"),
         ("awq", {"bits": 3}, "AWQ with 3 bits"),
         ("awq", {"version": "gemv"}, 'version "gemv"'),
@@ -418,10 +515,17 @@ DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits":
         ("gptq 4", {"bits": 5}, "GPTQ with 5 bits"),
         ("gptq 4", {"bits": "4"}, 'bits is "4", not an integer'),
         ("gptq 4", {"bits": 8}, "qweight is int32 [8, 64], but config.json makes it int32 [16, 64]"),
-        ("gptq 4", {"checkpoint_format": "marlin"}, '"marlin" is not read'),
+        ("gptq 4", {"checkpoint_format": "exllama"}, 'GPTQ with 4 bits as "exllama" is not read (only 2, 3, 4 and 8'),
+        ("gptq 4", {"checkpoint_format": "marlin", "bits": 8}, 'GPTQ with 8 bits as "marlin" is not read'),
+        ("gptq 4", {"checkpoint_format": "marlin"}, "no tensor is quantized"),
+        ("gptq 4", {"is_marlin_format": "yes"}, 'is_marlin_format is "yes", not true or false'),
         ("packed 4", {"format": "marlin-24"}, 'format "marlin-24" with "int" weights of 4 bits by group is not read'),
-        ("packed 4", {"config_groups": {}}, "0 config_groups"),
-        ("packed 4", {"config_groups": DIFFERENT}, "2 config_groups of different weights"),
+        ("packed 4", {"config_groups": {}}, "no config_groups with weights"),
+        ("packed 4", {"config_groups": DIFFERENT}, "targets null of a group are no list of texts"),
+        ("packed 4", {"config_groups": targeted(["re:(a+)+$"])}, 'target "re:(a+)+$" is not read: it repeats too much'),
+        ("packed 4", {"config_groups": targeted(["re:.*.*.*.*x"])}, "it repeats too much"),
+        ("packed 4", {"config_groups": targeted(["re:("])}, 'target "re:(" is not read'),
+        ("packed 4", {"config_groups": targeted([7])}, "targets a list of a group are no list of texts"),
         ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "strategy": "token"}}}}, 'strategy "token"'),
         ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "num_bits": 3}}}}, "weights of 3 bits"),
         ("packed 4", {"transform_config": {"config_groups": {"R1": {}}}}, "a transform_config is not read"),
@@ -429,7 +533,8 @@ DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits":
         ("packed 4", {"config_groups": {"a": {"weights": {**WEIGHTS, "symmetric": False}}}}, "weight_zero_point"),
         ("fp8 in blocks", {"config_groups": {"a": {"weights": {"type": "float", "strategy": "block"}}}}, "null is not"),
         ("int8, one scale", {"quant_method": "gptq", "bits": 4}, "no tensor is quantized"),
-        ("awq", {"quant_method": "aqlm"}, "take the original and quantize it by `llamaspec convert --quantize`"),
+        ("awq", {"quant_method": "aqlm"}, "; transformers with aqlm loads it, and a layer's output for an identity"),
+        ("awq", {"quant_method": "new"}, "); take the original and quantize it by `llamaspec convert --quantize`"),
         ("fp8 of DeepSeek", {"fmt": "e5m2"}, 'fp8 as "e5m2" is not read'),
         ("fp8 of DeepSeek", {"weight_block_size": [128]}, "is not a pair of sizes"),
         ("fp8 of DeepSeek", {"weight_block_size": [32, 32]}, "weight_scale_inv is bfloat16 [4, 2], but config.json"),

@@ -67,7 +67,7 @@ EVERY = [
     *((form, False, group) for form in ("int8", "int4", "int8_min", "int4_min") for group in (16, 256)),
     *((form, False, 32) for form in ("int8_min", "int4_min", "iq4_nl")),
     *((form, True, group) for form in ("int8", "int4") for group in (0, 64)),
-    *(("nf4", False, 64), ("fp8", False, 0), ("fp8", False, 128), ("mxfp4", False, 32)),
+    *(("nf4", False, 64), ("fp4", False, 64), ("fp8", False, 0), ("fp8", False, 128), ("mxfp4", False, 32)),
 ]
 matrices = st.builds(lambda kind, seed: Matrix(*kind, seed=seed), st.sampled_from(EVERY), seeds)
 # Whole blocks, a short last group, less than a group, and rows that no block of 256 divides.
@@ -178,7 +178,7 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
 
 
 GROUPED: list[tuple[Form | None, int]] = [
-    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp8": 0}.get(form, 32)) for form in CLASS_OF_FORM
+    (form, {"int8": 64, "int4": 64, "nf4": 64, "fp4": 64, "fp8": 0}.get(form, 32)) for form in CLASS_OF_FORM
 ]
 
 

@@ -42,6 +42,7 @@ from reference.quantizers import (
     pruning,
     smoothquant,
     symmetric,
+    torchao_int4,
 )
 from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
 from reference.quantizers.schemes import SCHEMES
@@ -148,6 +149,9 @@ FAMILIES: dict[str, Family] = {
     "GPTQ": gptqs(even=False),
     "GPTQ, even": gptqs(even=True),
     "HQQ": Family(read_hqq, powers=None, odd=False, fixed=False),
+    "torchao's int4": Family(
+        lambda w: torchao_int4.dequantize(torchao_int4.quantize(w, group=32)), powers=None, odd=False, fixed=False
+    ),
     "fine-grained": Family(lambda w: w * pruning.fine_grained(w, keep=50)),
     "channels": Family(lambda w: w * pruning.channels(w, keep=1)),
     "2 of 4": Family(lambda w: w * pruning.n_of_m(w, n=2, m=4)),

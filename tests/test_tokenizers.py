@@ -319,6 +319,10 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         (b"\n", "not a tokenizer"),
         (b"<!DOCTYPE html><html>Sign in</html>", "web page"),
         (b"\n  <html>", "web page"),
+        (
+            b'{"config": {"pattern": "x"}, "vocab": []}',
+            "Mistral's tekken.json, which is not read: take the tokenizer.json",
+        ),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n", "git-LFS"),
         (b"hello", "not a tokenizer"),
         (b"\xff" * 100, "not a tokenizer"),

@@ -21,6 +21,7 @@ from reference.quantizers.minifloat import E2M1, E4M3, Minifloat
 from reference.quantizers.nf4 import NF4, SMALLEST, Codebook
 from reference.quantizers.nvfp4 import Nvfp4
 from reference.quantizers.symmetric import largest_code
+from reference.quantizers.torchao_int4 import Int4
 
 U32, U64 = 2.0**-24, 2.0**-53
 OVERFLOW = 2.0**-120  # of ggml: what is lost where 1 / d overflows
@@ -84,6 +85,12 @@ def hqq(w: Matrix, q: Hqq, *, bits: int) -> Shown:
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     levels = s[..., None] * (np.arange(2**bits) - z[..., None])
     return Shown(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
+
+
+def torchao_int4(w: Matrix, q: Int4) -> Shown:
+    """Show integers from the smallest weight on: half a step."""
+    s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
+    return Shown(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
 
 
 def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:

@@ -26,6 +26,7 @@ from reference.quantizers import (
     mx,
     nvfp4,
     pruning,
+    torchao_int4,
 )
 from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
 from reference.quantizers.nf4 import FP4, NF4
@@ -181,6 +182,16 @@ SCHEMES = {
     "q4": _integers("q4"),
     "affine, 4 bits": _affine(4, GROUP),
     "HQQ, 4 bits": _hqq(4),
+    "torchao's int4": Scheme(
+        *(
+            "torchao_int4.py",
+            4 + 64 / GROUP,
+            HALF,
+            partial(torchao_int4.quantize, group=GROUP),
+            torchao_int4.dequantize,
+        ),
+        *(guarantees.torchao_int4, GROUP),
+    ),
     "nf4": _named("nf4.py", LEVEL, "nf4", guarantees.codebook, codebook=NF4, group=GROUP),
     "nf4, scales quantized": Scheme(
         *("double_quantization.py", 4 + 8 / GROUP + 32 / GROUP / 256, LEVEL),

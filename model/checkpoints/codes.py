@@ -15,7 +15,7 @@ from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
 from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from reference.quantizers.minifloat import E2M1, E4M3
-from reference.quantizers.nf4 import NF4
+from reference.quantizers.nf4 import FP4, NF4
 from reference.quantizers.schemes import Scheme, scheme
 
 PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several copies of them
@@ -26,6 +26,7 @@ INTEGERS = ("int8", "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels fit in
 _BYTES = np.arange(256, dtype=np.uint8)
 LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not integers
     "nf4": NF4.levels.astype(np.float64),
+    "fp4": FP4.levels.astype(np.float64),
     "iq4_nl": IQ4_NL_LEVELS.astype(np.float64),
     "fp8": E4M3.decode(_BYTES),
     "mxfp4": E2M1.decode(_BYTES[:16]),

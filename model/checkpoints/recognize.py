@@ -1,6 +1,7 @@
 """Recognizes files and folders that are no model as this package reads it, to say what they are and what to do."""
 
 import os
+import re
 from pathlib import Path
 
 from model.checkpoints.checkpoint import CheckpointError, quoted, refused
@@ -8,13 +9,15 @@ from model.checkpoints.mapped import MappedFile
 from model.checkpoints.strict_json import read_object
 
 GGUF = b"GGUF"
+TO_SAFETENSORS = "transformers' from_pretrained() and save_pretrained() write it as safetensors"
+IMATRIX = "is an importance matrix (imatrix) of llama.cpp, which guides its quantization: no model"
 # The formats that we read begin with numbers, so each magic here is a number that no header's length and no model's
 # width can be.
 OTHER_FORMATS = {
     GGUF: "is a GGUF file, where safetensors is due: name the file itself",
-    b"PK\x03\x04": "is a zip archive, as PyTorch's .pth and .bin files are: convert it to safetensors",
-    b"\x80\x02\x8a": "is a Python pickle, which is never read: convert it to safetensors",
-    b"\x80\x04\x95": "is a Python pickle, which is never read: convert it to safetensors",
+    b"PK\x03\x04": f"is a zip archive, as PyTorch's pickles are (.pth, .bin), which are never read: {TO_SAFETENSORS}",
+    b"\x80\x02\x8a": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
+    b"\x80\x04\x95": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
     b"version https://git-lfs": "is a Git LFS pointer, not the file: fetch it with `git lfs pull`",
 }
 TEXTS = {
@@ -35,9 +38,18 @@ def weights_file(path: str | Path) -> MappedFile:
         for first, what in TEXTS.items():
             if start.lstrip().startswith(first):
                 raise refused(path, what)
+    if _begins_imatrix(start):
+        raise refused(path, IMATRIX)
     if len(start) > 8 and set(start) <= PRINTABLE:  # The magic number of llama2.c is text, too.
         raise refused(path, "is text, not weights")
     return file
+
+
+def _begins_imatrix(start: bytes) -> bool:
+    """Tell whether a file begins as an imatrix file does: with a number of tensors, and a name and its length."""
+    count, length = (int.from_bytes(start[at : at + 4], "little") for at in (0, 4))
+    name = start[8 : 8 + length]
+    return 0 < count < 1 << 20 and 0 < length <= len(start) - 8 and re.fullmatch(rb"[\w.]+\.weight", name) is not None
 
 
 def snapshot_of(folder: str | Path) -> Path:
@@ -83,10 +95,12 @@ def folder_without_config(folder: Path) -> CheckpointError:
         return refused(folder, f"is a model's folder of Hugging Face's cache: {what}")
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
         what = "is Meta's or Mistral's own layout (consolidated.*.pth, Python pickles, which are never read)"
-        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or convert it")
+        how = "convert it by convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py of transformers 4"
+        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
     if "params.json" in names:
         what = "is Mistral's own layout (params.json), which is not read"
-        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json")
+        how = "convert it by convert_mistral_weights_to_hf.py of transformers 4"
+        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
     return refused(folder, "no config.json is there")
 
 

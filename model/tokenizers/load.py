@@ -9,7 +9,10 @@ from model.checkpoints.recognize import GGUF
 from model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
-LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # names of tokenizers by others
+LIKELY = re.compile(
+    r"tekken\.json$|tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE
+)  # names of tokenizers by others
+TEKKEN = re.compile(rb'\{\s*"config"\s*:\s*\{\s*"pattern"\s*:')
 LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
 
 
@@ -52,6 +55,8 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         raise refused(path, "a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
     if head[:1] == b"<":
         raise refused(path, "a web page, not a tokenizer; the download may have gone wrong")
+    if TEKKEN.match(head):
+        raise refused(path, "is Mistral's tekken.json, which is not read: take the tokenizer.json of the same release")
     if head[:1] == b"{":
         from model.tokenizers.huggingface import read_huggingface
 

@@ -6,6 +6,7 @@ multiplies by any of them as by a plain array. `reference.quantizers.schemes` de
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
 from reference.quantizers.affine import Affine
 from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
-from reference.quantizers.nf4 import NF4
+from reference.quantizers.nf4 import FP4, NF4
 
 LANES = 16  # float32 numbers in an AVX-512 register; the second code of a byte belongs 16 columns after the first
 PAIR = 2 * LANES  # columns in 16 bytes of packed codes; groups are of 16 columns, or of a multiple of 32
@@ -215,11 +216,18 @@ class Int4Min(_Integers4):
     shifted = True
 
 
-class NF4Codes(QuantizedMatrix):
-    """The 16 levels of NF4, chosen by bits: 15 selections are faster than a table in memory."""
+def _chosen(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
+    """Choose a level for each code, by its bits."""
+    if len(levels) == 1:
+        return levels[0]
+    lower, upper = np.split(levels, 2)
+    return jnp.where((codes & len(lower)) != 0, _chosen(codes, upper), _chosen(codes, lower))
+
+
+class _CodebookCodes(QuantizedMatrix):
+    """Sixteen levels, chosen by bits: 15 selections are faster than a table in memory."""
 
     __slots__ = ()
-    form = "nf4"
 
     @property
     def slices(self) -> int:
@@ -231,15 +239,21 @@ class NF4Codes(QuantizedMatrix):
         weights = 2 * self.codes.size
         return 4 if weights <= 1 << 22 else 8 if weights <= 1 << 25 else 16
 
-    @staticmethod
-    def decode(codes: Array) -> Array:
-        def choose(levels: np.ndarray) -> Any:
-            if len(levels) == 1:
-                return levels[0]
-            lower, upper = np.split(levels, 2)
-            return jnp.where((codes & len(lower)) != 0, choose(upper), choose(lower))
 
-        return choose(NF4.levels)
+class NF4Codes(_CodebookCodes):
+    """The levels of NF4."""
+
+    __slots__ = ()
+    form = "nf4"
+    decode = staticmethod(partial(_chosen, levels=NF4.levels))
+
+
+class FP4Codes(_CodebookCodes):
+    """The levels of bitsandbytes' FP4."""
+
+    __slots__ = ()
+    form = "fp4"
+    decode = staticmethod(partial(_chosen, levels=FP4.levels))
 
 
 class IQ4NL(QuantizedMatrix):
@@ -309,7 +323,7 @@ class Embedding:
 
 
 CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {
-    each.form: each for each in (Int8, Int4, Int8Min, Int4Min, NF4Codes, IQ4NL, FP8, MXFP4)
+    each.form: each for each in (Int8, Int4, Int8Min, Int4Min, NF4Codes, FP4Codes, IQ4NL, FP8, MXFP4)
 }
 
 

@@ -21,9 +21,10 @@ from model.weights.codes import LANES, Int8Min, QuantizedMatrix, can_multiply
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.levels import Levels
 
-# The levels of a form as the tensor cores multiply them, in bytes. NF4's are rounded, and within 2^-23 of its own.
+# The levels of a form as the tensor cores multiply them, in bytes. Those of NF4 and FP4 are rounded by 2^-23 at most.
 LEVELS: dict[str, Levels] = {
     "nf4": Levels.of(EXACT_LEVELS["nf4"], unit=2.0**-22, group=64),
+    "fp4": Levels.of(EXACT_LEVELS["fp4"], unit=2.0**-22, group=64),
     "iq4_nl": Levels.of(EXACT_LEVELS["iq4_nl"], unit=1.0, group=32),
     "mxfp4": Levels.of(EXACT_LEVELS["mxfp4"], unit=0.5, group=32),
 }
@@ -95,6 +96,13 @@ class NF4Words(_LevelWords):
     form = "nf4"
 
 
+class FP4Words(_LevelWords):
+    """The levels of FP4."""
+
+    __slots__ = ()
+    form = "fp4"
+
+
 class IQ4NLWords(_LevelWords):
     """The levels of IQ4_NL."""
 
@@ -110,7 +118,7 @@ class MXFP4Words(_LevelWords):
 
 
 WORDS: dict[str, type[_Words]] = {
-    each.form: each for each in (Int4Words, Int4MinWords, NF4Words, IQ4NLWords, MXFP4Words)
+    each.form: each for each in (Int4Words, Int4MinWords, NF4Words, FP4Words, IQ4NLWords, MXFP4Words)
 }
 
 

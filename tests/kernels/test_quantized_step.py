@@ -88,7 +88,7 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """Weights are equal in float32; those that kernels multiply by are within 2^-23 of a scale, for NF4's levels."""
+    """Weights are equal in float32; those that kernels multiply by are so within 2^-23 of a scale, for NF4 and FP4."""
     if zeros and form not in ("int4", "int8"):
         return
     matrix = drawn(form, group, zeros=zeros)
@@ -105,7 +105,7 @@ def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
         weights = weights + np.repeat(np.asarray(w.minima, np.float64), group, axis=1)
     theirs = np.asarray(matrix.weights(), np.float64)
     off = np.abs(weights - theirs)
-    assert np.all(off <= (2.0**-23 * np.abs(scales) if form == "nf4" else 0) + 2.0**-24 * np.abs(theirs))
+    assert np.all(off <= (2.0**-23 * np.abs(scales) if form in ("nf4", "fp4") else 0) + 2.0**-24 * np.abs(theirs))
 
 
 def test_arranged_weights_are_the_same_weights_in_every_form():

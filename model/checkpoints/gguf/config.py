@@ -14,6 +14,7 @@ from model.checkpoints.checkpoint import refused
 from model.checkpoints.checks import check_model
 from model.checkpoints.gguf.file import Metadata, short
 from model.checkpoints.gguf.rope import from_factors
+from model.checkpoints.recognize import IMATRIX
 from model.family import Architecture, architectures
 from reference.config import Config
 from reference.rope import LinearScaling, LongRopeScaling, Scaling, YarnScaling, yarn_magnitude
@@ -45,6 +46,8 @@ STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenize
 
 def architecture_of(metadata: Metadata) -> Architecture:
     """Return the architecture that a file names. Raises `CheckpointError` if it is unknown."""
+    if metadata.values.get("general.type") == "imatrix":
+        raise metadata.refused(IMATRIX)
     name, known = metadata.string("general.architecture"), architectures()
     if name not in known:
         raise metadata.refused(f"architecture {short(name)} is not supported (only {', '.join(known)})")

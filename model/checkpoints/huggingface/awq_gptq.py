@@ -8,6 +8,7 @@ import numpy as np
 
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.marlin import Marlin
 from model.checkpoints.huggingface.rule import (
     FLOATS,
     INT32,
@@ -126,7 +127,18 @@ def read_awq(fields: Fields) -> Rule:
 def read_gptq(fields: Fields) -> Rule:
     """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
     bits, form = fields.integer("bits"), fields.values.get("checkpoint_format") or "gptq"
+    if fields.boolean("is_marlin_format", False):
+        form = "marlin"
+    group = group_size(fields.integer_or_none("group_size", 128))
+    if form == "marlin" and bits == 4:
+        return Marlin(group)
     if bits not in (2, 3, 4, 8) or form not in ("gptq", "gptq_v2"):
-        what = f"GPTQ with {bits} bits as {short(form)} is not read (only 2, 3, 4 and 8, gptq and gptq_v2)"
+        what = f"GPTQ with {bits} bits as {short(form)} is not read"
+        what = f"{what} (only 2, 3, 4 and 8 as gptq and gptq_v2, and 4 as marlin)"
         raise refused(fields.path, f"quantization_config: {what}")
-    return GPTQ(bits, group_size(fields.integer_or_none("group_size", 128)), version=2 if form == "gptq_v2" else 1)
+    return GPTQ(bits, group, version=2 if form == "gptq_v2" else 1)
+
+
+def read_marlin(fields: Fields) -> Rule:
+    """Read the rule of a quantization_config of "marlin", which says no more than its group size."""
+    return Marlin(group_size(fields.integer_or_none("group_size", 128)))

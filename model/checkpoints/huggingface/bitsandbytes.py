@@ -1,9 +1,9 @@
-"""Matrices in NF4, in the layout of bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes).
+"""Matrices in NF4 and FP4, in the layout of bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes).
 
     weight                                 codes, two a byte, the first in the high half, row after row: [bytes, 1]
     weight.absmax                          the scale of each 64 weights
     weight.quant_map                       the levels
-    weight.quant_state.bitsandbytes__nf4   JSON: the block size, the matrix's shape
+    weight.quant_state.bitsandbytes__nf4   JSON: the block size, the matrix's shape (or bitsandbytes__fp4)
 
 If scales are quantized again, `absmax` holds their codes, weight.nested_absmax is b and weight.nested_quant_map the
 levels of `reference.quantizers.double_quantization`, and the JSON holds o. Blocks continue from row to row; they are
@@ -18,26 +18,27 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Part, refused
+from model.checkpoints.checkpoint import Form, Part, refused
 from model.checkpoints.huggingface.config import Fields
 from model.checkpoints.huggingface.rule import Arrays, Rule, Stored
 from model.checkpoints.strict_json import parse_object, short
 from reference.quantizers import double_quantization, nf4
 from reference.quantizers.blocks import Quantized
-from reference.quantizers.nf4 import NF4
+from reference.quantizers.nf4 import FP4, NF4, Codebook
 
+CODEBOOKS: dict[Form, Codebook] = {"nf4": NF4, "fp4": FP4}
 GROUP = 64
-STATE = "weight.quant_state.bitsandbytes__nf4"
 LONGEST_STATE = 1 << 12  # bytes
 
 
 class BitsAndBytes(Rule):
-    """The layout of NF4; with `double`, scales are quantized again."""
+    """The layout of NF4 or FP4; with `double`, scales are quantized again."""
 
-    form, zeros = "nf4", False
+    zeros = False
 
-    def __init__(self, *, double: bool = False):
-        self.double = double
+    def __init__(self, kind: Form = "nf4", *, double: bool = False):
+        self.form, self.double = kind, double
+        self.levels, self.state = CODEBOOKS[kind].levels, f"weight.quant_state.bitsandbytes__{kind}"
 
     def group_of(self, cols: int) -> int:
         return GROUP
@@ -47,8 +48,8 @@ class BitsAndBytes(Rule):
         found = {
             "weight": Stored((-(-rows * cols // 2), 1), ("uint8",)),
             "weight.absmax": Stored((groups,), ("uint8" if self.double else "float32",)),
-            "weight.quant_map": Stored(NF4.levels.shape, ("float32",)),
-            STATE: Stored(state(rows, cols).shape, ("uint8",), any_length=True),
+            "weight.quant_map": Stored(self.levels.shape, ("float32",)),
+            self.state: Stored(state(self.form, rows, cols).shape, ("uint8",), any_length=True),
         }
         if self.double:
             blocks = -(-groups // double_quantization.BLOCK)
@@ -58,17 +59,17 @@ class BitsAndBytes(Rule):
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         check_rows(cols)
-        due: dict[str, Any] = {"quant_type": "nf4", "blocksize": GROUP}
+        due: dict[str, Any] = {"quant_type": self.form, "blocksize": GROUP}
         if self.double:
             due["nested_blocksize"] = double_quantization.BLOCK
-        given = _parsed(arrays)
+        given = self._parsed(arrays)
         for key, value in due.items():
             if given.get(key) != value:
                 raise ValueError(f"{key} is {short(given.get(key))} in quant_state, where {short(value)} is due")
         if given.get("shape") != [rows, cols]:
             raise ValueError(f"shape is another than [{rows}, {cols}] in quant_state")
-        if not np.array_equal(arrays["weight.quant_map"], NF4.levels):
-            raise ValueError("quant_map holds other levels than NF4's")
+        if not np.array_equal(arrays["weight.quant_map"], self.levels):
+            raise ValueError(f"quant_map holds other levels than {self.form.upper()}'s")
         if self.double:
             _offset(given)
 
@@ -80,7 +81,7 @@ class BitsAndBytes(Rule):
             blocks = np.arange(each.start, each.stop) // double_quantization.BLOCK
             with np.errstate(over="ignore", invalid="ignore"):  # readers refuse scales that are not finite
                 scales = arrays["weight.nested_quant_map"][scales] * arrays["weight.nested_absmax"][blocks]
-                scales = scales + _offset(_parsed(arrays))
+                scales = scales + _offset(self._parsed(arrays))
         return Quantized(codes, scales.reshape(stop - start, -1))
 
     def pack(self, part: Part) -> dict[str, np.ndarray]:
@@ -89,7 +90,12 @@ class BitsAndBytes(Rule):
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
         """Return the tensors that are stored once per matrix."""
-        return {"weight.quant_map": NF4.levels, STATE: state(rows, cols)}
+        return {"weight.quant_map": self.levels, self.state: state(self.form, rows, cols)}
+
+    def _parsed(self, arrays: Arrays) -> dict[str, Any]:
+        if arrays[self.state].size > LONGEST_STATE:
+            raise ValueError(f"quant_state has {arrays[self.state].size} bytes, more than {LONGEST_STATE}")
+        return parse_object(arrays[self.state].tobytes(), "quant_state")
 
 
 class Int8Rows(Rule):
@@ -127,20 +133,14 @@ def check_rows(cols: int) -> None:
         raise ValueError(f"{what}: those of bitsandbytes would go from row to row")
 
 
-def state(rows: int, cols: int) -> np.ndarray:
+def state(kind: Form, rows: int, cols: int) -> np.ndarray:
     """Format the bytes of a matrix's quant_state.
 
-    >>> state(16, 128).tobytes().decode()
+    >>> state("nf4", 16, 128).tobytes().decode()
     '{"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 128]}'
     """
-    what = {"quant_type": "nf4", "blocksize": GROUP, "dtype": "float32", "shape": [rows, cols]}
+    what = {"quant_type": kind, "blocksize": GROUP, "dtype": "float32", "shape": [rows, cols]}
     return np.frombuffer(json.dumps(what).encode(), np.uint8)
-
-
-def _parsed(arrays: Arrays) -> dict[str, Any]:
-    if arrays[STATE].size > LONGEST_STATE:
-        raise ValueError(f"quant_state has {arrays[STATE].size} bytes, more than {LONGEST_STATE}")
-    return parse_object(arrays[STATE].tobytes(), "quant_state")
 
 
 def _offset(given: dict[str, Any]) -> np.float32:
@@ -157,15 +157,15 @@ def read_bitsandbytes(fields: Fields) -> Rule:
     storage = fields.values.get("bnb_4bit_quant_storage", "uint8")
     if not four and (fields.boolean("load_in_8bit", False) or fields.boolean("_load_in_8bit", False)):
         return Int8Rows()
-    if not four or kind != "nf4" or storage != "uint8":
+    if not four or kind not in tuple(CODEBOOKS) or storage != "uint8":
         what = f"{short(kind)} in {short(storage)}" if four else "neither load_in_4bit nor load_in_8bit"
         plain = "model.dequantize() of transformers, then save_pretrained(), makes such a model plain"
-        what = f'quantization_config: bitsandbytes with {what} is not read (only "nf4" in "uint8", and int8); {plain}'
-        raise refused(fields.path, what)
-    return BitsAndBytes(double=fields.boolean("bnb_4bit_use_double_quant", False))
+        what = f'bitsandbytes with {what} is not read (only "nf4" and "fp4" in "uint8", and int8); {plain}'
+        raise refused(fields.path, f"quantization_config: {what}")
+    return BitsAndBytes(kind, double=fields.boolean("bnb_4bit_use_double_quant", False))
 
 
-def format_bitsandbytes(*, plain: list[str]) -> dict[str, Any]:
+def format_bitsandbytes(kind: Form = "nf4", *, plain: list[str]) -> dict[str, Any]:
     """Format the quantization_config of a model with all linear modules in this layout, except `plain` ones."""
     return {
         "quant_method": "bitsandbytes",
@@ -173,7 +173,7 @@ def format_bitsandbytes(*, plain: list[str]) -> dict[str, Any]:
         "load_in_8bit": False,
         "_load_in_4bit": True,
         "_load_in_8bit": False,
-        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_type": kind,
         "bnb_4bit_quant_storage": "uint8",
         "bnb_4bit_use_double_quant": False,
         "bnb_4bit_compute_dtype": "float32",

@@ -35,6 +35,7 @@ from model.checkpoints.huggingface.rule import (
     pack_words,
     unpack_words,
 )
+from model.checkpoints.huggingface.targets import ByTarget, read_targets
 from model.checkpoints.strict_json import short
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized
@@ -189,25 +190,36 @@ def read_compressed_tensors(fields: Fields) -> Rule:
     groups = [
         Fields(group, fields.path) for group in fields.object("config_groups").values() if isinstance(group, dict)
     ]
-    each = [group.object("weights") for group in groups]
-    if not each or any(weights != each[0] for weights in each):
-        raise refuse(f"{len(each)} config_groups of different weights: one is read")
-    weights = Fields(each[0], fields.path)
+    groups = [group for group in groups if group.object("weights")]  # others are about activations
+    if not groups:
+        raise refuse("no config_groups with weights")
+    if all(group.object("weights") == groups[0].object("weights") for group in groups):
+        return _read_group(groups[0], fields)
+    return ByTarget([(read_targets(group), _read_group(group, fields)) for group in groups])
+
+
+def _read_group(group: Fields, fields: Fields) -> Rule:
+    """Read the rule of one of the config_groups."""
+
+    def refuse(what: str):
+        return refused(fields.path, f"quantization_config: {what}")
+
+    weights = Fields(group.object("weights"), fields.path)
     bits, kind, strategy = (
         weights.integer("num_bits", 8),
         weights.values.get("type", "int"),
         weights.values.get("strategy"),
     )
-    group = group_size(weights.integer_or_none("group_size"))
-    name = groups[0].values.get("format") or fields.values.get("format")
-    if (name, strategy, group) == ("nvfp4-pack-quantized", "tensor_group", 16):
+    size = group_size(weights.integer_or_none("group_size"))
+    name = group.values.get("format") or fields.values.get("format")
+    if (name, strategy, size) == ("nvfp4-pack-quantized", "tensor_group", 16):
         return NVFP4(packed="weight_packed", scale="weight_global_scale", divided=True)
     if strategy is None:
-        strategy = "group" if group else "channel"
+        strategy = "group" if size else "channel"
     shared: dict[str, Any] = {"bits": bits, "zeros": not weights.boolean("symmetric", True)}
     match strategy:
-        case "group" if group:
-            shared["group"] = group
+        case "group" if size:
+            shared["group"] = size
         case "channel":
             shared["group"] = None
         case "tensor":

@@ -11,23 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Codes, Tensor, os_errors, refused
+from model.checkpoints.checkpoint import Codes, Part, Tensor, os_errors, refused
 from model.checkpoints.codes import PART, dequantized
-from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq
+from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq, read_marlin
 from model.checkpoints.huggingface.bitnet import read_bitnet
 from model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
 from model.checkpoints.huggingface.compressed import read_compressed_tensors
 from model.checkpoints.huggingface.config import Fields
 from model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
+from model.checkpoints.huggingface.hqq import read_hqq
 from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
+from model.checkpoints.huggingface.torchao import read_torchao
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry
 from model.checkpoints.strict_json import read_object, short
 from model.tensors import QUANTIZABLE, Weight
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
 
 INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
+# What loads a model whose layout is not read, by its quant_method.
+OWNERS = {
+    **{name: f"transformers with {name}" for name in ("aqlm", "vptq", "eetq")},
+    "spqr": "transformers with spqr_quant",
+    "quanto": "transformers with optimum-quanto",
+    "exl2": "exllamav2",
+}
 # Files of AutoGPTQ, autoawq and Model Optimizer that say what quantization_config says, and its quant_method.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # Scales of products and of a KV cache in e4m3, which change no weight: beside a module, and beside an attention layer.
@@ -63,17 +70,27 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "compressed-tensors": read_compressed_tensors,
         "awq": read_awq,
         "gptq": read_gptq,
+        "marlin": read_marlin,
         "bitsandbytes": read_bitsandbytes,
         "fp8": read_fp8,
         "fbgemm_fp8": read_fbgemm,
         "modelopt": read_modelopt,
         "bitnet": read_bitnet,
+        "hqq": read_hqq,
+        "torchao": read_torchao,
     }
     method = fields.values.get("quant_method")
     if not isinstance(method, str) or method not in methods:
         what = f"quantization_config: quant_method {short(method)} is not read (only {', '.join(methods)})"
-        raise refused(path, f"{what}; {INSTEAD}")
+        raise refused(path, f"{what}; {_how_to_convert(method)}{INSTEAD}")
     return methods[method](fields)
+
+
+def _how_to_convert(method: object) -> str:
+    owner = OWNERS.get(method) if isinstance(method, str) else None
+    return (
+        f"{owner} loads it, and a layer's output for an identity matrix is its weight, transposed; or " if owner else ""
+    )
 
 
 def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
@@ -83,13 +100,15 @@ def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located,
     """
     taken = {}
     for name, weight in expected.items():
-        if weight.role in QUANTIZABLE:
+        module = name.removesuffix(".weight")
+        own = rule.of(module) if weight.role in QUANTIZABLE else None
+        if own:
             rows, cols = weight.shape
-            stored = rule.stored(rows, cols)
-            module, first = name.removesuffix(".weight"), next(iter(stored))
+            stored = own.stored(rows, cols)
+            first = next(iter(stored))
             entry = located.get(f"{module}.{first}")
             if entry and entry[1].dtype.name in stored[first].dtypes:
-                taken[name] = _take(rule, module, stored, (rows, cols), located, path)
+                taken[name] = _take(own, module, stored, (rows, cols), located, path)
                 _drop_extras(module, located, wanted=f"{module}.bias" in expected, path=path)
     for name in [name for name in located if OF_CACHES.search(name)]:
         del located[name]
@@ -130,7 +149,7 @@ def _take(
     return Tensor(shape, np.dtype(np.float32), partial(dequantized, codes, shape), codes)
 
 
-def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Quantized | Affine]:
+def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]:
     rows, cols = shape
     step = max(1, PART // max(1, cols) // ROWS) * ROWS
     for start in range(0, rows, step):

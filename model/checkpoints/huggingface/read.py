@@ -16,7 +16,7 @@ from model.checkpoints.huggingface.config import Fields, family_of, read_config,
 from model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
 from model.checkpoints.huggingface.rule import FLOATS
 from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
-from model.checkpoints.recognize import weights_file
+from model.checkpoints.recognize import TO_SAFETENSORS, weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strict_json import read_object, short
 from model.family import Family
@@ -98,7 +98,7 @@ def _locate_all(directory: Path) -> Located:
             return _locate(weights_file(single))
         if not index_path.exists():
             others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-            hint = "; .bin and .pth files are not read: convert them to safetensors" if others else ""
+            hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if others else ""
             raise refused(directory, f"no model.safetensors and no model.safetensors.index.json{hint}")
 
     weight_map = read_object(index_path).get("weight_map")

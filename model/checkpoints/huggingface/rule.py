@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Form
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from model.checkpoints.checkpoint import Form, Part
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -49,8 +47,13 @@ class Rule(ABC):
         """Raise ValueError for impossible sizes or values."""
         del arrays, rows, cols
 
+    def of(self, module: str) -> "Rule | None":
+        """Return the layout of a module, where several are used; None for one that is not quantized."""
+        del module
+        return self
+
     @abstractmethod
-    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
         """Return some rows of a matrix; start and stop are multiples of `ROWS`, except at the ends.
 
         Every column has a scale if columns are not `in_groups`.

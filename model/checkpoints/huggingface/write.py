@@ -12,7 +12,8 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.huggingface.bitsandbytes import BitsAndBytes, format_bitsandbytes
+from model.checkpoints.codes import WITH_MINIMA
+from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
 from model.checkpoints.recognize import leads_out
@@ -41,8 +42,8 @@ def write_huggingface(
 ) -> list[str]:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantized matrices are written in the layouts of compressed-tensors, NF4 in that of bitsandbytes, with scales in
-    float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all of them.
+    Quantized matrices are written in the layouts of compressed-tensors, NF4 and FP4 in that of bitsandbytes, all
+    with scales in float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all.
     `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
     and chat template in or beside the source are copied, unless `files` replaces them. A link that leads out of the
     source's folder is not followed: it could publish any file of this machine. `progress` is called with each tensor's
@@ -116,14 +117,15 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Drop codes that no layout holds: of embeddings, groups of one column, GGUF files with other or several types."""
+    """Drop codes that no layout holds: of embeddings, minima, groups of one column, GGUF files of several types."""
     matrices = quantizable(checkpoint.config)
     stored_so = [tensor for name, tensor in checkpoint.tensors.items() if name in matrices and tensor.type]
     theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
     keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
 
     def tensor(name: str, stored: Tensor) -> Tensor:
-        kept = name in matrices and (keep or not stored.type) and (not stored.codes or stored.codes.group > 1)
+        held = keep if stored.type else not stored.codes or stored.codes.form not in WITH_MINIMA
+        kept = name in matrices and held and (not stored.codes or stored.codes.group > 1)
         return stored if kept else stored._replace(codes=None)
 
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
@@ -135,9 +137,11 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
     each = [tensor.codes for tensor in matrices.values() if tensor.codes]
     if not each:
         return None
-    layout = "bitsandbytes" if each[0].form == "nf4" else "compressed-tensors"
+    layout = "bitsandbytes" if each[0].form in CODEBOOKS else "compressed-tensors"
     # bitsandbytes continues blocks from row to row.
-    grouped = any(one.codes.group < one.shape[1] or one.codes.form == "nf4" for one in matrices.values() if one.codes)
+    grouped = any(
+        one.codes.group < one.shape[1] or one.codes.form in CODEBOOKS for one in matrices.values() if one.codes
+    )
     for name, tensor in matrices.items():
         codes = tensor.codes
         assert codes
@@ -147,8 +151,8 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
         if grouped and tensor.shape[1] % codes.group:
             what = f"{name} has rows of {tensor.shape[1]} weights, which are no whole groups of {codes.group}"
             raise refused(checkpoint.path, f"{what}: {layout} cannot hold it (q8_row and fp8 have no groups)")
-    if each[0].form == "nf4":
-        return BitsAndBytes()
+    if each[0].form in CODEBOOKS:
+        return BitsAndBytes(each[0].form)
     try:
         return rule_for(each[0], rows_grouped=grouped, int8_activations=int8_activations)
     except ValueError as error:
@@ -157,7 +161,7 @@ def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
 
 def _format(rule: Written, *, plain: list[str]) -> dict[str, Any]:
     if isinstance(rule, BitsAndBytes):
-        return format_bitsandbytes(plain=plain)
+        return format_bitsandbytes(rule.form, plain=plain)
     return format_compressed_tensors(rule, plain=plain)
 
 

@@ -1,4 +1,4 @@
-"""Write bitsandbytes_files.json: what transformers saves of a linear layer in NF4, by bitsandbytes on a CPU.
+"""Write bitsandbytes_files.json: what transformers saves of a linear layer in NF4 and FP4, by bitsandbytes on a CPU.
 
     python -m tests.goldens.quantizers.make_bitsandbytes_files
 
@@ -6,7 +6,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install torch transformers accelerate bitsandbytes
 
-Once with plain scales, once with scales that are quantized again. Tensors are in base64; of what
+Each once with plain scales, once with scales that are quantized again. Tensors are in base64; of what
 bitsandbytes reads again, float32, the SHA-256.
 """
 
@@ -35,8 +35,8 @@ def text(data: np.ndarray) -> str:
     return base64.b64encode(data.astype(data.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def saved(double: bool) -> dict[str, Any]:
-    """A model of one layer, loaded as NF4 and saved."""
+def saved(kind: str, *, double: bool) -> dict[str, Any]:
+    """A model of one layer, loaded as NF4 or FP4 and saved."""
     import torch  # pyright: ignore[reportMissingImports]
     from bitsandbytes import functional  # pyright: ignore[reportMissingImports]
     from safetensors.torch import load_file  # pyright: ignore[reportMissingImports]
@@ -54,7 +54,7 @@ def saved(double: bool) -> dict[str, Any]:
         model.save_pretrained(f"{folder}/plain")
         config = BitsAndBytesConfig(
             load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
+            bnb_4bit_quant_type=kind,
             bnb_4bit_compute_dtype=torch.float32,
             bnb_4bit_use_double_quant=double,
         )
@@ -84,7 +84,12 @@ def saved(double: bool) -> dict[str, Any]:
 def main() -> None:
     made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
     made |= {package: metadata.version(package) for package in ("torch", "transformers", "bitsandbytes")}
-    goldens = {"made": made, "shape": SHAPE, "once": saved(double=False), "twice": saved(double=True)}
+    cases = {
+        f"{kind}, {'twice' if double else 'once'}": saved(kind, double=double)
+        for kind in ("nf4", "fp4")
+        for double in (False, True)
+    }
+    goldens = {"made": made, "shape": SHAPE, "cases": cases}
     (Path(__file__).parent / "bitsandbytes_files.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 

@@ -1,0 +1,141 @@
+"""Matrices in the layout of hqq (https://github.com/mobiusml/hqq), as transformers saves them; see
+`reference.quantizers.hqq`.
+
+    W_q           codes, packed
+    scale, zero   for each group: a weight is (code - zero) * scale
+    shape, nbits, group_size, axis, ...   what config.json says, too
+
+A matrix is cut into groups as it lies in memory, row after row. With axis 1 a group is `group_size` neighbors, and the
+groups are the rows of what is packed. With axis 0 they are its columns, so that neighbors are in different groups; such
+matrices run in float32. Packing lays equal parts of these rows on each other, the first in the highest bits: halves for
+4 bits, quarters for 2, and tenths in int32 for 3, the last of which may be filled up.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Form, Shifted, refused
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from model.checkpoints.strict_json import short
+
+PARTS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # codes in a number, for each number of bits
+NUMBERS = ("nbits", "group_size", "axis")
+FLAGS = {"view_as_float": False, "quant_scale": False, "quant_zero": False, "channel_wise": True}
+UNUSED = ("optimize", "round_zero", "offload_meta", "encoded_state_dict", "stores_quant_config")
+TEXTS = ("packing", "unpack_view_dtype", "compute_dtype")
+DEQUANTIZE = "hqq's dequantize() of each layer makes such a model plain"
+
+
+class HQQ(Rule):
+    """The layout of matrices that all have the same settings."""
+
+    zeros = False
+
+    def __init__(self, bits: int, group: int | None, axis: int):
+        self.bits, self.group, self.axis = bits, group, axis
+        self.form: Form = "int4_min" if bits <= 4 else "int8_min"
+        self.middle = 0 if bits <= 4 else 128  # subtracted from codes, so that they fit int8
+
+    def group_of(self, cols: int) -> int:
+        return self.group or cols
+
+    def _grid(self, rows: int, cols: int) -> tuple[int, int]:
+        """Give the shape of the codes before they are packed."""
+        group = self.group or (rows if self.axis == 0 else cols)
+        groups = rows * cols // group
+        return (group, groups) if self.axis == 0 else (groups, group)
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        length, width = self._grid(rows, cols)
+        scales = (1, width) if self.axis == 0 else (length, 1)
+        found = {
+            "W_q": Stored((-(-length // PARTS[self.bits]), width), ("int32" if self.bits == 3 else "uint8",)),
+            "scale": Stored(scales, FLOATS),
+            "zero": Stored(scales, FLOATS),
+            "shape": Stored((2,), ("int64", "int32")),
+        }
+        found |= {name: Stored((1,), ("int32",), optional=True) for name in NUMBERS}
+        found |= {name: Stored((1,), ("uint8",), optional=True) for name in (*FLAGS, *UNUSED)}
+        return found | {name: Stored((1,), ("uint8",), optional=True, any_length=True) for name in TEXTS}
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        length, width = self._grid(rows, cols)
+        if length * width != rows * cols or (self.axis == 1 and cols % width):
+            raise ValueError(f"rows of {cols} weights are no whole groups of {self.group}")
+        if length % PARTS[self.bits] and self.bits != 3:
+            raise ValueError(f"{length} rows of codes of {self.bits} bits do not fill bytes")
+        if arrays["shape"].tolist() != [rows, cols]:
+            raise ValueError(f"shape is {arrays['shape'].tolist()}")
+        due: dict[str, int] = {"nbits": self.bits, "axis": self.axis, **FLAGS}
+        if self.group:
+            due["group_size"] = self.group
+        for name, value in due.items():
+            if name in arrays and (given := int(arrays[name].reshape(()))) != value:
+                raise ValueError(f"{name} is {given}, where {int(value)} is due")
+
+    def in_groups(self, arrays: Arrays, cols: int) -> bool:
+        """Return False if neighbors are in different groups."""
+        del arrays, cols
+        return self.axis == 1
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
+        packed, parts = arrays["W_q"], PARTS[self.bits]
+        each, width = packed.shape
+        first, end = start * cols // width, -(-stop * cols // width)  # rows of what was packed
+        place, row = np.divmod(np.arange(first, end), each)
+        bits = packed[row] >> (self.bits * (parts - 1 - place)).astype(packed.dtype)[:, None]
+        codes = (bits & ((1 << self.bits) - 1)).astype(np.uint8).reshape(-1)[start * cols - first * width :]
+        codes = codes[: (stop - start) * cols].reshape(stop - start, cols)
+        scales, zeros = (self._scales(arrays[name], start, stop, cols) for name in ("scale", "zero"))
+        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
+            minima = (-scales * (zeros.astype(np.float64) - self.middle)).astype(np.float32)
+        return Shifted(codes if not self.middle else (codes ^ np.uint8(128)).view(np.int8), scales, minima)
+
+    def _scales(self, grid: np.ndarray, start: int, stop: int, cols: int) -> np.ndarray:
+        """Take the scales or zero points of some rows: of each group of a row, or of each column."""
+        flat = grid.astype(np.float32).reshape(-1)
+        if self.axis == 0:
+            return flat[np.arange(start * cols, stop * cols).reshape(-1, cols) % len(flat)]
+        groups = cols // self.group_of(cols)
+        return flat[start * groups : stop * groups].reshape(-1, groups)
+
+
+class ByTag(HQQ):
+    """Settings for some modules, by the last two parts of their names, as in "self_attn.q_proj"."""
+
+    def __init__(self, rules: dict[str, HQQ]):
+        first = next(iter(rules.values()))
+        super().__init__(first.bits, first.group, first.axis)
+        self.rules = rules
+
+    def of(self, module: str) -> Rule | None:
+        parts = module.split(".")
+        return self.rules.get(
+            ".".join(part for part in parts if part not in ("model", "layers") and not part.isdigit())
+        )
+
+
+def read_hqq(fields: Fields) -> Rule:
+    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    settings = fields.object("quant_config")
+    if "weight_quant_params" in settings or not settings:
+        return _read_one(settings, fields)
+    inner = Fields(settings, fields.path)
+    return ByTag({tag: _read_one(inner.object(tag), fields) for tag in settings})
+
+
+def _read_one(settings: dict[str, Any], fields: Fields) -> HQQ:
+    weights = Fields(Fields(settings, fields.path).object("weight_quant_params"), fields.path)
+    bits, axis = weights.values.get("nbits"), weights.integer("axis", 1)
+    other = [name for name in ("scale_quant_params", "zero_quant_params") if settings.get(name)]
+    other += [name for name, due in FLAGS.items() if weights.boolean(name, due) != due]
+    if type(bits) is not int or bits not in PARTS or axis not in (0, 1) or other:
+        what = f"hqq with {short(bits)} bits by axis {axis}{''.join(f', {name}' for name in other)}"
+        what = f"{what} is not read (only {', '.join(map(str, sorted(PARTS)))} by axis 0 or 1); {DEQUANTIZE}"
+        raise refused(fields.path, f"quantization_config: {what}")
+    size = weights.integer_or_none("group_size", 64)
+    if size is not None and size < 1:
+        raise refused(fields.path, f"quantization_config: group_size is {size}")
+    return HQQ(bits, size, axis)

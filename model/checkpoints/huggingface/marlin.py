@@ -1,0 +1,56 @@
+"""Matrices in the layout of Marlin (https://github.com/IST-DASLab/marlin), a kernel of AutoGPTQ: GPTQ's codes, moved.
+
+    B           int32 [cols / 16, 2 rows]: codes of 4 bits plus 8, eight to a word, the lowest bits first
+    s           scales [groups, rows]
+    workspace   for the kernel
+
+Tiles have 16 columns and 16 rows of the matrix. Four neighbors, of 64 rows, are stored together, in the order in which
+the threads of a warp multiply them: a thread has a row of each half of a tile, and two neighbors of each half of its
+columns. Scales of groups are those of 64 rows as an 8 x 8 square, transposed; those of whole rows move 32 at a time.
+"""
+
+import numpy as np
+
+from model.checkpoints.huggingface.rule import FLOATS, INT32, Arrays, Rule, Stored, unpack_words
+from reference.quantizers.blocks import Quantized
+
+TILE, TOGETHER = 16, 64  # columns, and rows, that are stored together
+
+
+class Marlin(Rule):
+    """The layout of 4 bits, without zero points."""
+
+    form, zeros = "int4", False
+
+    def __init__(self, group: int | None):
+        self.group = group
+
+    def group_of(self, cols: int) -> int:
+        return self.group or cols
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        return {
+            "B": Stored((cols // TILE, rows * TILE // 8), INT32),
+            "s": Stored((-(-cols // self.group_of(cols)), rows), FLOATS),
+            "workspace": Stored((1,), INT32, optional=True, any_length=True),
+        }
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        del arrays
+        if rows % TOGETHER or cols % TILE or cols % self.group_of(cols):
+            what = f"no whole tiles of {TOGETHER} x {TILE} in groups of {self.group_of(cols)}"
+            raise ValueError(f"a matrix of {rows} x {cols} has {what}, as marlin needs")
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
+        first, end = start // TOGETHER, -(-stop // TOGETHER)
+        own = slice(start - first * TOGETHER, stop - first * TOGETHER)
+        width = TOGETHER * TILE // 8  # words of four tiles
+        words = np.ascontiguousarray(arrays["B"][:, first * width : end * width])
+        # Of the rows of a tile: row, half; of its columns: pair, number within, half.
+        codes = unpack_words(words, 4).reshape(len(words), end - first, 8, 4, 4, 2, 2, 2)
+        blocks, row, pair, tile, within, half, other = range(1, 8)
+        codes = codes.transpose(blocks, tile, half, row, 0, other, pair, within).reshape(-1, cols)
+        scales = arrays["s"][:, first * TOGETHER : end * TOGETHER].astype(np.float32)
+        square = (8, 8, 1) if self.group_of(cols) < cols else (4, 4, 2)
+        scales = scales.reshape(len(scales), -1, *square).swapaxes(2, 3).reshape(len(scales), -1)
+        return Quantized(codes[own].view(np.int8) - np.int8(8), np.ascontiguousarray(scales[:, own].T))

@@ -1,0 +1,72 @@
+"""Layouts for some modules of a model, as the `targets` of compressed-tensors name them.
+
+A target is the name of a module, "re:" and an expression for the beginning of one, or a class: "Linear" stands for all
+modules that no other target names.
+"""
+
+import re
+from collections.abc import Sequence
+
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import Arrays, Part, Rule, Stored
+from model.checkpoints.strict_json import short
+
+EVERY, PREFIX = "Linear", "re:"
+LONGEST, MOST_REPEATS = 200, 3
+# Repeats of a group and many repeats are left out: they take time that grows without bound with the name.
+PLAIN = re.compile(r"(?:[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?![*+?]))*")
+
+
+class ByTarget(Rule):
+    """Several layouts, each for its targets."""
+
+    def __init__(self, rules: Sequence[tuple[list[str], Rule]]):
+        self.rules, first = rules, rules[0][1]
+        self.form, self.zeros = first.form, first.zeros
+
+    def of(self, module: str) -> Rule | None:
+        for targets, rule in self.rules:
+            if any(_named(target, module) for target in targets):
+                return rule
+        return next((rule for targets, rule in self.rules if EVERY in targets), None)
+
+    def group_of(self, cols: int) -> int:
+        return self.rules[0][1].group_of(cols)
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        return self.rules[0][1].stored(rows, cols)
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
+        return self.rules[0][1].part(arrays, start, stop, cols)
+
+
+def _named(target: str, module: str) -> bool:
+    if target.startswith(PREFIX):
+        return re.match(target.removeprefix(PREFIX), module) is not None
+    return target == module
+
+
+def read_targets(group: Fields) -> list[str]:
+    """Read the targets of a group. Raises `CheckpointError` for what is not read.
+
+    >>> read_targets(Fields({"targets": ["Linear", "re:.*down_proj$"]}, "config.json"))
+    ['Linear', 're:.*down_proj$']
+    """
+    targets = group.values.get("targets")
+    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
+        raise group.refused(f"quantization_config: targets {short(targets)} of a group are no list of texts")
+    for target in targets:
+        if target.startswith(PREFIX) and not _readable(target.removeprefix(PREFIX)):
+            raise group.refused(f"quantization_config: target {short(target)} is not read: it repeats too much")
+    return targets
+
+
+def _readable(expression: str) -> bool:
+    repeats = sum(expression.count(sign) for sign in "*+?")
+    if len(expression) > LONGEST or repeats > MOST_REPEATS or not PLAIN.fullmatch(expression):
+        return False
+    try:
+        re.compile(expression)
+    except re.error:
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""Matrices in the layouts of torchao (https://github.com/pytorch/ao), as transformers 5 saves them in safetensors.
+
+    quant_type (without Config)          tensors beside a module's name             a weight
+    Int8WeightOnly, Float8WeightOnly,    _weight_qdata, _weight_scale, and of       (code - zero point) * scale
+    and with dynamic activations         integers _weight_zero_point
+    IntxWeightOnly, and with dynamic     the same, a byte a code                    (code - zero point) * scale
+    activations
+    Int4WeightOnly, plain                the same: two codes a byte, the first in   code * scale + zero point
+                                         the low half; scales and zero points are
+                                         transposed
+
+Older ones, and those whose quant_type is a string, are pickles. Scales are for a row, a group of a row or the matrix.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Form, Shifted, refused
+from model.checkpoints.huggingface.compressed import E4M3, CompressedTensors
+from model.checkpoints.huggingface.config import Fields
+from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored, nibbles
+from model.checkpoints.strict_json import short
+from reference.quantizers.affine import Affine
+from reference.quantizers.blocks import Quantized
+
+CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+FORMS: dict[str, Form] = {
+    "Int8WeightOnlyConfig": "int8",
+    "Int8DynamicActivationInt8WeightConfig": "int8",
+    "IntxWeightOnlyConfig": "int8",
+    "Int8DynamicActivationIntxWeightConfig": "int8",
+    "Float8WeightOnlyConfig": "fp8",
+    "Float8DynamicActivationFloat8WeightConfig": "fp8",
+}
+INT4 = "Int4WeightOnlyConfig"
+READ = f"only {', '.join(FORMS)}, and {INT4} in the packing format PLAIN"
+INSTEAD = "load it by transformers with torchao, and dequantize() and save its weights; or take the original"
+
+
+class ByteCodes(CompressedTensors):
+    """The layout with a byte a code."""
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        grid = self.scales(rows, cols) if self.rows_alike else (1, 1)
+        found = {
+            CODES: Stored((rows, cols), ("int8" if self.form == "int8" else E4M3.name,)),
+            SCALE: Stored(grid, FLOATS),
+        }
+        return found | ({ZERO: Stored(grid, ("int8",), optional=not self.zeros)} if self.form == "int8" else {})
+
+    def check(self, arrays: Arrays, rows: int, cols: int) -> None:
+        if not self.zeros and ZERO in arrays and np.any(arrays[ZERO]):
+            raise ValueError(f"{ZERO} is not 0, but config.json makes the codes symmetric")
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
+        theirs = {"weight": CODES, "weight_scale": SCALE, "weight_zero_point": ZERO}
+        return super().part({ours: arrays[name] for ours, name in theirs.items() if name in arrays}, start, stop, cols)
+
+
+class PlainInt4(Rule):
+    """The layout of 4 bits with a zero point that is a weight."""
+
+    form, zeros = "int4_min", False
+
+    def __init__(self, group: int):
+        self.group = group
+
+    def group_of(self, cols: int) -> int:
+        del cols
+        return self.group
+
+    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+        grid = Stored((-(-cols // self.group), rows), FLOATS)
+        return {CODES: Stored((rows, -(-cols // 2)), ("int8", "uint8")), SCALE: grid, ZERO: grid}
+
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
+        codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # from -8 to 7, less -8
+        scales, middles = (arrays[name][:, start:stop].T.astype(np.float32) for name in (SCALE, ZERO))
+        with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
+            return Shifted(codes, np.ascontiguousarray(scales), middles - 8 * scales)
+
+
+def read_torchao(fields: Fields) -> Rule:
+    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    stated = fields.values.get("quant_type")
+    if not isinstance(stated, dict):
+        raise _unread(fields, f"torchao with quant_type {short(stated)}, which is saved as a pickle,")
+    config = Fields(Fields(stated, fields.path).object("default"), fields.path)
+    kind, settings = config.values.get("_type"), Fields(config.object("_data"), fields.path)
+    if kind == INT4:
+        packing, group = _named(settings, "int4_packing_format") or "PLAIN", settings.integer("group_size", 128)
+        if packing != "PLAIN" or group < 1 or config.integer("_version", 2) < 2:
+            what = f"torchao's {INT4} of version {config.integer('_version', 2)} in groups of {group}"
+            raise _unread(fields, f"{what} in the packing format {short(packing)}")
+        return PlainInt4(group)
+    if not isinstance(kind, str) or kind not in FORMS:
+        raise _unread(fields, f"torchao's {short(kind)}")
+    if "Intx" in kind and (_named(settings, "intx_packing_format") or "UNPACKED_TO_INT8") != "UNPACKED_TO_INT8":
+        raise _unread(
+            fields, f"torchao's {kind} in the packing format {short(_named(settings, 'intx_packing_format'))}"
+        )
+    if kind.startswith("Float8") and (_named(settings, "weight_dtype") or E4M3.name) != E4M3.name:
+        raise _unread(fields, f"torchao's {kind} of {short(_named(settings, 'weight_dtype'))}")
+    zeros = "ASYMMETRIC" in (_named(settings, "mapping_type"), _named(settings, "weight_mapping_type"))
+    form = FORMS[kind]
+    return ByteCodes(form, bits=8, zeros=zeros and form == "int8", **_granularity(settings, kind, fields))
+
+
+def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
+    """Read which columns and rows share a scale."""
+    name = "weight_granularity" if "weight_granularity" in settings.values else "granularity"
+    given = settings.values.get(name)
+    if isinstance(given, list) and given:  # for activations and weights
+        given = given[-1]
+    if given is None:
+        return {"group": None}
+    granularity = Fields(given if isinstance(given, dict) else {}, fields.path)
+    match granularity.values.get("_type"), granularity.object("_data"):
+        case ("PerRow", _) | ("PerAxis", {"axis": 0}):
+            return {"group": None}
+        case "PerTensor", _:
+            return {"group": None, "rows_alike": 0}
+        case "PerGroup", {"group_size": int(size)} if size > 0:
+            return {"group": size}
+        case other, _:
+            raise _unread(fields, f"torchao's {kind} with granularity {short(other)}")
+
+
+def _named(settings: Fields, key: str) -> object:
+    """Read a value of an enumeration or a dtype; None if it is absent."""
+    return settings.object(key).get("_data")
+
+
+def _unread(fields: Fields, what: str) -> Exception:
+    return refused(fields.path, f"quantization_config: {what} is not read ({READ}); {INSTEAD}")

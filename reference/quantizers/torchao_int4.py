@@ -1,0 +1,56 @@
+r"""torchao's int4: codes are spread evenly from the smallest weight of a group to its largest; none stands for zero.
+
+    lo = min_i w_i      s = max(max_i w_i - lo, 10^-6) / 15      q_i = clip(rint((w_i - lo) / s), 0, 15) - 8
+    z = lo + 8 s        w_i ~ q_i s + z
+
+(Int4WeightOnlyConfig of https://github.com/pytorch/ao, whose rounding is int4_row_quantize_zp of
+https://github.com/meta-pytorch/MSLK.) All is computed in float32. s and z are then rounded to the dtype of the weights,
+as a rule bfloat16, after the codes are taken. z is a weight, and not a code as in `affine`.
+
+Guaranteed, where max - min is a number of float32, for s and z rounded by at most t of them, and u = 2^-24:
+
+    |w - (q s + z)|  <=  s (1/2 + 8 t) + t |z| + u (100 s + 2 |z|)
+
+Half a step; s and z are off by their roundings, and |q| <= 8. In float32, w - lo and its quotient are rounded by 15 u s
+each, the last code may be 30 u s short, z is rounded by u (8 s + |z|), and a wider w by u (24 s + |z|).
+Not odd, as codes are counted from the smallest weight, and no fixed point, as z and s are rounded. Powers of two pass
+into s and z while s is not at its least.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int8
+
+from reference.quantizers.blocks import finite, join, split, spread
+
+LEAST = np.float32(1e-6)
+
+
+class Int4(NamedTuple):
+    """Codes from -8 to 7 of w's shape; a scale and the weight of code 0 for each group, before they are rounded."""
+
+    codes: Int8[np.ndarray, "*batch cols"]
+    scales: Float32[np.ndarray, "*batch groups"]
+    zeros: Float32[np.ndarray, "*batch groups"]
+
+
+def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> Int4:
+    """Raises ValueError for weights that are not finite, and rows that are no whole groups.
+
+    >>> q = quantize(np.array([[1.0, 2.0, 3.0, 16.0]]), group=4)
+    >>> q.codes, q.scales, q.zeros
+    (array([[-8, -7, -6,  7]], dtype=int8), array([[1.]], dtype=float32), array([[9.]], dtype=float32))
+    """
+    block = (1,) * (w.ndim - 1) + (group,)
+    groups = split(finite(w).astype(np.float32), block)
+    low = np.min(groups, axis=-1)
+    scales = np.maximum(np.max(groups, axis=-1) - low, LEAST) / np.float32(15)
+    codes = np.clip(np.rint((groups - low[..., None]) / scales[..., None]), 0, 15) - 8
+    return Int4(join(codes, block).astype(np.int8), scales, low + scales * np.float32(8))
+
+
+def dequantize(q: Int4) -> Float64[np.ndarray, "*batch cols"]:
+    """q s + z."""
+    scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
+    return q.codes * scales + zeros
