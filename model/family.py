@@ -78,6 +78,8 @@ GGUF_SWITCHES: dict[str, str] = {
     "o_bias": "biases but those of q, k and v",
     "ffn_bias": "biases but those of q, k and v",
     "windows": "sliding windows",
+    "gated": "feed-forward layers without a gate",
+    "layer_norm": "LayerNorm",
     "renormalize_experts": "experts whose weights are not divided by their sum",
 }
 

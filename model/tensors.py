@@ -67,7 +67,7 @@ class Weight(NamedTuple):
     """A tensor of a model."""
 
     name: str
-    part: str  # a key of `NAMES`; a bias has that of its matrix
+    part: str  # a key of `NAMES`; a bias has that of its matrix or norm
     shape: tuple[int, ...]
     axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts
     role: Role
@@ -107,7 +107,7 @@ class _Part(NamedTuple):
 
 _EMBEDDING = _Part("embedding", ("vocab", "dim"), Role.EMBEDDING, "embedding")
 _ATTENTION = (
-    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm", switch="pre_norms"),
+    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm", bias="layer_norm", switch="pre_norms"),
     _Part("q", ("heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("k", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("v", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
@@ -115,10 +115,10 @@ _ATTENTION = (
     _Part("k_norm", ("k_norm",), Role.NORM, "k_norm", switch="qk_norm"),
     _Part("o", ("dim", "heads"), Role.MATRIX, "o", bias="o_bias"),
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
-    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", switch="pre_norms"),
+    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="pre_norms"),
 )
 _FEED_FORWARD = (
-    _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
+    _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias", switch="gated"),
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
     _Part("down", ("dim", "ffn"), Role.MATRIX, "down", bias="ffn_bias"),
 )
@@ -135,7 +135,7 @@ _SHARED = (
     _Part("shared_down", ("dim", "shared"), Role.MATRIX, "shared_down", switch="shared_ffn"),
 )
 _POST_NORM = _Part("ffn_post_norm", ("dim",), Role.NORM, "ffn_post_norm", switch="post_norms")
-_NORM = _Part("norm", ("dim",), Role.NORM, "norm")
+_NORM = _Part("norm", ("dim",), Role.NORM, "norm", bias="layer_norm")
 _HEAD = _Part("head", ("vocab", "dim"), Role.HEAD, "head")
 
 

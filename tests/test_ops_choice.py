@@ -122,7 +122,7 @@ CHANGED: dict[str, Any] = {
     "dim": 512, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "ffn": 512, "vocab": 72, "context": 64,
     "eps": 1e-6, "theta": 5e5, "scaling": LinearScaling(factor=4.0), "windows": (5, 5), "experts": 4,
     "experts_per_token": 2, "renormalize_experts": False, "tied": False, "qkv_bias": True, "o_bias": True,
-    "ffn_bias": True, "qk_norm": True, "activation": "gelu_tanh", "pre_norms": False, "post_norms": True,
+    "ffn_bias": True, "qk_norm": True, "activation": "gelu_tanh", "gated": False, "layer_norm": True, "pre_norms": False, "post_norms": True,
     "wide_qk_norm": True, "rotary_dim": 32, "rotary_layers": (True, False), "local_theta": 1e3,
     "attention_scale": 0.5, "attention_cap": 5.0, "logit_cap": 5.0, "logit_divisor": 3.0, "embedding_scale": 2.0,
     "residual_scale": 0.5, "shared_ffn": 64,

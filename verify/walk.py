@@ -22,6 +22,7 @@ from verify.precision import precision
 from verify.runner import Report
 from verify.running_error import Approx, exactly
 
+BOUNDED = ("activation", "gated", "layer_norm", "rotary_dim")  # switches beyond Llama's that bounds are derived for
 PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
@@ -112,7 +113,7 @@ def results(
     are not among `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config`
     that no bound is derived for.
     """
-    config.check_llama("walks")
+    config.check_llama("walks", known=BOUNDED)
     caches = model.cache(sum(len(tokens) for tokens in chunks))
     start = 0
     for tokens in chunks:
@@ -156,7 +157,7 @@ def results(
                 yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
         logits = model.ops.norm_logits(x, model.params, config=config)
-        part = bound.norm_logits(_first(x), model.exact.norm, model.exact.head, config=config, unit=unit)
+        part = bound.norm_logits(_first(x), model.exact, config=config, unit=unit)
         yield Result(None, "norm_logits", "", _read(x)[0], _read(logits)[0], part)
         start = used
 
@@ -257,10 +258,10 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if "norm" in name:
-            return rng.uniform(0.5, 1.5, shape)
         if name.endswith(".bias"):
             return rng.normal(0, 0.5, shape)
+        if "norm" in name:
+            return rng.uniform(0.5, 1.5, shape)
         return rng.normal(0, 1.0 if "embed" in name else shape[1] ** -0.5, shape)
 
     return {name: draw(name, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -280,6 +281,9 @@ CONFIGS = {
     "7 heads to 1": replace(_SMALL, heads=14, kv_heads=2, head_dim=4, theta=500_000.0),
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
+    "LayerNorm, GELU without a gate": replace(
+        _SMALL, layer_norm=True, gated=False, activation="gelu_tanh", qkv_bias=True, ffn_bias=True
+    ),
 }
 # One more has widths that kernels are made for.
 KERNELS = replace(_SMALL, dim=256, layers=1, kv_heads=2, head_dim=64, ffn=256, vocab=64, qkv_bias=True, o_bias=True)

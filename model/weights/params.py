@@ -48,7 +48,7 @@ class Linear(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    gate_up: Linear  # [2 ffn, dim]
+    gate_up: Linear  # [2 ffn, dim]; [ffn, dim] where there is no gate
     down: Linear
 
 
@@ -76,6 +76,8 @@ class Layer(NamedTuple):
     ffn: FeedForward | Experts
     attention_post_norm: Float[Array, " dim"] | None = None
     ffn_post_norm: Float[Array, " dim"] | None = None
+    attention_norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
+    ffn_norm_bias: Float[Array, " dim"] | None = None
 
 
 class Rope(NamedTuple):
@@ -97,6 +99,7 @@ class Params(NamedTuple):
     norm: Float[Array, " dim"]
     head: Matrix  # [vocab, dim]; the embedding's own arrays if the two are tied
     rope: Rope
+    norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
 
     @property
     def tied(self) -> bool:
@@ -329,7 +332,10 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
     by_block: dict[tuple[int | None, int | None], dict[str, Any]] = {}  # by layer and expert, then by field
     for stack in stacks(config):
-        by_block.setdefault((stack.layer, stack.expert), {})[stack.field] = placed(stack)
+        fields = by_block.setdefault((stack.layer, stack.expert), {})
+        fields[stack.field] = placed(stack)
+        if stack.biases and stack.weights[0].role is Role.NORM:
+            fields[f"{stack.field}_bias"] = place(*(bias.name for bias in stack.biases))
 
     def feed_forward(fields: dict[str, Any]) -> FeedForward:
         return FeedForward(fields["gate_up"], fields["down"])
@@ -354,6 +360,8 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
             else feed_forward(fields),
             attention_post_norm=fields.get("attention_post_norm"),
             ffn_post_norm=fields.get("ffn_post_norm"),
+            attention_norm_bias=fields.get("attention_norm_bias"),
+            ffn_norm_bias=fields.get("ffn_norm_bias"),
         )
 
     outside = by_block[None, None]
@@ -364,6 +372,7 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
         norm=norm,
         head=table if config.tied else outside["head"],
         rope=rope,
+        norm_bias=outside.get("norm_bias"),
     )
 
 
@@ -372,7 +381,7 @@ def weight_bytes(params: Params) -> int:
     head = None if params.tied else params.head
     return sum(
         int(np.prod(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves((params.embedding, params.layers, params.norm, head))
+        for leaf in jax.tree.leaves((params.embedding, params.layers, params.norm, params.norm_bias, head))
     )
 
 
