@@ -28,7 +28,7 @@ from reference.gelu import gelu
 from reference.layernorm import layernorm
 from reference.linear import linear
 from reference.moe import moe
-from reference.qk_norm import qk_norm
+from reference.qk_norm import head_qk_norm, qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import rope_halves
 from reference.softmax import softmax
@@ -215,6 +215,7 @@ def definitions(config: Config) -> dict[str, list[Definition]]:
 def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
     """Give the functions of `definitions`, by op."""
     norm, norms = layernorm if config.layer_norm else rmsnorm, [qk_norm] if config.qk_norm else []
+    norms = [head_qk_norm] if config.head_qk_norm else norms
     activations = {"silu": swiglu, "gelu_tanh": geglu} if config.gated else {"gelu_tanh": gelu, "relu2": squared_relu}
     made_of: dict[str, list[Callable]] = {
         "norm_qkv": [norm, linear, *norms, rope_halves],

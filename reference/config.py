@@ -48,6 +48,8 @@ class Config:
     activation: Activation = "silu"
     gated: bool = True  # a feed-forward layer has a gate beside up and down (not in Starcoder 2, Nemotron)
     layer_norm: bool = False  # LayerNorm with a bias in place of RMSNorm (Starcoder 2)
+    parallel_residual: bool = False  # both halves of a block are given the same, by one norm (StableLM 2 12B)
+    head_qk_norm: bool = False  # LayerNorms of q and k heads, each with weights of its own (StableLM 2 12B)
     pre_norms: bool = True  # RMSNorm before attention and before the feed-forward layer (not in OLMo 2)
     post_norms: bool = False  # RMSNorm of what each half of a block adds, before it is added (Gemma 2, OLMo 2)
     wide_qk_norm: bool = False  # `qk_norm` is one RMSNorm over all heads (OLMo 2)
@@ -91,6 +93,11 @@ class Config:
     def turned(self) -> int:
         """Return how many features of a head RoPE turns."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def two_norms(self) -> bool:
+        """Return whether each half of a block has a norm of its own before it."""
+        return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
         """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of: beyond `known`."""

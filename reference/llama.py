@@ -18,7 +18,8 @@ Families beyond Llama set the switches of `Config`'s last part. With all of them
     x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down act(W_gate n) W_up n)
 
 start from m times the embedding, and end in c tanh(logits / c). Every rmsnorm may be a layernorm, and a layer without
-a gate adds W_down act(W_up n).
+a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) one n
+feeds both halves: x <- x + W_o attention(...) + W_down act(W_gate n) W_up n.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ from reference.gelu import gelu
 from reference.layernorm import layernorm
 from reference.linear import linear
 from reference.moe import moe, shared_expert
-from reference.qk_norm import qk_norm, wide_qk_norm
+from reference.qk_norm import head_qk_norm, qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import Rotation, rotated
 from reference.squared_relu import squared_relu
@@ -77,9 +78,9 @@ class Layer(NamedTuple):
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads
+    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads in a row
     k_norm: Float[np.ndarray, " k_width"] | None
-    ffn_norm: Float[np.ndarray, " dim"] | None
+    ffn_norm: Float[np.ndarray, " dim"] | None  # attention's again, in a parallel block
     ffn: FeedForward | Experts
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
     ffn_post_norm: Float[np.ndarray, " dim"] | None = None
@@ -146,7 +147,7 @@ def attend(
     k = linear(n, *layer.k).reshape(seq, config.kv_heads, config.head_dim)
     v = linear(n, *layer.v).reshape(seq, config.kv_heads, config.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
-        norm = wide_qk_norm if config.wide_qk_norm else qk_norm
+        norm = head_qk_norm if config.head_qk_norm else wide_qk_norm if config.wide_qk_norm else qk_norm
         q, k = norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
     turned = turned or config.rotation()
     positions = offset + np.arange(seq)
@@ -159,9 +160,19 @@ def attend(
     return _joined(x, added, layer.attention_post_norm, config=config), cache
 
 
-def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Config) -> Float[np.ndarray, "seq dim"]:
-    """Compute the feed-forward half of a block: one layer, or some of many experts."""
-    n = normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+def feed_forward(
+    x: Float[np.ndarray, "seq dim"],
+    layer: Layer,
+    *,
+    config: Config,
+    before: Float[np.ndarray, "seq dim"] | None = None,
+) -> Float[np.ndarray, "seq dim"]:
+    """Compute the feed-forward half of a block, which is added to x: one layer, or some of many experts.
+
+    `before` is what the attention half was given. A parallel block computes this half of it, too.
+    """
+    given = before if config.parallel_residual and before is not None else x
+    n = normed(given, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
         added = moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized)
@@ -201,8 +212,8 @@ def hidden_states(
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
         turned = config.rotation(i)
-        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
-        x = feed_forward(x, layer, config=config)
+        y, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
+        x = feed_forward(y, layer, config=config, before=x)
         extended.append(layer_cache)
     return x, extended
 

@@ -17,7 +17,7 @@ def activation_contract(
 ) -> Contract:
     """Make the contract of `definition(x)`, which is 0 at 0.
 
-    `running` computes it with its error. `low` is a number whose function is near 0 and must not be taken for 0, or is 0.
+    `running` computes it with its error. `low` is a number below 0 whose function is near 0.
     """
 
     def expect(x: np.ndarray) -> Expected:

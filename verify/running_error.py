@@ -141,7 +141,7 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
-    """RoPE with cos and sin rounded to float32: two products and a sum of each pair. Other features stay as they are."""
+    """RoPE with cos and sin rounded to float32: two products and a sum of each pair. Other features stay."""
     turns, length = config.rotation()
     rest = x.map(lambda part: part[..., 2 * len(turns) :])
     x = x.map(lambda part: part[..., : 2 * len(turns)])
@@ -329,10 +329,20 @@ def norm_qkv(
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
         for weights in (layer.q, layer.k, layer.v)
     )
-    if layer.q_norm is not None and layer.k_norm is not None:
+    if config.head_qk_norm:
+        q, k = (_head_normalized(a, weight, eps=config.eps) for a, weight in ((q, layer.q_norm), (k, layer.k_norm)))
+    elif layer.q_norm is not None and layer.k_norm is not None:
         q, k = normalized(q, layer.q_norm, eps=config.eps), normalized(k, layer.k_norm, eps=config.eps)
     q, k = turned(q, positions, config), turned(k, positions, config)
     return rounded(q, unit), rounded(k, unit), rounded(v, unit)
+
+
+def _head_normalized(x: Approx, weight: np.ndarray | None, *, eps: float) -> Approx:
+    """LayerNorm of every head of x [tokens heads head_dim] by its own part of `weight`."""
+    assert weight is not None
+    each = np.split(weight, x.value.shape[1])
+    parts = [layer_normalized(x.map(lambda part, i=i: part[:, i]), own, None, eps=eps) for i, own in enumerate(each)]
+    return Approx(*(np.stack([part[i] for part in parts], axis=1) for i in (0, 1)))
 
 
 def attend(

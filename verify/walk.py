@@ -22,7 +22,8 @@ from verify.precision import precision
 from verify.runner import Report
 from verify.running_error import Approx, exactly
 
-BOUNDED = ("activation", "gated", "layer_norm", "rotary_dim")  # switches beyond Llama's that bounds are derived for
+# Switches that no Llama has, for which bounds are derived.
+BOUNDED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
@@ -136,9 +137,9 @@ def results(
                 part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
-            before, x = x, model.ops.project_add(h, layer, x)
+            first, x = x, model.ops.project_add(h, layer, x)
             if defined:
-                part = bound.project_add(_first(h), defined, _first(before), unit=unit)
+                part = bound.project_add(_first(h), defined, _first(first), unit=unit)
                 yield Result(i, "project_add", "", _read(h)[0], _read(x)[0], part)
 
             before = x
@@ -148,11 +149,12 @@ def results(
                     part = bound.moe_add(_first(before), defined, config=config, unit=unit)
                     yield Result(i, "moe_add", "", _read(before)[0], _read(x)[0], part)
                 continue
-            g = model.ops.norm_gate_up(before, layer, config=config)
+            given = first if config.parallel_residual else before
+            g = model.ops.norm_gate_up(given, layer, config=config)
             x = model.ops.down_add(g, layer, before)
             if defined:
-                part = bound.norm_gate_up(_first(before), defined, config=config, unit=unit)
-                yield Result(i, "norm_gate_up", "", _read(before)[0], _read(g)[0], part)
+                part = bound.norm_gate_up(_first(given), defined, config=config, unit=unit)
+                yield Result(i, "norm_gate_up", "", _read(given)[0], _read(g)[0], part)
                 part = bound.down_add(_first(g), defined, _first(before), unit=unit)
                 yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
@@ -281,8 +283,17 @@ CONFIGS = {
     "7 heads to 1": replace(_SMALL, heads=14, kv_heads=2, head_dim=4, theta=500_000.0),
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
+}
+# Models with the switches of `BOUNDED`: Starcoder 2's, StableLM 2's and Nemotron's.
+BEYOND = {
     "LayerNorm, GELU without a gate": replace(
-        _SMALL, layer_norm=True, gated=False, activation="gelu_tanh", qkv_bias=True, ffn_bias=True
+        _SMALL, layer_norm=True, gated=False, activation="gelu_tanh", qkv_bias=True, ffn_bias=True, windows=(3, None)
+    ),
+    "parallel halves, LayerNorm of each head": replace(
+        _SMALL, kv_heads=2, layer_norm=True, parallel_residual=True, head_qk_norm=True, rotary_dim=2
+    ),
+    "squared ReLU, RoPE of a part": replace(
+        _SMALL, kv_heads=1, layer_norm=True, gated=False, activation="relu2", rotary_dim=4
     ),
 }
 # One more has widths that kernels are made for.

@@ -15,6 +15,7 @@ FAMILY = Family(
     gguf=Architecture(
         "starcoder2",
         keys=GGUF_KEYS | {"eps": "attention.layer_norm_epsilon"},
+        square=True,
         switches=SWITCHES | dict.fromkeys(BIASES, True),  # llama.cpp computes no windows here
     ),
     keys=KEYS | {"eps": ("norm_epsilon",)} | dict.fromkeys(BIASES, ("use_bias",)),

@@ -52,7 +52,9 @@ def norm_gate_up(
     assert isinstance(layer.ffn, FeedForward)
     n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
-    return (_gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)).astype(x.dtype)
+    return (_gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)).astype(
+        x.dtype
+    )
 
 
 def down_add(
@@ -209,7 +211,9 @@ def _normed(
 def _norm_of_heads(
     x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Normalize each head, or all heads of a token as one."""
+    """Normalize each head, by one weight or by its own, or all heads of a token as one."""
+    if config.head_qk_norm:
+        return layernorm(x, weight.reshape(x.shape[2:]), None, eps=config.eps)
     if not config.wide_qk_norm:
         return rmsnorm(x, weight, eps=config.eps)
     return rmsnorm(x.reshape(*x.shape[:2], -1), weight, eps=config.eps).reshape(x.shape)

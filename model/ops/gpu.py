@@ -78,6 +78,8 @@ FIELDS: dict[str, Known] = {
     "qk_norm": Known(refused=("norm_qkv",)),
     "activation": Known(refused=("norm_gate_up",)),
     "gated": Known(refused=("norm_gate_up",)),
+    "parallel_residual": Known(),  # what norm_gate_up is given
+    "head_qk_norm": Known(refused=("norm_qkv",)),
     "layer_norm": Known(refused=("norm_qkv", "norm_gate_up", "norm_logits")),
     "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
     "post_norms": Known(),  # what follows the ops that add is plain: see `block.join`

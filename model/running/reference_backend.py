@@ -189,10 +189,11 @@ def load_reference_params(
     parts = by_layer(config)
 
     def matrix(weights: Sequence[Weight]) -> np.ndarray:
-        """Read the matrices of all experts, stacked, or a single matrix."""
+        """Read the matrices of all experts, stacked, or a single matrix, or the norms of all heads in a row."""
         names = [weight.name for weight in weights]
         arrays = [tensor(name) for name in names]
-        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else arrays[0], *names)
+        joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]  # the norms of heads
+        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else joined, *names)
 
     def linear(weight: Weight) -> Linear:
         return Linear(matrix([weight]), bias(weight))
@@ -203,11 +204,13 @@ def load_reference_params(
 
     def layer(i: int) -> Layer:
         each: dict[str, Any] = {
-            part: linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
+            part.removeprefix("head_"): linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
             for part, weights in parts[i].items()
             if weights[0].role is not Role.ROUTER
         }
-        biases = {f"{part}_bias": bias(weights[0]) for part, weights in parts[i].items() if weights[0].role is Role.NORM}
+        biases = {
+            f"{part}_bias": bias(weights[0]) for part, weights in parts[i].items() if weights[0].role is Role.NORM
+        }
         if config.experts:
             [router] = parts[i]["router"]
             ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
@@ -220,6 +223,8 @@ def load_reference_params(
             attention["shared"] = Shared(tensor(score.name), *matrices)
         attention |= {name: each[name] for name in Layer._fields if name in each}
         attention |= {name: biases[name] for name in Layer._fields if name in biases}
+        if config.parallel_residual:
+            attention |= {"ffn_norm": each["attention_norm"], "ffn_norm_bias": biases["attention_norm_bias"]}
         return Layer(**attention, ffn=ffn)
 
     outside = {part: weight for part, [weight] in parts[None].items()}

@@ -69,10 +69,10 @@ class Experts(NamedTuple):
 class Layer(NamedTuple):
     attention_norm: Float[Array, " dim"] | None  # None: there is no norm
     qkv: Linear  # [(heads + 2 kv_heads) head_dim, dim]
-    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads
+    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads in a row
     k_norm: Float[Array, " k_width"] | None
     o: Linear
-    ffn_norm: Float[Array, " dim"] | None
+    ffn_norm: Float[Array, " dim"] | None  # attention's own array in a parallel block
     ffn: FeedForward | Experts
     attention_post_norm: Float[Array, " dim"] | None = None
     ffn_post_norm: Float[Array, " dim"] | None = None
@@ -342,13 +342,14 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
     def layer(i: int) -> Layer:
         fields = by_block[i, None]
+        second = "attention_norm" if config.parallel_residual else "ffn_norm"
         return Layer(
             attention_norm=fields.get("attention_norm"),
             qkv=fields["qkv"],
             q_norm=fields.get("q_norm"),
             k_norm=fields.get("k_norm"),
             o=fields["o"],
-            ffn_norm=fields.get("ffn_norm"),
+            ffn_norm=fields.get(second),
             ffn=Experts(
                 fields["router"],
                 [feed_forward(by_block[i, e]) for e in range(config.experts)],
@@ -361,7 +362,7 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
             attention_post_norm=fields.get("attention_post_norm"),
             ffn_post_norm=fields.get("ffn_post_norm"),
             attention_norm_bias=fields.get("attention_norm_bias"),
-            ffn_norm_bias=fields.get("ffn_norm_bias"),
+            ffn_norm_bias=fields.get(f"{second}_bias"),
         )
 
     outside = by_block[None, None]
