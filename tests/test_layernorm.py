@@ -1,5 +1,6 @@
 """LayerNorm, and what comes with it: what llama.cpp lacks, and what pages that know only Llamas refuse."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,15 @@ from hypothesis import strategies as st
 
 from model.checkpoints.checkpoint import CheckpointError
 from model.checkpoints.checks import check_model
+from model.checkpoints.gguf.write import write_gguf
+from model.checkpoints.huggingface.write import write_huggingface
+from model.checkpoints.open import open_checkpoint
 from model.family import families
+from model.tensors import tensor_shapes
 from reference.layernorm import layernorm
 from reference.qk_norm import head_qk_norm
 from reference.rmsnorm import rmsnorm
-from tests.random_models import SMALL
+from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import noises
 
 WIDE = replace(SMALL, head_dim=SMALL.dim // SMALL.heads, layer_norm=True, tied=False, ffn_bias=False, scaling=None)
@@ -70,3 +75,34 @@ def test_what_llama_cpp_lacks_is_named(changes, lacking):
 def test_switches_that_have_no_meaning_together_are_refused(changes, words):
     with pytest.raises(CheckpointError, match=words):
         check_model("m", replace(WIDE, **changes), bos=None, stops=frozenset())
+
+
+HEADS = replace(WIDE, parallel_residual=True, head_qk_norm=True, rotary_dim=2)
+
+
+def test_a_file_of_few_tensors_names_no_norm_for_each_of_many_heads(tmp_path):
+    """A false number of heads must not make a reader name billions of tensors."""
+    write_huggingface(random_checkpoint(HEADS, seed=0), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    values = json.loads(config.read_text())
+    many = {"num_attention_heads": 2**30, "num_key_value_heads": 2**30}
+    config.write_text(json.dumps(values | many))
+    with pytest.raises(CheckpointError, match=r"tensors, too few for 2 layers \(1073741824 heads with norms\)"):
+        open_checkpoint(tmp_path / "model")
+
+
+def test_a_gguf_with_the_norms_of_fewer_heads_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(random_checkpoint(HEADS, seed=0), path)
+    key = b"stablelm.attention.head_count"
+    raw = path.read_bytes()
+    at = raw.index(key + b"\x04\x00\x00\x00") + len(key) + 4
+    path.write_bytes(raw[:at] + (2 * HEADS.heads).to_bytes(4, "little") + raw[at + 4 :])
+    with pytest.raises(CheckpointError, match=r"8 heads, but blk\.0\.attn_q_norm\.weight holds the norms of 4"):
+        open_checkpoint(path)
+
+
+def test_every_head_has_a_norm_in_the_table_of_weights():
+    names = [name for name in tensor_shapes(HEADS) if "layers.0" in name and "norm" in name]
+    heads = [f"self_attn.{part}_layernorm.norms.{head}.weight" for part in "qk" for head in range(HEADS.heads)]
+    assert names == [f"model.layers.0.{name}" for name in ("input_layernorm.weight", "input_layernorm.bias", *heads)]

@@ -52,9 +52,8 @@ def norm_gate_up(
     assert isinstance(layer.ffn, FeedForward)
     n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
-    return (_gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)).astype(
-        x.dtype
-    )
+    g = _gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)
+    return g.astype(x.dtype)
 
 
 def down_add(

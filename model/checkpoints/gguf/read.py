@@ -86,6 +86,10 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
     if config.experts and gates in entries and (held := entries[gates].shape[0]) != config.experts:
         raise refused(path, f"{config.experts} experts, but {gates} holds {held}")
+    for part, heads in (("head_q_norm", config.heads), ("head_k_norm", config.kv_heads)) if config.head_qk_norm else ():
+        norms = f"{architecture.names[part].format(layer=0)}.weight"
+        if (held := entries[norms].shape[0] if norms in entries else 0) != heads:
+            raise refused(path, f"{heads} heads, but {norms} holds the norms of {held}")
     places = layout.places(config, architecture)
     counts = Counter(place.name for place in places.values())
     for weight, place in places.items():
