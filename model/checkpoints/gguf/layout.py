@@ -58,7 +58,7 @@ class Place(NamedTuple):
     """The location of a weight in a file."""
 
     name: str
-    index: int | None  # along the outermost axis, of an expert or a norm's head; None: the whole tensor
+    at: int | None  # along the outermost axis, of an expert or a norm's head; None: the whole tensor
     heads: int  # number of heads of interleaved pairs among its rows; 0: none
 
 

@@ -95,7 +95,7 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     for weight, place in places.items():
         if place.name not in entries:
             raise refused(path, f"lacks tensor {place.name}")
-        expected = layout.stored_shape(weight) if place.index is None else (counts[place.name], *weight.shape)
+        expected = layout.stored_shape(weight) if place.at is None else (counts[place.name], *weight.shape)
         if (found := entries[place.name].shape) != expected:
             raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
     known = {place.name for place in places.values()} | {layout.ROPE_FACTORS, *layout.LONG_ROPE_FACTORS}
@@ -108,9 +108,9 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
 def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place) -> Tensor:
     if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
         entry = entry._replace(shape=weight.shape)
-    if place.index is not None:
+    if place.at is not None:
         part = entry._replace(shape=weight.shape)
-        entry = part._replace(offset=entry.offset + place.index * part.bytes)
+        entry = part._replace(offset=entry.offset + place.at * part.bytes)
     read = partial(_read, file, entry, heads=place.heads)
     in_codes = weight.role in (*QUANTIZABLE, Role.EMBEDDING)
     codes = blocks.codes_of(file, entry, heads=place.heads) if in_codes else None
