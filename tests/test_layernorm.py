@@ -15,6 +15,7 @@ from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.family import families
 from model.tensors import tensor_shapes
+from model.weights.params import abstract_params, weight_bytes
 from reference.layernorm import layernorm
 from reference.qk_norm import head_qk_norm
 from reference.rmsnorm import rmsnorm
@@ -106,3 +107,8 @@ def test_every_head_has_a_norm_in_the_table_of_weights():
     names = [name for name in tensor_shapes(HEADS) if "layers.0" in name and "norm" in name]
     heads = [f"self_attn.{part}_layernorm.norms.{head}.weight" for part in "qk" for head in range(HEADS.heads)]
     assert names == [f"model.layers.0.{name}" for name in ("input_layernorm.weight", "input_layernorm.bias", *heads)]
+
+
+def test_the_one_norm_of_a_parallel_block_is_counted_once():
+    numbers = sum(int(np.prod(shape)) for shape in tensor_shapes(HEADS).values())
+    assert weight_bytes(abstract_params(HEADS, dtype=np.dtype(np.float32), positions=1)) == 4 * numbers
