@@ -53,9 +53,9 @@ def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]
     from model.candidates.walking import random_checkpoint, tables
     from model.tensors import tensor_shapes
     from verify.report import counterexample
-    from verify.walk import CONFIGS, KERNELS, weights
+    from verify.walk import BEYOND, CONFIGS, KERNELS, weights
 
-    models = [(config, name, kernels) for name, config in CONFIGS.items() for kernels in ("xla", "cpu")]
+    models = [(config, name, kernels) for name, config in (CONFIGS | BEYOND).items() for kernels in ("xla", "cpu")]
     for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
         table = tables()[kernels]
         checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=campaign.seed))

@@ -54,6 +54,7 @@ def xray(
     except FileExistsError as error:
         raise click.UsageError(f"--out: {error}") from None
     checkpoint, tokens, text_of = read(text, model=model, tokenizer=tokenizer, layers=layers)
+    checkpoint.config.check_llama("X-ray pages")
 
     prepare_jax()
     from learn.trace import record

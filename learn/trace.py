@@ -23,12 +23,16 @@ from model.ops.table import Ops
 from reference.add import add
 from reference.attention import attention, attention_weights, causal_mask
 from reference.config import Config
+from reference.geglu import geglu
+from reference.gelu import gelu
+from reference.layernorm import layernorm
 from reference.linear import linear
 from reference.moe import moe
-from reference.qk_norm import qk_norm
+from reference.qk_norm import head_qk_norm, qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import rope_halves
 from reference.softmax import softmax
+from reference.squared_relu import squared_relu
 from reference.swiglu import swiglu
 from verify.precision import U, precision
 from verify.walk import Result, ratios, results
@@ -210,17 +214,19 @@ def definitions(config: Config) -> dict[str, list[Definition]]:
 
 def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
     """Give the functions of `definitions`, by op."""
-    norms = [qk_norm] if config.qk_norm else []
+    norm, norms = layernorm if config.layer_norm else rmsnorm, [qk_norm] if config.qk_norm else []
+    norms = [head_qk_norm] if config.head_qk_norm else norms
+    activations = {"silu": swiglu, "gelu_tanh": geglu} if config.gated else {"gelu_tanh": gelu, "relu2": squared_relu}
     made_of: dict[str, list[Callable]] = {
-        "norm_qkv": [rmsnorm, linear, *norms, rope_halves],
+        "norm_qkv": [norm, linear, *norms, rope_halves],
         "attend": [attention],
         "project_add": [linear, add],
-        "norm_logits": [rmsnorm, linear],
+        "norm_logits": [norm, linear],
     }
     if config.experts:
         made_of["moe_add"] = [rmsnorm, moe, add]
     else:
-        made_of |= {"norm_gate_up": [rmsnorm, linear, swiglu], "down_add": [linear, add]}
+        made_of |= {"norm_gate_up": [norm, linear, activations[config.activation]], "down_add": [linear, add]}
     return {op: made_of[op] for _, op in _order(config, layers=1)}
 
 
@@ -284,7 +290,7 @@ def _operations(config: Config, position: int) -> dict[str, int]:
         "norm_qkv": 2 * dim * (config.heads + 2 * config.kv_heads) * head,
         "attend": 4 * config.heads * head * (position + 1),
         "project_add": 2 * dim * config.heads * head,
-        "norm_gate_up": 4 * dim * config.ffn,
+        "norm_gate_up": (4 if config.gated else 2) * dim * config.ffn,
         "down_add": 2 * dim * config.ffn,
         "moe_add": experts,
         "norm_logits": 2 * dim * config.vocab,

@@ -78,6 +78,9 @@ GGUF_SWITCHES: dict[str, str] = {
     "o_bias": "biases but those of q, k and v",
     "ffn_bias": "biases but those of q, k and v",
     "windows": "sliding windows",
+    "gated": "feed-forward layers without a gate",
+    "layer_norm": "LayerNorm",
+    "tied": "head that is the embedding",
     "renormalize_experts": "experts whose weights are not divided by their sum",
 }
 
@@ -89,6 +92,7 @@ class RopeKeys:
     theta: float = 10_000.0  # where rope_theta is absent
     local_theta: tuple[str, float] | None = None  # the key, and the value where it is absent; None: there is none
     partial: bool = False  # whether partial_rotary_factor may be below 1
+    fraction: float = 1.0  # where it is absent
     original_context: int | None = None  # where original_max_position_embeddings is absent outside rope_scaling
     aliases: Mapping[str, str] = field(default_factory=dict)  # of the names of rescalings
 
@@ -112,6 +116,7 @@ class Architecture:
     has: tuple[str, ...] = ()  # switches of `Config` that a file shows by its tensors or by `keys`
     switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
+    square: bool = False  # whether all heads together must be as wide as the model
     llama3_scaling: bool = False
     long_rope: bool = False
     own: tuple[str, ...] = ()  # keys that matter here and that other architectures must not have
@@ -126,7 +131,8 @@ class Architecture:
         reasons = []
         for name in (each.name for each in fields(Config)):
             value, plain = getattr(config, name), _plain(name)
-            if plain is MISSING or name in ("scaling", "tied", "experts_per_token"):
+            free = name == "tied" and name not in self.switches
+            if plain is MISSING or free or name in ("scaling", "experts_per_token"):
                 continue
             if name == "windows":
                 value = value if value and any(value) else None
@@ -139,6 +145,8 @@ class Architecture:
             if not fits:
                 known = GGUF_SWITCHES.get(name, f"{name.replace('_', ' ')} {value}")
                 reasons.append(known if value != plain else f"model without {known}")
+        if self.square and config.heads * config.head_dim != config.dim:
+            reasons.append(f"{config.heads} heads of {config.head_dim} for {config.dim} features")
         if isinstance(config.scaling, Llama3Scaling) and not self.llama3_scaling:
             reasons.append("Llama 3's rescaling of RoPE")
         if isinstance(config.scaling, LongRopeScaling) and not self.long_rope:

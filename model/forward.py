@@ -63,10 +63,10 @@ def _block(
 ) -> tuple[Float[Array, "batch seq dim"], Stored]:
     q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
     h = ops.attend(q, cache, positions, window=window, config=config)
-    x = join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
+    given, x = x, join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
     if config.experts:
         return ops.moe_add(x, layer, config=config), cache
-    g = ops.norm_gate_up(x, layer, config=config)
+    g = ops.norm_gate_up(given if config.parallel_residual else x, layer, config=config)
     return join(partial(ops.down_add, g, layer), x, layer.ffn_post_norm, config=config), cache
 
 

@@ -26,6 +26,8 @@ NAMES: Mapping[str, str] = {
     "v": "model.layers.{layer}.self_attn.v_proj",
     "q_norm": "model.layers.{layer}.self_attn.q_norm",
     "k_norm": "model.layers.{layer}.self_attn.k_norm",
+    "head_q_norm": "model.layers.{layer}.self_attn.q_layernorm.norms.{head}",
+    "head_k_norm": "model.layers.{layer}.self_attn.k_layernorm.norms.{head}",
     "o": "model.layers.{layer}.self_attn.o_proj",
     "attention_post_norm": "model.layers.{layer}.attention_output_layernorm",
     "ffn_norm": "model.layers.{layer}.post_attention_layernorm",
@@ -67,13 +69,14 @@ class Weight(NamedTuple):
     """A tensor of a model."""
 
     name: str
-    part: str  # a key of `NAMES`; a bias has that of its matrix
+    part: str  # a key of `NAMES`; a bias has that of its matrix or norm
     shape: tuple[int, ...]
     axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts
     role: Role
     field: str  # of `model.weights.params.Layer` and its parts: matrices that share it are stacked along their rows
     layer: int | None = None  # None: outside the blocks
     expert: int | None = None
+    head: int | None = None  # of a norm that one head has
 
     def named(self, names: Mapping[str, str]) -> str:
         """Return the name under a table of names such as `NAMES`.
@@ -83,7 +86,7 @@ class Weight(NamedTuple):
         'blk.0.attn_q.weight'
         """
         kind = "bias" if self.role is Role.BIAS else "weight"
-        return f"{names[self.part].format(layer=self.layer, expert=self.expert)}.{kind}"
+        return f"{names[self.part].format(layer=self.layer, expert=self.expert, head=self.head)}.{kind}"
 
 
 class Stack(NamedTuple):
@@ -102,23 +105,25 @@ class _Part(NamedTuple):
     role: Role
     field: str
     bias: str | None = None  # the switch of `Config` that gives it one
-    switch: str | None = None  # the switch of `Config` without which it is absent
+    switch: str | None = None  # the switch or property of `Config` without which it is absent
 
 
 _EMBEDDING = _Part("embedding", ("vocab", "dim"), Role.EMBEDDING, "embedding")
 _ATTENTION = (
-    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm", switch="pre_norms"),
+    _Part("attention_norm", ("dim",), Role.NORM, "attention_norm", bias="layer_norm", switch="pre_norms"),
     _Part("q", ("heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("k", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("v", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("q_norm", ("q_norm",), Role.NORM, "q_norm", switch="qk_norm"),
     _Part("k_norm", ("k_norm",), Role.NORM, "k_norm", switch="qk_norm"),
+    _Part("head_q_norm", ("head_dim",), Role.NORM, "q_norm", switch="head_qk_norm"),
+    _Part("head_k_norm", ("head_dim",), Role.NORM, "k_norm", switch="head_qk_norm"),
     _Part("o", ("dim", "heads"), Role.MATRIX, "o", bias="o_bias"),
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
-    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", switch="pre_norms"),
+    _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="two_norms"),
 )
 _FEED_FORWARD = (
-    _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
+    _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias", switch="gated"),
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
     _Part("down", ("dim", "ffn"), Role.MATRIX, "down", bias="ffn_bias"),
 )
@@ -135,7 +140,7 @@ _SHARED = (
     _Part("shared_down", ("dim", "shared"), Role.MATRIX, "shared_down", switch="shared_ffn"),
 )
 _POST_NORM = _Part("ffn_post_norm", ("dim",), Role.NORM, "ffn_post_norm", switch="post_norms")
-_NORM = _Part("norm", ("dim",), Role.NORM, "norm")
+_NORM = _Part("norm", ("dim",), Role.NORM, "norm", bias="layer_norm")
 _HEAD = _Part("head", ("vocab", "dim"), Role.HEAD, "head")
 
 
@@ -149,7 +154,9 @@ def weights(config: Config) -> Iterator[Weight]:
     yield from _made(_EMBEDDING, config)
     for layer in range(config.layers):
         for part in _ATTENTION:
-            yield from _made(part, config, layer)
+            heads = {"head_q_norm": config.heads, "head_k_norm": config.kv_heads}.get(part.part)
+            for head in (None,) if heads is None else range(heads):
+                yield from _made(part, config, layer, head=head)
         for part in () if config.experts else _FEED_FORWARD:
             yield from _made(part, config, layer)
         if config.experts:
@@ -164,7 +171,9 @@ def weights(config: Config) -> Iterator[Weight]:
         yield from _made(_HEAD, config)
 
 
-def _made(part: _Part, config: Config, layer: int | None = None, expert: int | None = None) -> Iterator[Weight]:
+def _made(
+    part: _Part, config: Config, layer: int | None = None, expert: int | None = None, head: int | None = None
+) -> Iterator[Weight]:
     if part.switch and not getattr(config, part.switch):
         return
     sizes = {
@@ -181,8 +190,8 @@ def _made(part: _Part, config: Config, layer: int | None = None, expert: int | N
         "experts": config.experts,
     }
     shape = tuple(sizes[axis] for axis in part.axes)
-    name = NAMES[part.part].format(layer=layer, expert=expert)
-    yield Weight(f"{name}.weight", part.part, shape, part.axes, part.role, part.field, layer, expert)
+    name = NAMES[part.part].format(layer=layer, expert=expert, head=head)
+    yield Weight(f"{name}.weight", part.part, shape, part.axes, part.role, part.field, layer, expert, head)
     if part.bias and getattr(config, part.bias):
         yield Weight(f"{name}.bias", part.part, shape[:1], part.axes[:1], Role.BIAS, part.field, layer, expert)
 

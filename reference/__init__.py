@@ -12,6 +12,7 @@ Order of reading
 3. rope, attention                           positions as rotations; what a token takes from those before it
    sinusoidal, alibi                         two other ways to know positions, for comparison
 4. qk_norm, moe                              what Qwen3 and Mixtral add
+   layernorm, gelu, squared_relu             what Starcoder 2, StableLM 2 and Nemotron have instead
 5. config, llama                             the whole model: blocks, cache, logits
 6. sampling, argmax                          from logits to a token
 7. sentencepiece_bpe, byte_bpe               from text to tokens

@@ -5,6 +5,7 @@ architecture with these numbers and switches set differently. Gemma, Phi-3, OLMo
 add the switches of the last part, which are off in a Llama.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
-Activation = Literal["silu", "gelu_tanh"]  # of the gate: SwiGLU (Llama) or GeGLU (Gemma)
+Activation = Literal["silu", "gelu_tanh", "relu2"]  # of the gate (SwiGLU, GeGLU), or of up (GELU, squared ReLU)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Config:
 
     # Switches that no Llama has; `beyond_llama` names those that are on.
     activation: Activation = "silu"
+    gated: bool = True  # a feed-forward layer has a gate beside up and down (not in Starcoder 2, Nemotron)
+    layer_norm: bool = False  # LayerNorm with a bias in place of RMSNorm (Starcoder 2)
+    parallel_residual: bool = False  # both halves of a block are given the same, by one norm (StableLM 2 12B)
+    head_qk_norm: bool = False  # LayerNorms of q and k heads, each with weights of its own (StableLM 2 12B)
     pre_norms: bool = True  # RMSNorm before attention and before the feed-forward layer (not in OLMo 2)
     post_norms: bool = False  # RMSNorm of what each half of a block adds, before it is added (Gemma 2, OLMo 2)
     wide_qk_norm: bool = False  # `qk_norm` is one RMSNorm over all heads (OLMo 2)
@@ -89,9 +94,14 @@ class Config:
         """Return how many features of a head RoPE turns."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
-    def check_llama(self, what: str) -> None:
-        """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of."""
-        if names := self.beyond_llama():
+    @property
+    def two_norms(self) -> bool:
+        """Return whether each half of a block has a norm of its own before it."""
+        return self.pre_norms and not self.parallel_residual
+
+    def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
+        """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of: beyond `known`."""
+        if names := [name for name in self.beyond_llama() if name not in known]:
             raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
 
     def beyond_llama(self) -> tuple[str, ...]:

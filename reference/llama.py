@@ -17,7 +17,9 @@ Families beyond Llama set the switches of `Config`'s last part. With all of them
 
     x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down act(W_gate n) W_up n)
 
-start from m times the embedding, and end in c tanh(logits / c).
+start from m times the embedding, and end in c tanh(logits / c). Every rmsnorm may be a layernorm, and a layer without
+a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) one n
+feeds both halves: x <- x + W_o attention(...) + W_down act(W_gate n) W_up n.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,11 +34,14 @@ from reference.capped import capped
 from reference.config import Config
 from reference.embedding import embedding
 from reference.geglu import geglu
+from reference.gelu import gelu
+from reference.layernorm import layernorm
 from reference.linear import linear
 from reference.moe import moe, shared_expert
-from reference.qk_norm import qk_norm, wide_qk_norm
+from reference.qk_norm import head_qk_norm, qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import Rotation, rotated
+from reference.squared_relu import squared_relu
 from reference.swiglu import swiglu
 
 
@@ -46,7 +51,7 @@ class Linear(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    gate: Linear
+    gate: Linear | None  # None: there is no gate
     up: Linear
     down: Linear
 
@@ -73,13 +78,15 @@ class Layer(NamedTuple):
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads
+    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads in a row
     k_norm: Float[np.ndarray, " k_width"] | None
-    ffn_norm: Float[np.ndarray, " dim"] | None
+    ffn_norm: Float[np.ndarray, " dim"] | None  # attention's again, in a parallel block
     ffn: FeedForward | Experts
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
     ffn_post_norm: Float[np.ndarray, " dim"] | None = None
     shared: Shared | None = None
+    attention_norm_bias: Float[np.ndarray, " dim"] | None = None  # of a LayerNorm
+    ffn_norm_bias: Float[np.ndarray, " dim"] | None = None
 
 
 class Params(NamedTuple):
@@ -87,6 +94,7 @@ class Params(NamedTuple):
     layers: Sequence[Layer]
     norm: Float[np.ndarray, " dim"]
     head: Float[np.ndarray, "vocab dim"]  # the embedding again, where the two are tied
+    norm_bias: Float[np.ndarray, " dim"] | None = None  # of a LayerNorm
 
 
 class LayerCache(NamedTuple):
@@ -134,12 +142,12 @@ def attend(
     `turned` is RoPE in this layer; None: as in most layers.
     """
     offset, seq = len(cache.k), len(x)
-    n = normed(x, layer.attention_norm, config=config)
+    n = normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     q = linear(n, *layer.q).reshape(seq, config.heads, config.head_dim)
     k = linear(n, *layer.k).reshape(seq, config.kv_heads, config.head_dim)
     v = linear(n, *layer.v).reshape(seq, config.kv_heads, config.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
-        norm = wide_qk_norm if config.wide_qk_norm else qk_norm
+        norm = head_qk_norm if config.head_qk_norm else wide_qk_norm if config.wide_qk_norm else qk_norm
         q, k = norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
     turned = turned or config.rotation()
     positions = offset + np.arange(seq)
@@ -152,24 +160,43 @@ def attend(
     return _joined(x, added, layer.attention_post_norm, config=config), cache
 
 
-def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Config) -> Float[np.ndarray, "seq dim"]:
-    """Compute the feed-forward half of a block: one layer, or some of many experts."""
-    n = normed(x, layer.ffn_norm, config=config)
+def feed_forward(
+    x: Float[np.ndarray, "seq dim"],
+    layer: Layer,
+    *,
+    config: Config,
+    before: Float[np.ndarray, "seq dim"] | None = None,
+) -> Float[np.ndarray, "seq dim"]:
+    """Compute the feed-forward half of a block, which is added to x: one layer, or some of many experts.
+
+    `before` is what the attention half was given. A parallel block computes this half of it, too.
+    """
+    given = before if config.parallel_residual and before is not None else x
+    n = normed(given, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
         added = moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized)
         return add(x, added if layer.shared is None else add(added, shared_expert(n, *layer.shared)))
     gate, up, down = layer.ffn
-    gated = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
-    added = linear(gated(linear(n, *gate), linear(n, *up)), *down)
+    if gate is None:
+        hidden = {"gelu_tanh": gelu, "relu2": squared_relu}[config.activation](linear(n, *up))
+    else:
+        hidden = {"silu": swiglu, "gelu_tanh": geglu}[config.activation](linear(n, *gate), linear(n, *up))
+    added = linear(hidden, *down)
     return _joined(x, added, layer.ffn_post_norm, config=config)
 
 
 def normed(
-    x: Float[np.ndarray, "*batch dim"], weight: Float[np.ndarray, " dim"] | None, *, config: Config
+    x: Float[np.ndarray, "*batch dim"],
+    weight: Float[np.ndarray, " dim"] | None,
+    bias: Float[np.ndarray, " dim"] | None = None,
+    *,
+    config: Config,
 ) -> Float[np.ndarray, "*batch dim"]:
     """Normalize `x`, where there is a norm."""
-    return x if weight is None else rmsnorm(x, weight, eps=config.eps)
+    if weight is None:
+        return x
+    return layernorm(x, weight, bias, eps=config.eps) if config.layer_norm else rmsnorm(x, weight, eps=config.eps)
 
 
 def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config: Config) -> np.ndarray:
@@ -185,15 +212,15 @@ def hidden_states(
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
         turned = config.rotation(i)
-        x, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
-        x = feed_forward(x, layer, config=config)
+        y, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
+        x = feed_forward(y, layer, config=config, before=x)
         extended.append(layer_cache)
     return x, extended
 
 
 def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Config) -> Float[np.ndarray, "*batch vocab"]:
     """Compute one logit per token of the vocabulary for each hidden state."""
-    logits = linear(rmsnorm(x, params.norm, eps=config.eps), params.head) / config.logit_divisor
+    logits = linear(normed(x, params.norm, params.norm_bias, config=config), params.head) / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, cap=config.logit_cap)
 
 

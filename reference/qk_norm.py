@@ -10,6 +10,7 @@ activations, which is what makes long trainings diverge. The idea is that of Hen
 import numpy as np
 from jaxtyping import Float
 
+from reference.layernorm import layernorm
 from reference.rmsnorm import rmsnorm
 
 
@@ -53,3 +54,24 @@ def wide_qk_norm(
     wide = (rmsnorm(a.reshape(*a.shape[:-2], -1), w, eps=eps) for a, w in ((q, q_weight), (k, k_weight)))
     q_normed, k_normed = wide
     return q_normed.reshape(q.shape), k_normed.reshape(k.shape)
+
+
+def head_qk_norm(
+    q: Float[np.ndarray, "*batch seq heads head_dim"],
+    k: Float[np.ndarray, "*batch seq kv_heads head_dim"],
+    q_weight: Float[np.ndarray, " q_width"],
+    k_weight: Float[np.ndarray, " k_width"],
+    *,
+    eps: float,
+) -> tuple[
+    Float[np.ndarray, "*batch seq heads head_dim"],
+    Float[np.ndarray, "*batch seq kv_heads head_dim"],
+]:
+    """Normalize every head by a LayerNorm with weights of its own, as StableLM 2 12B does (https://arxiv.org/abs/2402.17834).
+
+    >>> q = np.array([[[3.0, 5.0], [0.0, 8.0]]])
+    >>> head_qk_norm(q, q[:, :1], np.array([1.0, 1.0, 2.0, 2.0]), np.ones(2), eps=0.0)[0].tolist()
+    [[[-1.0, 1.0], [-2.0, 2.0]]]
+    """
+    q_weight, k_weight = q_weight.reshape(q.shape[-2:]), k_weight.reshape(k.shape[-2:])
+    return layernorm(q, q_weight, None, eps=eps), layernorm(k, k_weight, None, eps=eps)

@@ -150,7 +150,7 @@ def walk(
 
     logits = ops.norm_logits(x, params, config=config)
     for row, new, _ in rows:
-        expected = bound.norm_logits(exactly(np.asarray(x)[row, new]), exact.norm, exact.head, config=config, unit=unit)
+        expected = bound.norm_logits(exactly(np.asarray(x)[row, new]), exact, config=config, unit=unit)
         check(np.asarray(logits)[row, new], expected)
     return Cache(layers, cache.lengths)
 
@@ -172,7 +172,7 @@ def composed_bound(
             x = bound.moe_add(x, layer, config=config, unit=unit)
         else:
             x = bound.down_add(bound.norm_gate_up(x, layer, config=config, unit=unit), layer, x, unit=unit)
-    return bound.norm_logits(x, exact.norm, exact.head, config=config, unit=unit)
+    return bound.norm_logits(x, exact, config=config, unit=unit)
 
 
 @given(name=narrow, table=st.sampled_from(["CPU", "XLA"]), lengths=row_lengths(2), seed=seeds)

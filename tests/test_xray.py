@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from commands.text_to_walk import Read
+from commands.xray import xray
 from learn.quantizers import schemes
 from learn.quantizers.by_inputs import METHODS
 from learn.quantizers.schemes import SCHEMES
@@ -30,7 +32,7 @@ from reference.linear import linear
 from reference.rmsnorm import rmsnorm
 from reference.rope import LinearScaling, frequencies
 from tests.processes import REPOSITORY, run_llamaspec
-from verify.walk import CONFIGS, weights
+from verify.walk import BEYOND, CONFIGS, weights
 
 TOKENS = [3, 14, 15, 9, 26]
 LAYER = 0  # has a window, where there is one
@@ -230,3 +232,10 @@ def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
     failed = run_llamaspec("xray", *(argument.format(x=tmp_path) for argument in arguments))
     assert failed.code == 2 and message in failed.err and failed.out == ""
     assert (tmp_path / "full" / "index.html").read_text() == "<p>mine"
+
+
+def test_the_command_names_the_switches_that_pages_do_not_draw(tmp_path, monkeypatch):
+    checkpoint = random_checkpoint(BEYOND["LayerNorm, GELU without a gate"], {})
+    monkeypatch.setattr("commands.xray.read", lambda *_, **__: Read(checkpoint, [1], str))
+    with pytest.raises(ValueError, match=r"^X-ray pages do not know activation, gated, layer norm yet$"):
+        xray.main(["Once", "--out", str(tmp_path / "page")], standalone_mode=False)

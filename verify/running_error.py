@@ -14,6 +14,7 @@ Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of t
 Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,14 @@ from jaxtyping import Bool, Float
 
 from reference.attention import attention
 from reference.config import Config
-from reference.geglu import geglu
+from reference.gelu import gelu
 from reference.linear import linear
-from reference.llama import Experts, FeedForward, Layer
+from reference.llama import Experts, FeedForward, Layer, Params
 from reference.moe import route
 from reference.rmsnorm import rmsnorm
 from reference.rope import rope_halves
 from reference.softmax import softmax
+from reference.squared_relu import squared_relu
 from reference.swiglu import swiglu
 from verify.precision import TINY, U
 
@@ -109,6 +111,27 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     return Approx(value, error + flushed(np.abs(weight), x.size, exact))
 
 
+def centred(x: Approx) -> Approx:
+    """x less its mean, of n terms in any order and a division by n, or a product with 1/n."""
+    mean = np.mean(x.value, axis=-1, keepdims=True)
+    terms = gamma(x.value.shape[-1] + 1) * np.mean(x.size, axis=-1, keepdims=True)
+    value, error = x.value - mean, x.error + np.mean(x.error, axis=-1, keepdims=True) + terms + 4 * TINY
+    return Approx(value, error + U * (np.abs(value) + error))
+
+
+def layer_normalized(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, eps: float) -> Approx:
+    """LayerNorm: RMSNorm of what is centred, and a sum. The mean's error counts in every feature."""
+    y = normalized(centred(x), weight, eps=eps)
+    return y if bias is None else added(y, exactly(bias))
+
+
+def normed(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config: Config) -> Approx:
+    """The norm that this model has."""
+    if config.layer_norm:
+        return layer_normalized(x, weight, bias, eps=config.eps)
+    return normalized(x, weight, eps=config.eps)
+
+
 def flushed(*sizes: np.ndarray | float) -> np.ndarray:
     """A bound on the change of a product when inputs, or products of some of them in any order, are flushed to zero.
 
@@ -118,8 +141,10 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
-    """RoPE with cos and sin rounded to float32: two products and a sum of each pair."""
+    """RoPE with cos and sin rounded to float32: two products and a sum of each pair. Other features stay."""
     turns, length = config.rotation()
+    rest = x.map(lambda part: part[..., 2 * len(turns) :])
+    x = x.map(lambda part: part[..., : 2 * len(turns)])
     value = length * rope_halves(x.value, positions, turns)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
     cos, sin = length * np.abs(np.cos(angles)), length * np.abs(np.sin(angles))
@@ -128,7 +153,8 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
         a, b = np.split(part, 2, axis=-1)
         return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1)
 
-    return Approx(value, spread(x.error) + gamma(3) * spread(x.size))
+    error = spread(x.error) + gamma(3) * spread(x.size)
+    return Approx(*(np.concatenate(parts, axis=-1) for parts in ((value, rest.value), (error, rest.error))))
 
 
 def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
@@ -261,33 +287,62 @@ def gated(gate: Approx, up: Approx) -> Approx:
 
 
 def gelu_gated(gate: Approx, up: Approx) -> Approx:
-    """GeGLU with GELU by tanh. The derivative of that GELU is never above 1.13.
+    """GeGLU with GELU by tanh."""
+    g = gelu_of(gate)
+    product = g.size * up.size * (1 + U) - np.abs(g.value * up.value)
+    return Approx(g.value * up.value, product + flushed(gate.size, up.size))
+
+
+def gelu_of(x: Approx) -> Approx:
+    """GELU by tanh, whose derivative is never above 1.13.
 
     Its sigmoid (1 + tanh(z)) / 2 has an absolute error where tanh(z) is near -1: of tanh, a sum, and of z, whose
     polynomial takes eight roundings. |z| times the sigmoid's slope in z, (1 - tanh(z)^2) / 2, is never above 0.23.
     """
-    gelu = np.abs(geglu(gate.value, np.ones_like(gate.value)))
-    sizes = gate.size + gate.error
+    value = gelu(x.value)
     sigmoid = ELEMENTARY + 2 * U + 0.23 * gamma(8)
-    error = 1.13 * gate.error + sizes * sigmoid + gamma(2) * gelu
-    product = (gelu + error) * up.size * (1 + U) - gelu * np.abs(up.value)
-    return Approx(geglu(gate.value, up.value), product + flushed(gate.size, up.size))
+    error = 1.13 * x.error + (x.size + x.error) * sigmoid + gamma(2) * np.abs(value)
+    return Approx(value, error + flushed(x.size))
+
+
+def squared_relu_of(x: Approx) -> Approx:
+    """max(x, 0)^2: the maximum rounds nothing, and the square once."""
+    positive = Approx(np.maximum(x.value, 0), np.maximum(x.value + x.error, 0) - np.maximum(x.value, 0))
+    value, largest = squared_relu(x.value), positive.size**2
+    below = np.maximum(np.maximum(x.value - x.error, 0), 0) ** 2
+    error = np.maximum(largest - value, value - below) + U * largest
+    return Approx(value, error + np.where(positive.size > 0, flushed(positive.size, positive.size), 0))
+
+
+# What a feed-forward layer computes of gate and up, and of up where there is no gate, by the activation.
+GATED: dict[str, Callable[[Approx, Approx], Approx]] = {"silu": gated, "gelu_tanh": gelu_gated}
+UNGATED: dict[str, Callable[[Approx], Approx]] = {"gelu_tanh": gelu_of, "relu2": squared_relu_of}
 
 
 def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
-    """RMSNorm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
+    """The norm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
     assert layer.attention_norm is not None
-    n = rounded(normalized(x, layer.attention_norm, eps=config.eps), unit)
+    n = rounded(normed(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
     q, k, v = (
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
         for weights in (layer.q, layer.k, layer.v)
     )
-    if layer.q_norm is not None and layer.k_norm is not None:
+    if config.head_qk_norm:
+        q, k = (_head_normalized(a, weight, eps=config.eps) for a, weight in ((q, layer.q_norm), (k, layer.k_norm)))
+    elif layer.q_norm is not None and layer.k_norm is not None:
         q, k = normalized(q, layer.q_norm, eps=config.eps), normalized(k, layer.k_norm, eps=config.eps)
     q, k = turned(q, positions, config), turned(k, positions, config)
     return rounded(q, unit), rounded(k, unit), rounded(v, unit)
+
+
+def _head_normalized(x: Approx, weight: np.ndarray | None, *, eps: float) -> Approx:
+    """LayerNorm of every head of x [tokens heads head_dim] by its own part of `weight`."""
+    assert weight is not None
+    each = np.split(weight, x.value.shape[1])
+    parts = [layer_normalized(x.map(lambda part, i=i: part[:, i]), own, None, eps=eps) for i, own in enumerate(each)]
+    return Approx(*(np.stack([part[i] for part in parts], axis=1) for i in (0, 1)))
 
 
 def attend(
@@ -304,10 +359,13 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """RMSNorm; gate and up; SwiGLU."""
+    """The norm; gate and up, or up alone; the activation."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
-    n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
-    return rounded(gated(projected(n, *layer.ffn.gate), projected(n, *layer.ffn.up)), unit)
+    n = rounded(normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
+    up = projected(n, *layer.ffn.up)
+    if layer.ffn.gate is None:
+        return rounded(UNGATED[config.activation](up), unit)
+    return rounded(GATED[config.activation](projected(n, *layer.ffn.gate), up), unit)
 
 
 def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
@@ -385,6 +443,6 @@ def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool
     return lowest_chosen > others.max(axis=-1)
 
 
-def norm_logits(x: Approx, norm: np.ndarray, head: np.ndarray, *, config: Config, unit: float) -> Approx:
-    """The last RMSNorm and the logits, which stay float32."""
-    return projected(rounded(normalized(x, norm, eps=config.eps), unit), head)
+def norm_logits(x: Approx, params: Params, *, config: Config, unit: float) -> Approx:
+    """The last norm and the logits, which stay float32."""
+    return projected(rounded(normed(x, params.norm, params.norm_bias, config=config), unit), params.head)

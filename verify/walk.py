@@ -22,6 +22,8 @@ from verify.precision import precision
 from verify.runner import Report
 from verify.running_error import Approx, exactly
 
+# Switches that no Llama has, for which bounds are derived.
+BOUNDED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
@@ -112,7 +114,7 @@ def results(
     are not among `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config`
     that no bound is derived for.
     """
-    config.check_llama("walks")
+    config.check_llama("walks", known=BOUNDED)
     caches = model.cache(sum(len(tokens) for tokens in chunks))
     start = 0
     for tokens in chunks:
@@ -135,9 +137,9 @@ def results(
                 part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
-            before, x = x, model.ops.project_add(h, layer, x)
+            first, x = x, model.ops.project_add(h, layer, x)
             if defined:
-                part = bound.project_add(_first(h), defined, _first(before), unit=unit)
+                part = bound.project_add(_first(h), defined, _first(first), unit=unit)
                 yield Result(i, "project_add", "", _read(h)[0], _read(x)[0], part)
 
             before = x
@@ -147,16 +149,17 @@ def results(
                     part = bound.moe_add(_first(before), defined, config=config, unit=unit)
                     yield Result(i, "moe_add", "", _read(before)[0], _read(x)[0], part)
                 continue
-            g = model.ops.norm_gate_up(before, layer, config=config)
+            given = first if config.parallel_residual else before
+            g = model.ops.norm_gate_up(given, layer, config=config)
             x = model.ops.down_add(g, layer, before)
             if defined:
-                part = bound.norm_gate_up(_first(before), defined, config=config, unit=unit)
-                yield Result(i, "norm_gate_up", "", _read(before)[0], _read(g)[0], part)
+                part = bound.norm_gate_up(_first(given), defined, config=config, unit=unit)
+                yield Result(i, "norm_gate_up", "", _read(given)[0], _read(g)[0], part)
                 part = bound.down_add(_first(g), defined, _first(before), unit=unit)
                 yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
         logits = model.ops.norm_logits(x, model.params, config=config)
-        part = bound.norm_logits(_first(x), model.exact.norm, model.exact.head, config=config, unit=unit)
+        part = bound.norm_logits(_first(x), model.exact, config=config, unit=unit)
         yield Result(None, "norm_logits", "", _read(x)[0], _read(logits)[0], part)
         start = used
 
@@ -257,10 +260,10 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if "norm" in name:
-            return rng.uniform(0.5, 1.5, shape)
         if name.endswith(".bias"):
             return rng.normal(0, 0.5, shape)
+        if "norm" in name:
+            return rng.uniform(0.5, 1.5, shape)
         return rng.normal(0, 1.0 if "embed" in name else shape[1] ** -0.5, shape)
 
     return {name: draw(name, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -280,6 +283,18 @@ CONFIGS = {
     "7 heads to 1": replace(_SMALL, heads=14, kv_heads=2, head_dim=4, theta=500_000.0),
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
+}
+# Models with the switches of `BOUNDED`: Starcoder 2's, StableLM 2's and Nemotron's.
+BEYOND = {
+    "LayerNorm, GELU without a gate": replace(
+        _SMALL, layer_norm=True, gated=False, activation="gelu_tanh", qkv_bias=True, ffn_bias=True, windows=(3, None)
+    ),
+    "parallel halves, LayerNorm of each head": replace(
+        _SMALL, kv_heads=2, layer_norm=True, parallel_residual=True, head_qk_norm=True, rotary_dim=2
+    ),
+    "squared ReLU, RoPE of a part": replace(
+        _SMALL, kv_heads=1, layer_norm=True, gated=False, activation="relu2", rotary_dim=4
+    ),
 }
 # One more has widths that kernels are made for.
 KERNELS = replace(_SMALL, dim=256, layers=1, kv_heads=2, head_dim=64, ffn=256, vocab=64, qkv_bias=True, o_bias=True)

@@ -26,6 +26,9 @@ gemm = MadeFor("gemm", jax.jit(products.dot))
 gemv = MadeFor("gemv", jax.jit(products.dot))
 cpu_gemv = MadeFor("gemv", jax.jit(products.cpu_product), only={"cols": [16, 128, 512, 513]})
 rmsnorm = MadeFor("rmsnorm", jax.jit(block.rmsnorm, static_argnames="eps"))
+layernorm = MadeFor("layernorm", jax.jit(block.layernorm, static_argnames="eps"))
+gelu = MadeFor("gelu", jax.jit(block.gelu))
+squared_relu = MadeFor("squared_relu", jax.jit(block.squared_relu))
 argmax = MadeFor("argmax", jax.jit(sampling.largest))
 
 

@@ -1,6 +1,6 @@
 """The ops of a block in plain JAX, with the product of a matrix left to whoever makes a table of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def norm_qkv(
     product: Product,
 ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
-    n = _normed(x, layer.attention_norm, config=config)
+    n = _normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
     q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -48,10 +48,12 @@ def project_add(
 def norm_gate_up(
     x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
 ) -> Float[Array, "batch seq ffn"]:
-    """Normalize x, project it to gate and up, and take SwiGLU or GeGLU of them."""
+    """Normalize x, project it to gate and up, and take SwiGLU or GeGLU of them, or an activation of up."""
     assert isinstance(layer.ffn, FeedForward)
-    n = _normed(x, layer.ffn_norm, config=config)
-    return _gated(_linear(n, layer.ffn.gate_up, product), config.activation).astype(x.dtype)
+    n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    hidden = _linear(n, layer.ffn.gate_up, product)
+    g = _gated(hidden, config.activation) if config.gated else ACTIVATIONS[config.activation](hidden)
+    return g.astype(x.dtype)
 
 
 def down_add(
@@ -76,7 +78,7 @@ def moe_add(
     token, and an expert counts 0 for a token that did not choose it.
     """
     assert isinstance(layer.ffn, Experts)
-    n = _normed(x, layer.ffn_norm, config=config)
+    n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     p = jax.nn.softmax(product(n, layer.ffn.router), axis=-1)  # [batch, seq, experts]
     weights, chosen = lax.top_k(p, config.experts_per_token)
     if config.renormalize_experts:
@@ -106,7 +108,7 @@ def norm_logits(
     x: Float[Array, "*batch dim"], params: Params, *, config: Config, product: Product
 ) -> Float[Array, "*batch vocab"]:
     """Normalize x, and give one logit per token of the vocabulary, in float32."""
-    logits = product(rmsnorm(x, params.norm, eps=config.eps).astype(x.dtype), params.head)
+    logits = product(_normed(x, params.norm, params.norm_bias, config=config), params.head)
     logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, config.logit_cap)
 
@@ -145,6 +147,35 @@ def rmsnorm(x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: flo
     return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight.astype(jnp.float32)
 
 
+def layernorm(
+    x: Float[Array, "*batch n"], weight: Float[Array, "*heads n"], bias: Float[Array, " n"] | None, *, eps: float
+) -> Float[Array, "*batch n"]:
+    """`reference.layernorm` in float32."""
+    x = x.astype(jnp.float32)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    scale = lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = centred * scale * weight.astype(jnp.float32)
+    return y if bias is None else y + bias.astype(jnp.float32)
+
+
+def gelu(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """`reference.gelu` in float32."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=True)
+
+
+def squared_relu(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """`reference.squared_relu` in float32."""
+    positive = jnp.maximum(x.astype(jnp.float32), 0)
+    return positive * positive
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": gelu,
+    "relu2": squared_relu,
+}
+
+
 def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> Float[Array, "batch seq heads head_dim"]:
     """`reference.rope.rope_halves` in float32. Features beyond the pairs of `positions` stay as they are."""
     pairs = positions.cos.shape[-1]
@@ -163,16 +194,25 @@ def _linear(
 
 
 def _normed(
-    x: Float[Array, "batch seq dim"], weight: Float[Array, " dim"] | None, *, config: Config
-) -> Float[Array, "batch seq dim"]:
+    x: Float[Array, "*batch dim"],
+    weight: Float[Array, " dim"] | None,
+    bias: Float[Array, " dim"] | None,
+    *,
+    config: Config,
+) -> Float[Array, "*batch dim"]:
     """Normalize x, where there is a norm, and round as a product takes it."""
-    return x if weight is None else rmsnorm(x, weight, eps=config.eps).astype(x.dtype)
+    if weight is None:
+        return x
+    eps = config.eps
+    return (layernorm(x, weight, bias, eps=eps) if config.layer_norm else rmsnorm(x, weight, eps=eps)).astype(x.dtype)
 
 
 def _norm_of_heads(
     x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Normalize each head, or all heads of a token as one."""
+    """Normalize each head, by one weight or by its own, or all heads of a token as one."""
+    if config.head_qk_norm:
+        return layernorm(x, weight.reshape(x.shape[2:]), None, eps=config.eps)
     if not config.wide_qk_norm:
         return rmsnorm(x, weight, eps=config.eps)
     return rmsnorm(x.reshape(*x.shape[:2], -1), weight, eps=config.eps).reshape(x.shape)
@@ -180,4 +220,4 @@ def _norm_of_heads(
 
 def _gated(gate_up: Float[Array, "*batch gate_up"], activation: Activation) -> Float[Array, "*batch ffn"]:
     gate, up = jnp.split(gate_up, 2, axis=-1)
-    return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)) * up
+    return ACTIVATIONS[activation](gate) * up

@@ -77,6 +77,10 @@ FIELDS: dict[str, Known] = {
     "ffn_bias": Known(("norm_gate_up", "down_add")),
     "qk_norm": Known(refused=("norm_qkv",)),
     "activation": Known(refused=("norm_gate_up",)),
+    "gated": Known(refused=("norm_gate_up",)),
+    "parallel_residual": Known(),  # what norm_gate_up is given
+    "head_qk_norm": Known(refused=("norm_qkv",)),
+    "layer_norm": Known(refused=("norm_qkv", "norm_gate_up", "norm_logits")),
     "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
     "post_norms": Known(),  # what follows the ops that add is plain: see `block.join`
     "wide_qk_norm": Known(refused=("norm_qkv",)),

@@ -189,32 +189,42 @@ def load_reference_params(
     parts = by_layer(config)
 
     def matrix(weights: Sequence[Weight]) -> np.ndarray:
-        """Read the matrices of all experts, stacked, or a single matrix."""
+        """Read the matrices of all experts, stacked, or a single matrix, or the norms of all heads in a row."""
         names = [weight.name for weight in weights]
         arrays = [tensor(name) for name in names]
-        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else arrays[0], *names)
+        joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]  # the norms of heads
+        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else joined, *names)
 
     def linear(weight: Weight) -> Linear:
-        bias = weight.name.removesuffix("weight") + "bias"
-        return Linear(matrix([weight]), tensor(bias) if bias in checkpoint.tensors else None)
+        return Linear(matrix([weight]), bias(weight))
+
+    def bias(weight: Weight) -> np.ndarray | None:
+        name = weight.name.removesuffix("weight") + "bias"
+        return tensor(name) if name in checkpoint.tensors else None
 
     def layer(i: int) -> Layer:
         each: dict[str, Any] = {
-            part: linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
+            part.removeprefix("head_"): linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
             for part, weights in parts[i].items()
             if weights[0].role is not Role.ROUTER
+        }
+        biases = {
+            f"{part}_bias": bias(weights[0]) for part, weights in parts[i].items() if weights[0].role is Role.NORM
         }
         if config.experts:
             [router] = parts[i]["router"]
             ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
         else:
-            ffn = FeedForward(each["gate"], each["up"], each["down"])
+            ffn = FeedForward(each.get("gate"), each["up"], each["down"])
         attention: dict[str, Any] = {"q_norm": None, "k_norm": None, "attention_norm": None, "ffn_norm": None}
         if config.shared_ffn:
             [score] = parts[i]["shared_score"]
             matrices = (each[f"shared_{name}"].weight for name in ("gate", "up", "down"))
             attention["shared"] = Shared(tensor(score.name), *matrices)
         attention |= {name: each[name] for name in Layer._fields if name in each}
+        attention |= {name: biases[name] for name in Layer._fields if name in biases}
+        if config.parallel_residual:
+            attention |= {"ffn_norm": each["attention_norm"], "ffn_norm_bias": biases["attention_norm_bias"]}
         return Layer(**attention, ffn=ffn)
 
     outside = {part: weight for part, [weight] in parts[None].items()}
@@ -223,5 +233,6 @@ def load_reference_params(
         embedding=embedding,
         layers=LazyLayers(config.layers, layer) if lazily else [layer(i) for i in range(config.layers)],
         norm=tensor(outside["norm"].name),
+        norm_bias=bias(outside["norm"]),
         head=rounding(embedding, EMBEDDING) if config.tied else matrix([outside["head"]]),
     )

@@ -48,7 +48,7 @@ class Linear(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    gate_up: Linear  # [2 ffn, dim]
+    gate_up: Linear  # [2 ffn, dim]; [ffn, dim] where there is no gate
     down: Linear
 
 
@@ -69,13 +69,15 @@ class Experts(NamedTuple):
 class Layer(NamedTuple):
     attention_norm: Float[Array, " dim"] | None  # None: there is no norm
     qkv: Linear  # [(heads + 2 kv_heads) head_dim, dim]
-    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads
+    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads in a row
     k_norm: Float[Array, " k_width"] | None
     o: Linear
-    ffn_norm: Float[Array, " dim"] | None
+    ffn_norm: Float[Array, " dim"] | None  # attention's own array in a parallel block
     ffn: FeedForward | Experts
     attention_post_norm: Float[Array, " dim"] | None = None
     ffn_post_norm: Float[Array, " dim"] | None = None
+    attention_norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
+    ffn_norm_bias: Float[Array, " dim"] | None = None
 
 
 class Rope(NamedTuple):
@@ -97,6 +99,7 @@ class Params(NamedTuple):
     norm: Float[Array, " dim"]
     head: Matrix  # [vocab, dim]; the embedding's own arrays if the two are tied
     rope: Rope
+    norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
 
     @property
     def tied(self) -> bool:
@@ -329,20 +332,24 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
     by_block: dict[tuple[int | None, int | None], dict[str, Any]] = {}  # by layer and expert, then by field
     for stack in stacks(config):
-        by_block.setdefault((stack.layer, stack.expert), {})[stack.field] = placed(stack)
+        fields = by_block.setdefault((stack.layer, stack.expert), {})
+        fields[stack.field] = placed(stack)
+        if stack.biases and stack.weights[0].role is Role.NORM:
+            fields[f"{stack.field}_bias"] = place(*(bias.name for bias in stack.biases))
 
     def feed_forward(fields: dict[str, Any]) -> FeedForward:
         return FeedForward(fields["gate_up"], fields["down"])
 
     def layer(i: int) -> Layer:
         fields = by_block[i, None]
+        second = "attention_norm" if config.parallel_residual else "ffn_norm"
         return Layer(
             attention_norm=fields.get("attention_norm"),
             qkv=fields["qkv"],
             q_norm=fields.get("q_norm"),
             k_norm=fields.get("k_norm"),
             o=fields["o"],
-            ffn_norm=fields.get("ffn_norm"),
+            ffn_norm=fields.get(second),
             ffn=Experts(
                 fields["router"],
                 [feed_forward(by_block[i, e]) for e in range(config.experts)],
@@ -354,6 +361,8 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
             else feed_forward(fields),
             attention_post_norm=fields.get("attention_post_norm"),
             ffn_post_norm=fields.get("ffn_post_norm"),
+            attention_norm_bias=fields.get("attention_norm_bias"),
+            ffn_norm_bias=fields.get(f"{second}_bias"),
         )
 
     outside = by_block[None, None]
@@ -364,16 +373,16 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
         norm=norm,
         head=table if config.tied else outside["head"],
         rope=rope,
+        norm_bias=outside.get("norm_bias"),
     )
 
 
 def weight_bytes(params: Params) -> int:
     """Count the bytes of the weights, each stored once; also of `abstract_params`."""
     head = None if params.tied else params.head
-    return sum(
-        int(np.prod(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves((params.embedding, params.layers, params.norm, head))
-    )
+    leaves = jax.tree.leaves((params.embedding, params.layers, params.norm, params.norm_bias, head))
+    each = {id(leaf): leaf for leaf in leaves}.values()  # a parallel block has one norm in two places
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in each)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -125,6 +125,7 @@ def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, confi
         dnormed, *slopes = moe_backward(normed, *layer.ffn, dy, experts_per_token=chosen, renormalized=renormalized)
         ffn = Experts(*slopes)
     else:
+        assert layer.ffn.gate is not None  # `check_llama`
         gate, up = linear(normed, *layer.ffn.gate), linear(normed, *layer.ffn.up)
         dhidden, down = _linear_backward(swiglu(gate, up), layer.ffn.down, dy)
         dgate, dup = swiglu_backward(gate, up, dhidden)

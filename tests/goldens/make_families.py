@@ -39,7 +39,7 @@ def shapes(config: dict) -> dict[str, list[int]]:
 def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Draw weights with which every part of the model matters, by the names and shapes of tensors."""
     random = np.random.RandomState(0)  # whose streams never change again
-    less_one = config["model_type"].startswith("gemma")  # norms are stored so
+    less_one = config["model_type"].startswith(("gemma", "nemotron"))  # norms are stored so
     tensors = {}
     for name, shape in shapes.items():
         noise = random.standard_normal(shape)

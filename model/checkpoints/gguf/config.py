@@ -97,11 +97,13 @@ def read_config(
         given["experts_per_token"] = 0
 
     def holds(part: str, kind: str = "weight") -> bool:
-        return f"{architecture.names[part].format(layer=0)}.{kind}" in tensors
+        name = architecture.names.get(part)
+        return name is not None and f"{name.format(layer=0)}.{kind}" in tensors
 
     given |= architecture.switches
     given |= {"vocab": vocab, "tied": not holds("head"), "qkv_bias": holds("q", "bias"), "o_bias": holds("o", "bias")}
-    given |= {"ffn_bias": holds("up", "bias"), "qk_norm": holds("q_norm")}
+    given |= {"ffn_bias": holds("up", "bias"), "qk_norm": holds("q_norm"), "head_qk_norm": holds("head_q_norm")}
+    given["parallel_residual"] = "parallel_residual" in architecture.has and not holds("ffn_norm")  # as in llama.cpp
     turned = metadata.integer(key("rope.dimension_count"), given["head_dim"])
     given["rotary_dim"] = None if turned == given["head_dim"] else turned
     config = Config(**given)

@@ -58,7 +58,7 @@ class Place(NamedTuple):
     """The location of a weight in a file."""
 
     name: str
-    expert: int | None  # index along the outermost axis; None: the whole tensor
+    at: int | None  # along the outermost axis, of an expert or a norm's head; None: the whole tensor
     heads: int  # number of heads of interleaved pairs among its rows; 0: none
 
 
@@ -72,7 +72,7 @@ def places(config: Config, architecture: Architecture) -> dict[Weight, Place]:
     return {
         weight: Place(
             weight.named(architecture.names),
-            weight.expert,
+            weight.head if weight.expert is None else weight.expert,
             rotated_heads(weight, config) if architecture.interleaved else 0,
         )
         for weight in weights(config)

@@ -1,5 +1,6 @@
 """Read GGUF files of models that `model.families` describes."""
 
+from collections import Counter
 from functools import partial
 
 import ml_dtypes
@@ -85,11 +86,16 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
     if config.experts and gates in entries and (held := entries[gates].shape[0]) != config.experts:
         raise refused(path, f"{config.experts} experts, but {gates} holds {held}")
+    for part, heads in (("head_q_norm", config.heads), ("head_k_norm", config.kv_heads)) if config.head_qk_norm else ():
+        norms = f"{architecture.names[part].format(layer=0)}.weight"
+        if (held := entries[norms].shape[0] if norms in entries else 0) != heads:
+            raise refused(path, f"{heads} heads, but {norms} holds the norms of {held}")
     places = layout.places(config, architecture)
+    counts = Counter(place.name for place in places.values())
     for weight, place in places.items():
         if place.name not in entries:
             raise refused(path, f"lacks tensor {place.name}")
-        expected = layout.stored_shape(weight) if place.expert is None else (config.experts, *weight.shape)
+        expected = layout.stored_shape(weight) if place.at is None else (counts[place.name], *weight.shape)
         if (found := entries[place.name].shape) != expected:
             raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
     known = {place.name for place in places.values()} | {layout.ROPE_FACTORS, *layout.LONG_ROPE_FACTORS}
@@ -102,9 +108,9 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
 def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place) -> Tensor:
     if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
         entry = entry._replace(shape=weight.shape)
-    if place.expert is not None:
+    if place.at is not None:
         part = entry._replace(shape=weight.shape)
-        entry = part._replace(offset=entry.offset + place.expert * part.bytes)
+        entry = part._replace(offset=entry.offset + place.at * part.bytes)
     read = partial(_read, file, entry, heads=place.heads)
     in_codes = weight.role in (*QUANTIZABLE, Role.EMBEDDING)
     codes = blocks.codes_of(file, entry, heads=place.heads) if in_codes else None

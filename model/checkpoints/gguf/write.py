@@ -120,8 +120,8 @@ def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) 
     head = Role.EMBEDDING if checkpoint.config.tied else Role.HEAD
     for name, weights in held.items():
         first, place = weights[0], places[weights[0]]
-        shape = layout.stored_shape(first) if place.expert is None else (len(weights), *first.shape)
-        if fused := [weight for weight in weights if place.expert is None]:
+        shape = layout.stored_shape(first) if place.at is None else (len(weights), *first.shape)
+        if fused := [weight for weight in weights if place.at is None]:
             shape = (sum(layout.stored_shape(weight)[0] for weight in fused), *shape[1:])
         as_stored = FLOATS[checkpoint.tensors[first.name].dtype.name]
         wanted = _type(to) or as_stored

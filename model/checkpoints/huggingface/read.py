@@ -137,8 +137,10 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
 
 
 def _check_number(path: str, config: Config, located: Located) -> None:
-    if config.layers * max(1, config.experts) > len(located):  # checked before a name is made for each tensor
-        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({config.experts} experts)")
+    heads = config.heads if config.head_qk_norm else 0  # each of which has a norm
+    if config.layers * max(1, config.experts, heads) > len(located):  # checked before a name is made for each tensor
+        each = f"{heads} heads with norms" if heads else f"{config.experts} experts"
+        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({each})")
 
 
 def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...]], located: Located) -> None:

@@ -53,9 +53,8 @@ def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) ->
 
 def _rotary_dim(fields: Fields, rope: Fields, keys: RopeKeys, head_dim: int) -> dict[str, Any]:
     stated = rope if rope.values.get("partial_rotary_factor") is not None else fields
-    if stated.values.get("partial_rotary_factor") is None:
-        return {}
-    fraction = stated.number("partial_rotary_factor")
+    given = stated.values.get("partial_rotary_factor") is not None
+    fraction = stated.number("partial_rotary_factor") if given else keys.fraction
     if fraction == 1:
         return {}
     turned = int(head_dim * fraction) if 0 < fraction < 1 and 0 < head_dim <= LARGEST else 0
@@ -125,7 +124,8 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
 def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
     """Format the keys that `read_rope` reads, so that transformers 4 and 5 read them alike."""
     scaling = _format_scaling(config.scaling)
-    fraction = {} if config.rotary_dim is None else {"partial_rotary_factor": config.rotary_dim / config.head_dim}
+    whole = config.rotary_dim is None and keys.fraction == 1
+    fraction = {} if whole else {"partial_rotary_factor": config.turned / config.head_dim}
     # transformers 4 reads these two, 5 the one after
     written: dict[str, Any] = {"rope_theta": config.theta, "rope_scaling": scaling, **fraction}
     if isinstance(config.scaling, LongRopeScaling):

@@ -1,0 +1,50 @@
+"""StableLM 3B, and StableLM 2: LayerNorm, RoPE of a quarter of a head; in its 12B, parallel halves and norms of heads.
+
+See https://arxiv.org/abs/2402.17834.
+"""
+
+from typing import Any
+
+from model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys
+from model.tensors import NAMES
+from reference.config import Config
+
+SWITCHES = {"layer_norm": True}
+NORMS_OF_HEADS = {"head_q_norm": "blk.{layer}.attn_q_norm", "head_k_norm": "blk.{layer}.attn_k_norm"}
+PARALLEL = "use_parallel_residual"
+
+
+def write_gguf(config: Config) -> dict[str, Any]:
+    """Write the key that llama.cpp's converter writes; both programs go by the norm that is or is not there."""
+    return {PARALLEL: config.parallel_residual}
+
+
+FAMILY = Family(
+    "stablelm",
+    model="StableLmForCausalLM",
+    gguf=Architecture(
+        "stablelm",
+        names={part: name for part, name in GGUF_NAMES.items() if part not in ("q_norm", "k_norm")} | NORMS_OF_HEADS,
+        keys=GGUF_KEYS | {"eps": "attention.layer_norm_epsilon"},
+        square=True,
+        has=("qkv_bias", "rotary_dim", "parallel_residual", "head_qk_norm"),
+        switches=SWITCHES | {"tied": False},
+        own=(PARALLEL,),
+        write=write_gguf,
+    ),
+    keys=KEYS
+    | {
+        "eps": ("layer_norm_eps",),
+        "qkv_bias": ("use_qkv_bias",),
+        "head_qk_norm": ("qk_layernorm",),
+        "parallel_residual": (PARALLEL,),
+    },
+    names=NAMES,
+    defaults=DEFAULTS
+    | {"context": 4096, "kv_heads": 32, "eps": 1e-5}
+    | {"qkv_bias": False, "head_qk_norm": False, "parallel_residual": False},
+    switches=SWITCHES,
+    rope=RopeKeys(partial=True, fraction=0.25),
+    bos=0,
+    stop=0,
+)

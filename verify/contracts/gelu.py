@@ -1,0 +1,12 @@
+"""GELU by tanh, element by element, as Starcoder 2 has it."""
+
+from reference.gelu import gelu
+from verify.activation import activation_contract
+from verify.running_error import gelu_of
+
+CONTRACT = activation_contract(
+    gelu,
+    gelu_of,
+    low=-3.0,
+    bound="hard and alarm: 8 u |x|, from tanh and its sum with 1, which may cancel, and from the polynomial",
+)
