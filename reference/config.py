@@ -12,7 +12,8 @@ import numpy as np
 
 from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
-Activation = Literal["silu", "gelu_tanh"]  # of the gate: SwiGLU (Llama) or GeGLU (Gemma)
+# Of the gate: SwiGLU (Llama), GeGLU (Gemma) or the clamped SwiGLU (gpt-oss).
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Config:
     residual_scale: float = 1.0  # what each half of a block adds is multiplied by (Granite)
     logit_divisor: float = 1.0  # what logits are divided by (Granite)
     shared_ffn: int = 0  # hidden width of an expert that every token passes, with a gate of its own (Qwen2-MoE)
+    sinks: bool = False  # a learnt score of each head that stands beside those of the keys (gpt-oss)
+    expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
         """Return how many last positions `layer` sees, its own included; None: all."""

@@ -29,11 +29,12 @@ from jaxtyping import Float, Int
 from reference.add import add
 from reference.attention import attention_weights, causal_mask, weighted
 from reference.capped import capped
+from reference.clamped_swiglu import clamped_swiglu
 from reference.config import Config
 from reference.embedding import embedding
 from reference.geglu import geglu
 from reference.linear import linear
-from reference.moe import moe, shared_expert
+from reference.moe import Biases, moe, shared_expert
 from reference.qk_norm import qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import Rotation, rotated
@@ -56,6 +57,7 @@ class Experts(NamedTuple):
     gate: Float[np.ndarray, "experts ffn dim"]
     up: Float[np.ndarray, "experts ffn dim"]
     down: Float[np.ndarray, "experts dim ffn"]
+    biases: Biases | None = None
 
 
 class Shared(NamedTuple):
@@ -80,6 +82,7 @@ class Layer(NamedTuple):
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
     ffn_post_norm: Float[np.ndarray, " dim"] | None = None
     shared: Shared | None = None
+    sinks: Float[np.ndarray, " heads"] | None = None
 
 
 class Params(NamedTuple):
@@ -146,7 +149,8 @@ def attend(
     q, k = rotated(q, positions, turned), rotated(k, positions, turned)
     cache = cache.append(k, v)
     mask = causal_mask(seq, offset + seq, offset=offset, window=window)
-    p = attention_weights(q, cache.k, mask, scale=config.attention_scale, cap=config.attention_cap)
+    scale, cap = config.attention_scale, config.attention_cap
+    p = attention_weights(q, cache.k, mask, scale=scale, cap=cap, sinks=layer.sinks)
     h = weighted(p, cache.v)
     added = linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)
     return _joined(x, added, layer.attention_post_norm, config=config), cache
@@ -155,12 +159,13 @@ def attend(
 def feed_forward(x: Float[np.ndarray, "seq dim"], layer: Layer, *, config: Config) -> Float[np.ndarray, "seq dim"]:
     """Compute the feed-forward half of a block: one layer, or some of many experts."""
     n = normed(x, layer.ffn_norm, config=config)
+    gated = {"silu": swiglu, "gelu_tanh": geglu, "clamped_silu": clamped_swiglu}[config.activation]
     if isinstance(layer.ffn, Experts):
+        *matrices, biases = layer.ffn
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
-        added = moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized)
+        added = moe(n, *matrices, experts_per_token=chosen, renormalized=renormalized, biases=biases, gated=gated)
         return add(x, added if layer.shared is None else add(added, shared_expert(n, *layer.shared)))
     gate, up, down = layer.ffn
-    gated = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
     added = linear(gated(linear(n, *gate), linear(n, *up)), *down)
     return _joined(x, added, layer.ffn_post_norm, config=config)
 

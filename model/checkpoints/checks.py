@@ -39,7 +39,9 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
     require(config.turned % 2 == 0, f"RoPE turns {config.turned} features, but it turns pairs")
     require(0 <= config.shared_ffn <= LARGEST, f"the shared expert is {_short(config.shared_ffn)} wide")
     require(not config.shared_ffn or config.experts > 0, "a shared expert, but no experts")
-    joined = config.post_norms or not config.pre_norms or config.residual_scale != 1 or config.activation != "silu"
+    joined = config.post_norms or not config.pre_norms or config.residual_scale != 1
+    joined = joined or config.activation == "gelu_tanh"
+    require(config.experts > 0 or not config.expert_bias, "biases of experts, but no experts")
     require(not (config.experts and joined), "experts with the norms, scales or activation of another family")
     layers = config.rotary_layers
     require(layers is None or len(layers) == config.layers, f"RoPE is named for other than {config.layers} layers")

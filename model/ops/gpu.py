@@ -90,6 +90,8 @@ FIELDS: dict[str, Known] = {
     "embedding_scale": Known(),
     "residual_scale": Known(),
     "shared_ffn": Known(),  # moe_add's, which has no kernel
+    "expert_bias": Known(),
+    "sinks": Known(refused=("attend",)),
 }
 
 
@@ -308,7 +310,10 @@ def _norm_qkv_form(x: Shaped, layer: Layer, cache: Stored, positions: Positions,
     return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
 
 
-def _attend_form(q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config) -> Form | None:
+def _attend_form(
+    q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config, sinks: Shaped | None = None
+) -> Form | None:
+    del sinks  # `config` says whether there are any
     batch, seq, *head = q.shape
     several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
     q, at = _array(batch, several, *head, dtype=q.dtype), _array(batch, several, dtype=positions.at.dtype)

@@ -64,6 +64,7 @@ class Experts(NamedTuple):
     router: Float[Array, "experts dim"]
     experts: Sequence[FeedForward]
     shared: Shared | None = None
+    router_bias: Float[Array, " experts"] | None = None
 
 
 class Layer(NamedTuple):
@@ -76,6 +77,7 @@ class Layer(NamedTuple):
     ffn: FeedForward | Experts
     attention_post_norm: Float[Array, " dim"] | None = None
     ffn_post_norm: Float[Array, " dim"] | None = None
+    sinks: Float[Array, " heads"] | None = None
 
 
 class Rope(NamedTuple):
@@ -329,7 +331,10 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
     by_block: dict[tuple[int | None, int | None], dict[str, Any]] = {}  # by layer and expert, then by field
     for stack in stacks(config):
-        by_block.setdefault((stack.layer, stack.expert), {})[stack.field] = placed(stack)
+        fields = by_block.setdefault((stack.layer, stack.expert), {})
+        fields[stack.field] = placed(stack)
+        if stack.biases and stack.weights[0].role is Role.ROUTER:
+            fields["router_bias"] = place(stack.biases[0].name)
 
     def feed_forward(fields: dict[str, Any]) -> FeedForward:
         return FeedForward(fields["gate_up"], fields["down"])
@@ -349,11 +354,13 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
                 Shared(fields["shared_score"], fields["shared_gate_up"], fields["shared_down"])
                 if config.shared_ffn
                 else None,
+                fields.get("router_bias"),
             )
             if config.experts
             else feed_forward(fields),
             attention_post_norm=fields.get("attention_post_norm"),
             ffn_post_norm=fields.get("ffn_post_norm"),
+            sinks=fields.get("sinks"),
         )
 
     outside = by_block[None, None]

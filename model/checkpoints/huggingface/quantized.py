@@ -20,6 +20,7 @@ from model.checkpoints.huggingface.compressed import read_compressed_tensors
 from model.checkpoints.huggingface.config import Fields
 from model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
 from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
+from model.checkpoints.huggingface.stacked_experts import METHOD
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry
 from model.checkpoints.strict_json import read_object, short
@@ -54,7 +55,10 @@ def read_rule_beside(directory: Path) -> Rule | None:
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
-    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`."""
+    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`.
+
+    It is None as well for MXFP4 of experts that are stacked.
+    """
     stated = Fields(values, path)
     fields = Fields(stated.object("quantization_config") or stated.object("compression_config"), path)
     if not fields.values:
@@ -70,6 +74,8 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "bitnet": read_bitnet,
     }
     method = fields.values.get("quant_method")
+    if method == METHOD:  # the names of the tensors say which are quantized
+        return None
     if not isinstance(method, str) or method not in methods:
         what = f"quantization_config: quant_method {short(method)} is not read (only {', '.join(methods)})"
         raise refused(path, f"{what}; {INSTEAD}")
