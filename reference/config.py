@@ -5,6 +5,7 @@ architecture with these numbers and switches set differently. Gemma, Phi-3, OLMo
 add the switches of the last part, which are off in a Llama.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -92,9 +93,9 @@ class Config:
         """Return how many features of a head RoPE turns."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
-    def check_llama(self, what: str) -> None:
-        """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of."""
-        if names := self.beyond_llama():
+    def check_llama(self, what: str, but: Sequence[str] = ()) -> None:
+        """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of; it knows `but`."""
+        if names := [name for name in self.beyond_llama() if name not in but]:
             raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
 
     def beyond_llama(self) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def test_the_context_decides_which_form_longrope_has(tmp_path):
 
 
 # These choose arrays, not numbers: without them a model has others.
-CHOICES = ("pre_norms", "post_norms", "wide_qk_norm", "shared_ffn", "sinks", "expert_bias")
+CHOICES = ("pre_norms", "post_norms", "wide_qk_norm", "shared_ffn")
 PLAIN = {field.name: field.default for field in fields(Config)}
 
 
