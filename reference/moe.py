@@ -96,9 +96,9 @@ def biased_moe(
 ) -> Float[np.ndarray, "tokens dim"]:
     """Send each token through its experts as gpt-oss does: with biases, and clamped SwiGLU, in float64.
 
-    >>> one, bias = np.ones((2, 1, 1)), np.zeros((2, 1))
-    >>> biased_moe(np.ones((1, 1)), one[0], one, one, one, np.array([0.0, 9.0]), bias, bias, bias + 1, experts_per_token=1)
-    array([[2.69096...]])
+    >>> one, no, yes = np.ones((2, 1, 1)), np.zeros((2, 1)), np.ones((2, 1))
+    >>> biased_moe(one[0], one[:, 0], one, one, one, np.array([0.0, 9.0]), no, no, yes, experts_per_token=1).round(4)
+    array([[2.6916]])
     """
     biases = Biases(router_bias, gate_bias, up_bias, down_bias)
     chosen = experts_per_token

@@ -20,7 +20,9 @@ def gating_contract(
     bound: str,
     laws: Sequence[Law] | None = None,
 ) -> Contract:
-    """Make the contract of `definition(gate, up)`, which is 0 where the gate is, and odd in `up` or has `laws` of its own.
+    """Make the contract of `definition(gate, up)`, which is 0 where the gate is.
+
+    It is odd in `up`, or has other `laws`.
 
     `running` computes it with its error. `low` is a gate whose function is near 0 and must not be taken for 0.
     """

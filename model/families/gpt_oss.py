@@ -33,8 +33,7 @@ FAMILY = Family(
     model="GptOssForCausalLM",
     gguf=Architecture(
         "gpt-oss",
-        names=GGUF_NAMES
-        | {"ffn_norm": "blk.{layer}.post_attention_norm", "sinks": "blk.{layer}.attn_sinks.weight"},
+        names=GGUF_NAMES | {"ffn_norm": "blk.{layer}.post_attention_norm", "sinks": "blk.{layer}.attn_sinks.weight"},
         keys=GGUF_KEYS | {"ffn": "expert_feed_forward_length"},
         has=("experts", "qkv_bias", "o_bias"),
         switches=SWITCHES,

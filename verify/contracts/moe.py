@@ -203,8 +203,8 @@ BIASED_MOE = Contract(
     values={"x": values(-4, 2), "router": values(-4, 2), "weights": values(-4, 2), "biases": values(-4, 2)},
     arguments=biased_arguments,
     expect=expect_biased,
-    domain=f"{MOE.domain.partition(' of one')[0]}, biases [experts], [experts ffn], [experts ffn] and [experts dim], of "
-    "one dtype; tokens whose choice of experts hangs on a rounding are not judged",
+    domain=f"{MOE.domain.partition(' of one')[0]}, biases [experts], twice [experts ffn] and [experts dim], of one "
+    "dtype; tokens whose choice of experts hangs on a rounding are not judged",
     bound="hard and alarm: running error analysis of router, softmax, three products and clamped SwiGLU an expert, and "
     "the sum",
     laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],

@@ -61,16 +61,14 @@ CONTRACT = Contract(
     values={**ATTENTION.values, "sinks": values(-4, 4), "around": ATTENTION.values["shift"]},
     arguments=sink_arguments,
     expect=expect,
-    domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] and sinks [heads] of one dtype, mask "
-    "[batch queries keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees nothing "
-    "gives 0",
+    domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] and sinks [heads] of one dtype, "
+    "mask [batch queries keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees "
+    "nothing gives 0",
     bound="hard and alarm: running error analysis as for attention, with one score more",
     laws=[
         alone("a sequence", "q", "k", "v", "mask"),
         Law("a key with the sink's own score gives half of its value", _halved),
         Law("a sink is of one head alone, bit for bit", _heads_apart),
     ],
-    large=Large(
-        ATTENTION.large.sizes, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}
-    ),
+    large=Large(ATTENTION.large.sizes, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}),
 )

@@ -44,7 +44,8 @@ def write_huggingface(
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
     Quantized matrices are written in the layouts of compressed-tensors, NF4 in that of bitsandbytes, with scales in
-    float32 unless they are exponents; experts of gpt-oss in MXFP4 in their own. Those of a GGUF file are written in float32 if no layout fits all of them.
+    float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all of them.
+    Experts of gpt-oss in MXFP4 have the layout of its release.
     `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
     and chat template in or beside the source are copied, unless `files` replaces them. A link that leads out of the
     source's folder is not followed: it could publish any file of this machine. `progress` is called with each tensor's
