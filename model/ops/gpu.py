@@ -138,8 +138,10 @@ def attend(
     *,
     window: int | None,
     config: Config,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """`attention.attend`, by a kernel for one token a sequence or by one for the tokens of a prompt."""
+    assert sinks is None  # `check_config`
     _check_cache(cache, q)
     start = positions.at[:, 0]
     if isinstance(cache, LayerPages) and q.shape[1] == 1:

@@ -99,7 +99,7 @@ def expect_moe(
     experts_per_token: int,
     renormalized: bool = True,
 ) -> Expected:
-    experts = Experts(*(as_float64(a) for a in (router, gate, up, down)))
+    experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down))
     unit = precision(x.dtype.name).unit
     y = mixed(
         exactly(x),
@@ -133,12 +133,12 @@ def expect_biased(
     *biases: np.ndarray,
     experts_per_token: int,
 ) -> Expected:
-    matrices, added = ([as_float64(a) for a in arrays] for arrays in ((router, gate, up, down), biases))
-    experts = Experts(*matrices, Biases(*added))
+    added = Biases(*(as_float64(bias) for bias in biases))
+    experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down), added)
     unit, nothing = precision(x.dtype.name).unit, exactly(np.zeros(x.shape))
     y = mixed(exactly(x), experts, nothing, experts_per_token=experts_per_token, unit=unit, joined=clamped_gated)
     # Each output of an expert is a sum of terms that clamping bounds by 7 * 8, and its bias.
-    sizes = 56 * np.abs(experts.down).max(axis=0).sum(axis=-1) + np.abs(added[3]).max(axis=0)
+    sizes = 56 * np.abs(experts.down).max(axis=0).sum(axis=-1) + np.abs(added.down).max(axis=0)
     return Expected(y.value, y.error, y.error, np.broadcast_to(sizes, x.shape))
 
 

@@ -27,7 +27,7 @@ def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, mask:
     for one, keys, held, seen in zip(q, k, v, as_float64(mask), strict=True):
         arrays = exactly(one), exactly(keys), exactly(held)
         due = attended(*arrays, seen, blocks=BLOCKS, unit=unit, smallest=smallest, sinks=z)
-        size = sink_attention(*(as_float64(a) for a in (one, keys, np.abs(held))), z, seen)
+        size = sink_attention(as_float64(one), as_float64(keys), np.abs(as_float64(held)), z, seen)
         rows.append((due.value, due.error, size))
     value, error, size = (np.stack(part) for part in zip(*rows, strict=True))
     return Expected(value, error, error, size)
