@@ -129,7 +129,7 @@ def test_what_is_not_as_config_json_says_is_named(tmp_path):
     assert refusal("gate_up_proj", None, DENSE) == f"lacks tensor {EXPERTS}.gate_up_proj"
     other = DENSE | {"config": DENSE["config"] | {"num_local_experts": 9}}
     first = "model.layers.0.mlp.experts.down_proj_bias"
-    assert refusal("gate_up_proj", None, other) == f"9 experts, but {first} holds 5"
+    assert refusal("gate_up_proj", None, other) == f"9 experts of 64, but {first} is [5, 64]"
     other = DENSE | {"config": DENSE["config"] | {"swiglu_limit": 6.0}}
     assert refusal("gate_up_proj", None, other).endswith("swiglu_limit 6.0 is not supported (only 7.0)")
 

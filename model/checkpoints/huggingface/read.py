@@ -52,9 +52,9 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
     path = weights.path if weights else str(directory)
     family = family_of(Fields(values, config_path))
     located = {name: place for name, place in located.items() if not name.startswith(family.beside)}
+    _check_number(path, replace(config, experts=0) if family.stacked_experts else config, located)
     if family.stacked_experts:
         check_experts(path, config, family, located)
-    _check_number(path, config if not family.stacked_experts else replace(config, experts=0), located)
     names = family.names
     located = _apart(path, config, family, located)
     expected = {weight.named(names): weight for weight in weights_of(config)}

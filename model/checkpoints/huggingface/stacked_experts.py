@@ -51,11 +51,12 @@ PARTS = {
 
 
 def check_experts(path: str, config: Config, family: Family, located: Located) -> None:
-    """Raise `CheckpointError` unless the first layer has so many experts: before a name is made for each."""
-    name = f"{family.stacked_experts.format(layer=0)}.down_proj_bias"
-    held = located[name][1].shape[:1] if name in located else ()
-    if held != (config.experts,):
-        raise refused(path, f"{config.experts} experts, but {name} holds {held[0] if held else 'none'}")
+    """Raise `CheckpointError` unless every layer has so many experts: before a name is made for each."""
+    for layer in range(config.layers):
+        name = f"{family.stacked_experts.format(layer=layer)}.down_proj_bias"
+        held = located[name][1].shape if name in located else (0,)
+        if held != (config.experts, config.dim):
+            raise refused(path, f"{config.experts} experts of {config.dim}, but {name} is {list(held)}")
 
 
 def take_experts(expected: dict[str, Weight], located: Located, config: Config, family: Family, path: str):
