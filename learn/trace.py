@@ -180,7 +180,11 @@ def record(
     layers: Collection[int] | None = None,
     progress: Callable[[str, float], object] = lambda stage, share: None,
 ) -> Recording:
-    """Walk with all of `tokens` through `model`, as `trace` does with one. Raises ValueError for an unknown layer."""
+    """Walk with all of `tokens` through `model`, as `trace` does with one.
+
+    Raises ValueError for an unknown layer, and for a model with switches that no Llama has.
+    """
+    config.check_llama("traces")
     if wrong := [i for i in layers or () if not 0 <= i < config.layers]:
         raise ValueError(f"the model has layers 0 to {config.layers - 1}: got {wrong[0]}")
     times: list[float] = []

@@ -119,6 +119,7 @@ class Architecture:
     square: bool = False  # whether all heads together must be as wide as the model
     llama3_scaling: bool = False
     long_rope: bool = False
+    whole_yarn: bool = True  # whether models have YaRN's two indices rounded, which llama.cpp always does
     own: tuple[str, ...] = ()  # keys that matter here and that other architectures must not have
     # Fields that are computed from other keys: from a `gguf.config.Keys` and the fields so far, and back.
     derived: tuple[str, ...] = ()
@@ -155,7 +156,7 @@ class Architecture:
             reasons.append("dynamic rescaling of RoPE")
         if isinstance(config.scaling, YarnScaling):
             factor, length = config.scaling.factor, config.scaling.magnitude
-            usual = YarnScaling(factor, config.scaling.original_context, length)
+            usual = YarnScaling(factor, config.scaling.original_context, length, whole=self.whole_yarn)
             if config.scaling != usual or not isclose(length, yarn_magnitude(factor), rel_tol=1e-6):
                 reasons.append("YaRN with other numbers than the paper's")
         return reasons[0] if reasons else None
@@ -201,6 +202,7 @@ class Family:
     within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
     beside: tuple[str, ...] = ()  # how the names of tensors begin that belong to no text model
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
+    stacked_experts: str = ""  # the module that holds all experts of a layer as one; "": each has a module
     norm_offset: float = 0.0  # what is added to the stored weights of norms
     # Fields that are computed from other keys: from a `huggingface.fields.Fields` and the fields so far, and back.
     derived: tuple[str, ...] = ()

@@ -62,7 +62,8 @@ def _block(
     ops: Ops,
 ) -> tuple[Float[Array, "batch seq dim"], Stored]:
     q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
-    h = ops.attend(q, cache, positions, window=window, config=config)
+    attend = ops.attend if layer.sinks is None else partial(ops.attend, sinks=layer.sinks)
+    h = attend(q, cache, positions, window=window, config=config)
     given, x = x, join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
     if config.experts:
         return ops.moe_add(x, layer, config=config), cache

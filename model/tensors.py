@@ -28,6 +28,7 @@ NAMES: Mapping[str, str] = {
     "k_norm": "model.layers.{layer}.self_attn.k_norm",
     "head_q_norm": "model.layers.{layer}.self_attn.q_layernorm.norms.{head}",
     "head_k_norm": "model.layers.{layer}.self_attn.k_layernorm.norms.{head}",
+    "sinks": "model.layers.{layer}.self_attn.sinks",
     "o": "model.layers.{layer}.self_attn.o_proj",
     "attention_post_norm": "model.layers.{layer}.attention_output_layernorm",
     "ffn_norm": "model.layers.{layer}.post_attention_layernorm",
@@ -60,6 +61,7 @@ class Role(Enum):
     ROUTER = "router"  # [experts, dim]
     NORM = "norm"
     BIAS = "bias"
+    SINKS = "sinks"  # a score of each head
 
 
 QUANTIZABLE = (Role.HEAD, Role.MATRIX, Role.EXPERT)
@@ -71,7 +73,7 @@ class Weight(NamedTuple):
     name: str
     part: str  # a key of `NAMES`; a bias has that of its matrix or norm
     shape: tuple[int, ...]
-    axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts
+    axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts and others
     role: Role
     field: str  # of `model.weights.params.Layer` and its parts: matrices that share it are stacked along their rows
     layer: int | None = None  # None: outside the blocks
@@ -85,8 +87,10 @@ class Weight(NamedTuple):
         >>> [weight.named({**NAMES, "q": "blk.{layer}.attn_q"}) for weight in weights(config)][2]
         'blk.0.attn_q.weight'
         """
-        kind = "bias" if self.role is Role.BIAS else "weight"
-        return f"{names[self.part].format(layer=self.layer, expert=self.expert, head=self.head)}.{kind}"
+        name = names[self.part].format(layer=self.layer, expert=self.expert, head=self.head)
+        if self.role is Role.SINKS:  # whose whole name the table has
+            return name
+        return f"{name}.{'bias' if self.role is Role.BIAS else 'weight'}"
 
 
 class Stack(NamedTuple):
@@ -118,6 +122,7 @@ _ATTENTION = (
     _Part("k_norm", ("k_norm",), Role.NORM, "k_norm", switch="qk_norm"),
     _Part("head_q_norm", ("head_dim",), Role.NORM, "q_norm", switch="head_qk_norm"),
     _Part("head_k_norm", ("head_dim",), Role.NORM, "k_norm", switch="head_qk_norm"),
+    _Part("sinks", ("each_head",), Role.SINKS, "sinks", switch="sinks"),
     _Part("o", ("dim", "heads"), Role.MATRIX, "o", bias="o_bias"),
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
     _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="two_norms"),
@@ -127,11 +132,11 @@ _FEED_FORWARD = (
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
     _Part("down", ("dim", "ffn"), Role.MATRIX, "down", bias="ffn_bias"),
 )
-_ROUTER = _Part("router", ("experts", "dim"), Role.ROUTER, "router")
+_ROUTER = _Part("router", ("experts", "dim"), Role.ROUTER, "router", bias="expert_bias")
 _EXPERT = (
-    _Part("expert_gate", ("ffn", "dim"), Role.EXPERT, "gate_up"),
-    _Part("expert_up", ("ffn", "dim"), Role.EXPERT, "gate_up"),
-    _Part("expert_down", ("dim", "ffn"), Role.EXPERT, "down"),
+    _Part("expert_gate", ("ffn", "dim"), Role.EXPERT, "gate_up", bias="expert_bias"),
+    _Part("expert_up", ("ffn", "dim"), Role.EXPERT, "gate_up", bias="expert_bias"),
+    _Part("expert_down", ("dim", "ffn"), Role.EXPERT, "down", bias="expert_bias"),
 )
 _SHARED = (
     _Part("shared_score", ("one", "dim"), Role.ROUTER, "shared_score", switch="shared_ffn"),
@@ -185,15 +190,17 @@ def _made(
         "q_norm": config.head_dim * (config.heads if config.wide_qk_norm else 1),
         "k_norm": config.head_dim * (config.kv_heads if config.wide_qk_norm else 1),
         "one": 1,
+        "each_head": config.heads,
         "shared": config.shared_ffn,
         "ffn": config.ffn,
         "experts": config.experts,
     }
     shape = tuple(sizes[axis] for axis in part.axes)
-    name = NAMES[part.part].format(layer=layer, expert=expert, head=head)
-    yield Weight(f"{name}.weight", part.part, shape, part.axes, part.role, part.field, layer, expert, head)
+    weight = Weight("", part.part, shape, part.axes, part.role, part.field, layer, expert, head)
+    yield weight._replace(name=weight.named(NAMES))
     if part.bias and getattr(config, part.bias):
-        yield Weight(f"{name}.bias", part.part, shape[:1], part.axes[:1], Role.BIAS, part.field, layer, expert)
+        bias = weight._replace(shape=shape[:1], axes=part.axes[:1], role=Role.BIAS)
+        yield bias._replace(name=bias.named(NAMES))
 
 
 def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:

@@ -8,6 +8,13 @@ Query i of head h looks at every key j, and takes the mean of the values, weight
 
 The mask M is 0 where i may see j and -inf elsewhere. A row that may see nothing gives 0.
 
+With attention sinks (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al., 2023, https://arxiv.org/abs/2309.17453)
+each head has one more score z_h, which is learnt, and whose value is 0:
+
+    p_hij = exp(s_hij) / (exp(z_h) + sum_j exp(s_hij))
+
+so that a head may take little from any key.
+
 Grouped-query attention (Ainslie et al., 2023, https://arxiv.org/abs/2305.13245) is the general
 case: consecutive query heads share one key and value head. Multi-head attention has as many of
 both, multi-query attention (https://arxiv.org/abs/1911.02150) a single key and value head.
@@ -51,17 +58,22 @@ def attention_weights(
     *,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Float[np.ndarray, " heads"] | None = None,
 ) -> Float[np.ndarray, "*batch heads queries keys"]:
     """Compute p, how much each query takes from each key, in float64. A row sums to 1, or to 0 if it sees nothing.
 
     `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
-    Scores are multiplied by `scale` (None: 1 / sqrt(head_dim)) and then have a soft `cap`, if there is one.
+    Scores are multiplied by `scale` (None: 1 / sqrt(head_dim)) and then have a soft `cap`, if there is one. With
+    `sinks` a row sums to less than 1.
 
     >>> q = np.zeros((2, 1, 2))  # two queries, which like both keys alike
     >>> k = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
     >>> attention_weights(q, k, causal_mask(2, 2))
     array([[[1. , 0. ],
             [0.5, 0.5]]])
+    >>> attention_weights(q, k, causal_mask(2, 2), sinks=np.array([np.log(2.0)])).round(4)
+    array([[[0.3333, 0.    ],
+            [0.25  , 0.25  ]]])
     """
     q, k = (a.astype(np.float64, copy=False) for a in (q, k))
     *batch, queries, heads, head_dim = q.shape
@@ -73,7 +85,11 @@ def attention_weights(
     k = np.moveaxis(k, -2, -3)[..., :, None, :, :].swapaxes(-1, -2)
     scores = (q / np.sqrt(head_dim) if scale is None else q * scale) @ k  # fewer to divide than scores
     scores = (scores if cap is None else capped(scores, cap=cap)) + mask[..., None, None, :, :]
-    return softmax(scores).reshape(*batch, heads, queries, scores.shape[-1])
+    if sinks is None:
+        return softmax(scores).reshape(*batch, heads, queries, scores.shape[-1])
+    z = sinks.astype(np.float64, copy=False).reshape(kv_heads, -1, 1, 1)
+    with_sink = np.concatenate([scores, np.broadcast_to(z, (*scores.shape[:-1], 1))], axis=-1)
+    return softmax(with_sink)[..., :-1].reshape(*batch, heads, queries, scores.shape[-1])
 
 
 def attention(
@@ -94,6 +110,23 @@ def attention(
     array([[[1., 2.]]])
     """
     return weighted(attention_weights(q, k, mask), v)
+
+
+def sink_attention(
+    q: Float[np.ndarray, "*batch queries heads head_dim"],
+    k: Float[np.ndarray, "*batch keys kv_heads head_dim"],
+    v: Float[np.ndarray, "*batch keys kv_heads head_dim"],
+    sinks: Float[np.ndarray, " heads"],
+    mask: Float[np.ndarray, "*#batch queries keys"],
+) -> Float[np.ndarray, "*batch queries heads head_dim"]:
+    """Attend as `attention`, with a sink for each head, in float64.
+
+    >>> q = np.zeros((1, 1, 2))  # one query, which likes both keys as much as the sink
+    >>> k = v = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
+    >>> sink_attention(q, k, v, np.array([0.0]), causal_mask(1, 2, offset=1)).round(4)
+    array([[[1.3333, 2.6667]]])
+    """
+    return weighted(attention_weights(q, k, mask, sinks=sinks), v)
 
 
 def weighted(

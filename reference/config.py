@@ -13,7 +13,8 @@ import numpy as np
 
 from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]  # of the gate (SwiGLU, GeGLU), or of up (GELU, squared ReLU)
+# Of the gate: SwiGLU (Llama), GeGLU (Gemma) or the clamped SwiGLU (gpt-oss); or of up: GELU, squared ReLU.
+Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_silu"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Config:
     residual_scale: float = 1.0  # what each half of a block adds is multiplied by (Granite)
     logit_divisor: float = 1.0  # what logits are divided by (Granite)
     shared_ffn: int = 0  # hidden width of an expert that every token passes, with a gate of its own (Qwen2-MoE)
+    sinks: bool = False  # a learnt score of each head that stands beside those of the keys (gpt-oss)
+    expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
         """Return how many last positions `layer` sees, its own included; None: all."""

@@ -31,18 +31,23 @@ from jaxtyping import Float, Int
 from reference.add import add
 from reference.attention import attention_weights, causal_mask, weighted
 from reference.capped import capped
+from reference.clamped_swiglu import clamped_swiglu
 from reference.config import Config
 from reference.embedding import embedding
 from reference.geglu import geglu
 from reference.gelu import gelu
 from reference.layernorm import layernorm
 from reference.linear import linear
-from reference.moe import moe, shared_expert
+from reference.moe import Biases, moe, shared_expert
 from reference.qk_norm import head_qk_norm, qk_norm, wide_qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import Rotation, rotated
 from reference.squared_relu import squared_relu
 from reference.swiglu import swiglu
+
+# Functions of a feed-forward layer: of gate and up, or of up where there is no gate.
+GATED = {"silu": swiglu, "gelu_tanh": geglu, "clamped_silu": clamped_swiglu}
+UNGATED = {"gelu_tanh": gelu, "relu2": squared_relu}
 
 
 class Linear(NamedTuple):
@@ -61,6 +66,7 @@ class Experts(NamedTuple):
     gate: Float[np.ndarray, "experts ffn dim"]
     up: Float[np.ndarray, "experts ffn dim"]
     down: Float[np.ndarray, "experts dim ffn"]
+    biases: Biases | None = None
 
 
 class Shared(NamedTuple):
@@ -87,6 +93,7 @@ class Layer(NamedTuple):
     shared: Shared | None = None
     attention_norm_bias: Float[np.ndarray, " dim"] | None = None  # of a LayerNorm
     ffn_norm_bias: Float[np.ndarray, " dim"] | None = None
+    sinks: Float[np.ndarray, " heads"] | None = None
 
 
 class Params(NamedTuple):
@@ -154,7 +161,8 @@ def attend(
     q, k = rotated(q, positions, turned), rotated(k, positions, turned)
     cache = cache.append(k, v)
     mask = causal_mask(seq, offset + seq, offset=offset, window=window)
-    p = attention_weights(q, cache.k, mask, scale=config.attention_scale, cap=config.attention_cap)
+    scale, cap = config.attention_scale, config.attention_cap
+    p = attention_weights(q, cache.k, mask, scale=scale, cap=cap, sinks=layer.sinks)
     h = weighted(p, cache.v)
     added = linear(h.reshape(seq, config.heads * config.head_dim), *layer.o)
     return _joined(x, added, layer.attention_post_norm, config=config), cache
@@ -174,14 +182,22 @@ def feed_forward(
     given = before if config.parallel_residual and before is not None else x
     n = normed(given, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     if isinstance(layer.ffn, Experts):
+        *matrices, biases = layer.ffn
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
-        added = moe(n, *layer.ffn, experts_per_token=chosen, renormalized=renormalized)
+        added = moe(
+            n,
+            *matrices,
+            experts_per_token=chosen,
+            renormalized=renormalized,
+            biases=biases,
+            gated=GATED[config.activation],
+        )
         return add(x, added if layer.shared is None else add(added, shared_expert(n, *layer.shared)))
     gate, up, down = layer.ffn
     if gate is None:
-        hidden = {"gelu_tanh": gelu, "relu2": squared_relu}[config.activation](linear(n, *up))
+        hidden = UNGATED[config.activation](linear(n, *up))
     else:
-        hidden = {"silu": swiglu, "gelu_tanh": geglu}[config.activation](linear(n, *gate), linear(n, *up))
+        hidden = GATED[config.activation](linear(n, *gate), linear(n, *up))
     added = linear(hidden, *down)
     return _joined(x, added, layer.ffn_post_norm, config=config)
 

@@ -6,15 +6,29 @@ Each f_e is a SwiGLU feed-forward layer of its own. The softmax runs over all ex
 weights are then renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
 softmax over the chosen ones. A Qwen3-MoE (https://arxiv.org/abs/2505.09388) may leave them as they are:
 y = sum p_e f_e(x). Every expert must be stored, but only n are read for a token. In a Qwen2-MoE
-(https://arxiv.org/abs/2407.10671) every token passes one more, sigmoid(w x) f_s(x): a shared expert.
+(https://arxiv.org/abs/2407.10671) every token passes one more, sigmoid(w x) f_s(x): a shared expert. In gpt-oss
+(https://arxiv.org/abs/2508.10925) the router and the experts have biases, and each f_e is a clamped SwiGLU layer.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from reference.clamped_swiglu import clamped_swiglu
 from reference.linear import linear
 from reference.softmax import softmax
 from reference.swiglu import swiglu
+
+
+class Biases(NamedTuple):
+    """The biases of a router and its experts."""
+
+    router: Float[np.ndarray, " experts"]
+    gate: Float[np.ndarray, "experts ffn"]
+    up: Float[np.ndarray, "experts ffn"]
+    down: Float[np.ndarray, "experts dim"]
 
 
 def route(
@@ -23,6 +37,7 @@ def route(
     *,
     experts_per_token: int,
     renormalized: bool = True,
+    bias: Float[np.ndarray, " experts"] | None = None,
 ) -> tuple[Int[np.ndarray, "tokens chosen"], Float[np.ndarray, "tokens chosen"]]:
     """The experts of each token, most probable first (the lower index on ties), and their weights.
 
@@ -31,7 +46,7 @@ def route(
     >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2, renormalized=False)
     (array([[1, 2]]), array([[0.6, 0.3]]))
     """
-    p = softmax(linear(x, router))
+    p = softmax(linear(x, router, bias))
     chosen = np.argsort(-p, axis=-1, kind="stable")[:, :experts_per_token]
     weights = np.take_along_axis(p, chosen, axis=-1)
     return chosen, weights / weights.sum(axis=-1, keepdims=True) if renormalized else weights
@@ -46,20 +61,48 @@ def moe(
     *,
     experts_per_token: int,
     renormalized: bool = True,
+    biases: Biases | None = None,
+    gated: Callable[[np.ndarray, np.ndarray], np.ndarray] = swiglu,
 ) -> Float[np.ndarray, "tokens dim"]:
-    """Send each token through its experts and add up what they say, in float64.
+    """Send each token through its experts and add up what they say, in float64. `gated` joins gate and up.
 
     >>> one = np.ones((2, 1, 1))
     >>> moe(np.array([[2.0]]), np.array([[0.0], [9.0]]), one, one, one, experts_per_token=1).round(4)
     array([[3.5232]])
     """
     y = np.zeros(x.shape, np.float64)
-    chosen, weights = route(x, router, experts_per_token=experts_per_token, renormalized=renormalized)
+    bias = None if biases is None else biases.router
+    chosen, weights = route(x, router, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
     for expert in range(len(router)):
         token, rank = np.nonzero(chosen == expert)
-        hidden = swiglu(linear(x[token], gate[expert]), linear(x[token], up[expert]))
-        y[token] += weights[token, rank, None] * linear(hidden, down[expert])
+        by_gate, by_up, by_down = (None, None, None) if biases is None else (each[expert] for each in biases[1:])
+        hidden = gated(linear(x[token], gate[expert], by_gate), linear(x[token], up[expert], by_up))
+        y[token] += weights[token, rank, None] * linear(hidden, down[expert], by_down)
     return y
+
+
+def biased_moe(
+    x: Float[np.ndarray, "tokens dim"],
+    router: Float[np.ndarray, "experts dim"],
+    gate: Float[np.ndarray, "experts ffn dim"],
+    up: Float[np.ndarray, "experts ffn dim"],
+    down: Float[np.ndarray, "experts dim ffn"],
+    router_bias: Float[np.ndarray, " experts"],
+    gate_bias: Float[np.ndarray, "experts ffn"],
+    up_bias: Float[np.ndarray, "experts ffn"],
+    down_bias: Float[np.ndarray, "experts dim"],
+    *,
+    experts_per_token: int,
+) -> Float[np.ndarray, "tokens dim"]:
+    """Send each token through its experts as gpt-oss does: with biases, and clamped SwiGLU, in float64.
+
+    >>> one, no, yes = np.ones((2, 1, 1)), np.zeros((2, 1)), np.ones((2, 1))
+    >>> biased_moe(one[0], one[:, 0], one, one, one, np.array([0.0, 9.0]), no, no, yes, experts_per_token=1).round(4)
+    array([[2.6916]])
+    """
+    biases = Biases(router_bias, gate_bias, up_bias, down_bias)
+    chosen = experts_per_token
+    return moe(x, router, gate, up, down, experts_per_token=chosen, biases=biases, gated=clamped_swiglu)
 
 
 def shared_expert(

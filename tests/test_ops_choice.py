@@ -126,10 +126,20 @@ CHANGED: dict[str, Any] = {
     "parallel_residual": True, "head_qk_norm": True, "pre_norms": False, "post_norms": True,
     "wide_qk_norm": True, "rotary_dim": 32, "rotary_layers": (True, False), "local_theta": 1e3,
     "attention_scale": 0.5, "attention_cap": 5.0, "logit_cap": 5.0, "logit_divisor": 3.0, "embedding_scale": 2.0,
-    "residual_scale": 0.5, "shared_ffn": 64,
+    "residual_scale": 0.5, "shared_ffn": 64, "sinks": True, "expert_bias": True,
 }  # fmt: skip
-# These change the values of arrays and no program, or the ops that a model calls.
-UNSEEN = ("theta", "scaling", "tied", "experts", "experts_per_token", "wide_qk_norm", "rotary_layers", "local_theta")
+# These change the values of arrays and no program, or the ops that a model calls and what it hands them.
+UNSEEN = (
+    "theta",
+    "scaling",
+    "tied",
+    "experts",
+    "experts_per_token",
+    "wide_qk_norm",
+    "rotary_layers",
+    "local_theta",
+    "sinks",
+)
 
 
 def test_fields_that_are_harmless_to_an_op_do_not_change_its_plain_form():

@@ -84,3 +84,22 @@ def test_a_table_of_ops_is_walked_through_from_python():
     assert summary.compared > 24 * CONFIG.vocab
     assert [stage for stage, _ in heard] == [step.name for step in walked]
     assert {share for _, share in heard} == {0.0, 0.5}
+
+
+def test_sinks_and_biased_experts_are_walked_through():
+    config = replace(CONFIGS["sinks, experts with biases"], layers=1, windows=None)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    model = walkable(checkpoint, XLA, dtype=FLOAT32, rows=8)
+
+    def forgets(*arguments, sinks, **named):
+        return model.ops.attend(*arguments, **named)
+
+    def wrong(model):
+        found = first_wrong(list(walk(model, TOKENS, config=config, unit=0.0)))
+        return found and found.op
+
+    assert wrong(model) is None
+    assert wrong(replace(model, ops=model.ops._replace(attend=forgets))) == "attend"
+    experts = model.params.layers[0].ffn._replace(router_bias=None)
+    layer = model.params.layers[0]._replace(ffn=experts)
+    assert wrong(replace(model, params=model.params._replace(layers=[layer]))) == "moe_add"

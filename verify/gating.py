@@ -1,6 +1,6 @@
 """The contract of a feed-forward layer's nonlinearity: a function of one half of the hidden layer times the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
@@ -13,9 +13,16 @@ from verify.running_error import Approx, exactly
 
 
 def gating_contract(
-    definition: Callable, running: Callable[[Approx, Approx], Approx], *, low: float, bound: str
+    definition: Callable,
+    running: Callable[[Approx, Approx], Approx],
+    *,
+    low: float,
+    bound: str,
+    laws: Sequence[Law] | None = None,
 ) -> Contract:
-    """Make the contract of `definition(gate, up)`, which is odd in `up` and 0 where the gate is.
+    """Make the contract of `definition(gate, up)`, which is 0 where the gate is.
+
+    It is odd in `up`, or has other `laws`.
 
     `running` computes it with its error. `low` is a gate whose function is near 0 and must not be taken for 0.
     """
@@ -25,6 +32,7 @@ def gating_contract(
         return Expected(y.value, y.error, y.error, np.abs(y.value))
 
     name = definition.__name__
+    odd = Law(f"{name}(gate, -up) is -{name}(gate, up), bit for bit", _sign)
     return Contract(
         definition=definition,
         shapes={"rows": st.sampled_from([1, 2, 3, 5]), "ffn": sizes(8, 32, 128, 256, most=513)},
@@ -39,7 +47,7 @@ def gating_contract(
         bound=bound,
         laws=[
             alone("a row", "gate", "up"),
-            Law(f"{name}(gate, -up) is -{name}(gate, up), bit for bit", _sign),
+            *([odd] if laws is None else laws),
             Law("a gate of 0 lets nothing through", _zero),
         ],
         large=Large(

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from reference.attention import attention
+from reference.attention import attention, sink_attention
+from reference.clamped_swiglu import LIMIT, SLOPE, clamped_swiglu
 from reference.config import Config
 from reference.gelu import gelu
 from reference.linear import linear
@@ -226,14 +227,17 @@ def attended(
     blocks: int = 1,
     unit: float = 0.0,
     smallest: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> Approx:
     """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
 
     With several `blocks` the softmax is an online one, which rescales its sums once a block. Rounding the weights to
     the dtype of the values, as matrix units take them, is off by `unit` of a weight, or by `smallest` where a weight
-    is too small for that; both are 0 for weights that stay float32.
+    is too small for that; both are 0 for weights that stay float32. Exact `sinks` [heads] are one more score each, and
+    may be a block of their own.
     """
-    value = attention(q.value, k.value, v.value, mask)
+    arrays = q.value, k.value, v.value
+    value = attention(*arrays, mask) if sinks is None else sink_attention(*arrays, sinks, mask)
     group = q.value.shape[1] // k.value.shape[1]
     q = q.map(lambda part: part.swapaxes(0, 1))  # [heads queries head_dim]
     k, v = (a.map(lambda part: np.repeat(part.swapaxes(0, 1), group, axis=0)) for a in (k, v))
@@ -243,7 +247,14 @@ def attended(
     scores = q.value @ k.value / np.sqrt(head_dim) + mask
     size = q.size @ k.size / np.sqrt(head_dim)
     moved = size - np.abs(q.value) @ np.abs(k.value) / np.sqrt(head_dim) + gamma(head_dim + 3) * size
-    p, p_error = softmaxed(scores, np.where(np.isneginf(scores), 0, moved), blocks=blocks)
+    moved = np.where(np.isneginf(scores), 0, moved)
+    if sinks is None:
+        p, p_error = softmaxed(scores, moved, blocks=blocks)
+    else:
+        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+        every = np.concatenate([scores, column], axis=-1)
+        exact = np.concatenate([moved, np.zeros_like(column)], axis=-1)
+        p, p_error = (part[..., :-1] for part in softmaxed(every, exact, blocks=blocks + 1))
     error = (p + p_error) @ v.size * (1 + gamma(keys + 1)) * (1 + unit) - p @ np.abs(v.value)
     error = error + smallest * (np.isfinite(scores) @ v.size)
     error = error + 2 * keys * TINY * (1 + np.max(v.size, axis=1, keepdims=True, initial=0))
@@ -314,8 +325,27 @@ def squared_relu_of(x: Approx) -> Approx:
     return Approx(value, error + np.where(positive.size > 0, flushed(positive.size, positive.size), 0))
 
 
+def clamped_gated(gate: Approx, up: Approx) -> Approx:
+    """Clamped SwiGLU. Clamping moves no two numbers apart, and the derivative of g sigmoid(1.702 g) is below 1.1.
+
+    The sigmoid is that of `gated`, whose argument is 1.702 g: the slope as a float32 and the product each round once.
+    """
+    g = Approx(np.minimum(gate.value, LIMIT), gate.error)
+    plus_one = added(Approx(np.clip(up.value, -LIMIT, LIMIT), up.error), exactly(1.0))
+    passed = np.abs(clamped_swiglu(g.value, np.zeros_like(g.value)))
+    error = 1.1 * g.error
+    sigmoid = ELEMENTARY + 2 * U + 5 * U * np.maximum(SLOPE * (g.error - g.value), 1)
+    error = error + (sigmoid + U) * (passed + error)
+    product = (passed + error) * plus_one.size * (1 + U) - passed * np.abs(plus_one.value)
+    return Approx(clamped_swiglu(gate.value, up.value), product + flushed(g.size, plus_one.size))
+
+
 # What a feed-forward layer computes of gate and up, and of up where there is no gate, by the activation.
-GATED: dict[str, Callable[[Approx, Approx], Approx]] = {"silu": gated, "gelu_tanh": gelu_gated}
+GATED: dict[str, Callable[[Approx, Approx], Approx]] = {
+    "silu": gated,
+    "gelu_tanh": gelu_gated,
+    "clamped_silu": clamped_gated,
+}
 UNGATED: dict[str, Callable[[Approx], Approx]] = {"gelu_tanh": gelu_of, "relu2": squared_relu_of}
 
 
@@ -346,10 +376,18 @@ def _head_normalized(x: Approx, weight: np.ndarray | None, *, eps: float) -> App
 
 
 def attend(
-    q: Approx, k: Approx, v: Approx, mask: np.ndarray, *, unit: float, blocks: int = 1, weights_unit: float = 0.0
+    q: Approx,
+    k: Approx,
+    v: Approx,
+    mask: np.ndarray,
+    *,
+    unit: float,
+    blocks: int = 1,
+    weights_unit: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> Approx:
     """Attention, heads side by side. `weights_unit` is the `unit` of `attended`."""
-    h = attended(q, k, v, mask, blocks=blocks, unit=weights_unit)
+    h = attended(q, k, v, mask, blocks=blocks, unit=weights_unit, sinks=sinks)
     return rounded(h.map(lambda part: part.reshape(len(part), -1)), unit)
 
 
@@ -378,30 +416,39 @@ def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
-    chosen, renormalized = config.experts_per_token, config.renormalize_experts
-    return rounded(mixed(n, layer.ffn, x, experts_per_token=chosen, renormalized=renormalized, unit=unit), unit)
+    mixing = {"experts_per_token": config.experts_per_token, "renormalized": config.renormalize_experts}
+    return rounded(mixed(n, layer.ffn, x, **mixing, unit=unit, joined=GATED[config.activation]), unit)
 
 
 def mixed(
-    n: Approx, experts: Experts, start: Approx, *, experts_per_token: int, unit: float, renormalized: bool = True
+    n: Approx,
+    experts: Experts,
+    start: Approx,
+    *,
+    experts_per_token: int,
+    unit: float,
+    renormalized: bool = True,
+    joined: Callable[[Approx, Approx], Approx] = gated,
 ) -> Approx:
-    """`start` and what the experts say of each of n [tokens dim]; `NO_BOUND` as in `moe_add`."""
-    router, gate, up, down = experts
-    logits = projected(n, router)
+    """`start` and what the experts say of each of n [tokens dim]; `NO_BOUND` as in `moe_add`. `joined` is a `GATED`."""
+    router, gate, up, down, biases = experts
+    bias = None if biases is None else biases.router
+    logits = projected(n, router, bias)
     p, p_error = softmaxed(logits.value, logits.error)
-    chosen, weights = routed(
-        n.value, router, p, p_error, experts_per_token=experts_per_token, renormalized=renormalized
-    )
+    choice = {"experts_per_token": experts_per_token, "renormalized": renormalized, "bias": bias}
+    chosen, weights = routed(n.value, router, p, p_error, **choice)
 
     y = start
     for rank in range(experts_per_token):
         parts = [
             projected(
-                rounded(gated(projected(row, gate[e]), projected(row, up[e])), unit),
+                rounded(joined(projected(row, gate[e], by_gate), projected(row, up[e], by_up)), unit),
                 down[e],
+                by_down,
             )
             for token, e in enumerate(chosen[:, rank])
             for row in [n.map(lambda part, token=token: part[token])]
+            for by_gate, by_up, by_down in [(None,) * 3 if biases is None else [each[e] for each in biases[1:]]]
         ]
         out = Approx(np.array([part.value for part in parts]), np.array([part.error for part in parts]))
         weight = weights.map(lambda part, rank=rank: part[:, rank, None])
@@ -420,12 +467,13 @@ def routed(
     *,
     experts_per_token: int,
     renormalized: bool,
+    bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Approx]:
     """Choose experts and weigh them by p_e, over the sum of the chosen p where that is asked for.
 
     Each p is off by up to `p_error`.
     """
-    chosen, weights = route(n, router, experts_per_token=experts_per_token, renormalized=renormalized)
+    chosen, weights = route(n, router, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
     if not renormalized:
         return chosen, Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
     total, off = (np.take_along_axis(a, chosen, axis=-1).sum(axis=-1, keepdims=True) for a in (p, p_error))

@@ -23,7 +23,10 @@ from verify.runner import Report
 from verify.running_error import Approx, exactly
 
 # Switches that no Llama has, for which bounds are derived.
-BOUNDED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
+BOUNDED = (
+    *("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim"),
+    *("sinks", "expert_bias"),
+)
 PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
@@ -127,14 +130,16 @@ def results(
             defined = model.exact.layers[i] if asked else None
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
             window = config.window(i)
-            h = model.ops.attend(q, caches[i], positions, window=window, config=config)
+            sinks = {"sinks": layer.sinks} if config.sinks else {}
+            h = model.ops.attend(q, caches[i], positions, window=window, config=config, **sinks)
             if defined:
                 k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
                 due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
                 for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
                     yield Result(i, "norm_qkv", name, _read(x)[0], actual, part)
                 mask = causal_mask(len(tokens), used, offset=start, window=window)
-                part = bound.attend(_first(q), exactly(k[:used]), exactly(v[:used]), mask, unit=unit, blocks=blocks)
+                held = exactly(k[:used]), exactly(v[:used])
+                part = bound.attend(_first(q), *held, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
             first, x = x, model.ops.project_add(h, layer, x)
@@ -260,7 +265,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name.endswith(".bias"):
+        if name.endswith((".bias", ".sinks")):
             return rng.normal(0, 0.5, shape)
         if "norm" in name:
             return rng.uniform(0.5, 1.5, shape)
@@ -283,6 +288,16 @@ CONFIGS = {
     "7 heads to 1": replace(_SMALL, heads=14, kv_heads=2, head_dim=4, theta=500_000.0),
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
+    "sinks, experts with biases": replace(
+        _SMALL,
+        kv_heads=2,
+        experts=4,
+        experts_per_token=2,
+        sinks=True,
+        expert_bias=True,
+        activation="clamped_silu",
+        windows=(3, None),
+    ),
 }
 # Models with the switches of `BOUNDED`: Starcoder 2's, StableLM 2's and Nemotron's.
 BEYOND = {

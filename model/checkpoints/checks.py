@@ -39,8 +39,10 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
     require(config.turned % 2 == 0, f"RoPE turns {config.turned} features, but it turns pairs")
     require(0 <= config.shared_ffn <= LARGEST, f"the shared expert is {_short(config.shared_ffn)} wide")
     require(not config.shared_ffn or config.experts > 0, "a shared expert, but no experts")
-    joined = config.post_norms or not config.pre_norms or config.residual_scale != 1 or config.activation != "silu"
+    joined = config.post_norms or not config.pre_norms or config.residual_scale != 1
+    joined = joined or config.activation not in ("silu", "clamped_silu")
     joined = joined or config.layer_norm or not config.gated or config.parallel_residual
+    require(config.experts > 0 or not config.expert_bias, "biases of experts, but no experts")
     require(not (config.experts and joined), "experts with the norms, scales or activation of another family")
     require(not (config.post_norms and config.layer_norm), "norms after each half of a block that are LayerNorms")
     require(config.layer_norm or not config.head_qk_norm, "norms of heads by RMSNorm, with weights for each head")

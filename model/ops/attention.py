@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from model.cache import LayerPages, Stored, from_int8
-from model.ops.block import capped, score_scale
+from model.ops.block import capped, score_scale, sink_scores
 from model.ops.paged_attention import attend_pages
 from model.ops.table import Positions
 from reference.config import Config
@@ -67,6 +67,7 @@ def attend(
     *,
     window: int | None,
     config: Config,
+    sinks: Float[Array, " heads"] | None = None,
     spans: Spans = SPANS,
     scores: Scores | None = None,
     weighted: Weighted | None = None,
@@ -77,27 +78,32 @@ def attend(
     the two products over a span; None leaves them to XLA. A cache in pages is read row by row: see `attend_pages`.
     """
     if isinstance(cache, LayerPages):
-        return attend_pages(q, cache, positions.at, window=window, config=config)
+        return attend_pages(q, cache, positions.at, window=window, config=config, sinks=sinks)
     batch, seq = q.shape[:2]
     capacity, dtype = cache.k.shape[2], q.dtype
     scores, weighted = scores or scores_by_dot, weighted or weighted_by_dot
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
+    z = None if sinks is None else sink_scores(sinks, config)
 
     def over(span: int):
         def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
             visible = _visible(at, jnp.arange(span), window)
             found = with_cap(scores(q, k, visible), visible, config.attention_cap)
-            p = jnp.exp(found - jnp.max(found, axis=-1, keepdims=True))
+            largest = jnp.max(found, axis=-1, keepdims=True)
+            largest = largest if z is None else jnp.maximum(largest, z)
+            p = jnp.exp(found - largest)
+            total = jnp.sum(p, axis=-1, keepdims=True)
             # The results are divided, since there are fewer of them than probabilities.
-            return weighted(p, v) / jnp.sum(p, axis=-1, keepdims=True)
+            return weighted(p, v) / (total if z is None else total + jnp.exp(z - largest))
 
         return branch
 
     lengths = spans.up_to(min(capacity, spans.longest), growth=2 if seq == 1 else spans.growth)
     branches = [over(span) for span in lengths]
     if capacity > spans.longest:
-        branches.append(partial(_attend_in_blocks, block=spans.longest, window=window, cap=config.attention_cap))
+        in_blocks = partial(_attend_in_blocks, block=spans.longest, window=window, cap=config.attention_cap)
+        branches.append(lambda q, k, v, at: in_blocks(q, k, v, at, z))
     used = jnp.max(positions.at) + 1
     first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # span that covers the rows in use
     h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
@@ -105,9 +111,12 @@ def attend(
 
 
 def _attend_in_blocks(
-    q: Array, k: Array, v: Array, at: Array, *, block: int, window: int | None, cap: float | None
+    q: Array, k: Array, v: Array, at: Array, z: Array | None, *, block: int, window: int | None, cap: float | None
 ) -> Array:
-    """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time."""
+    """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time.
+
+    A sink z is what it starts from.
+    """
     *rows, head_dim = q.shape
     capacity = k.shape[2]
 
@@ -123,7 +132,9 @@ def _attend_in_blocks(
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
         return larger, total * rescale + jnp.sum(p, axis=-1, keepdims=True), h * rescale + weighted_by_dot(p, values)
 
-    start = (jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1)), jnp.zeros((*rows, head_dim)))
+    lowest, nothing = jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1))
+    lowest, nothing = (lowest, nothing) if z is None else (jnp.broadcast_to(z, lowest.shape), nothing + 1)
+    start = (lowest, nothing, jnp.zeros((*rows, head_dim)))
     blocks = jnp.max(at) // block + 1
     _, total, h = lax.fori_loop(0, blocks, step, start)
     return h / total

@@ -12,6 +12,9 @@ from model.ops.table import Positions, Product, Total
 from model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Activation, Config
 
+# Of the clamped SwiGLU: see `reference.clamped_swiglu`.
+SLOPE, LIMIT = 1.702, 7.0
+
 
 def norm_qkv(
     x: Float[Array, "batch seq dim"],
@@ -48,7 +51,7 @@ def project_add(
 def norm_gate_up(
     x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
 ) -> Float[Array, "batch seq ffn"]:
-    """Normalize x, project it to gate and up, and take SwiGLU or GeGLU of them, or an activation of up."""
+    """Normalize x, project it to gate and up, and take SwiGLU or another function of them, or an activation of up."""
     assert isinstance(layer.ffn, FeedForward)
     n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
@@ -79,13 +82,17 @@ def moe_add(
     """
     assert isinstance(layer.ffn, Experts)
     n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
-    p = jax.nn.softmax(product(n, layer.ffn.router), axis=-1)  # [batch, seq, experts]
+    p = jax.nn.softmax(_linear(n, Linear(layer.ffn.router, layer.ffn.router_bias), product), axis=-1)  # of all experts
     weights, chosen = lax.top_k(p, config.experts_per_token)
     if config.renormalize_experts:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)  # [batch, seq, experts_per_token]
 
     def expert(ffn: FeedForward):
-        return lambda n: product(_gated(product(n, ffn.gate_up.weight), "silu").astype(x.dtype), ffn.down.weight)
+        def output(n: Float[Array, "batch seq dim"]) -> Float[Array, "batch seq dim"]:
+            g = _gated(_linear(n, ffn.gate_up, product), config.activation).astype(x.dtype)
+            return _linear(g, ffn.down, product)
+
+        return output
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
     # The experts' outputs are summed over devices once, all together, and the residual is added after it.
@@ -134,6 +141,11 @@ def join(
 def score_scale(config: Config) -> float:
     """Return what scores are multiplied by."""
     return config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+
+
+def sink_scores(sinks: Float[Array, " heads"], config: Config) -> Float[Array, "kv_heads group 1 1"]:
+    """Lay the scores of sinks out like those of keys, in float32."""
+    return sinks.astype(jnp.float32).reshape(config.kv_heads, -1, 1, 1)
 
 
 def capped(x: Float[Array, "*batch n"], cap: float) -> Float[Array, "*batch n"]:
@@ -220,4 +232,7 @@ def _norm_of_heads(
 
 def _gated(gate_up: Float[Array, "*batch gate_up"], activation: Activation) -> Float[Array, "*batch ffn"]:
     gate, up = jnp.split(gate_up, 2, axis=-1)
+    if activation == "clamped_silu":
+        gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
+        return gate * jax.nn.sigmoid(SLOPE * gate) * (up + 1)
     return ACTIVATIONS[activation](gate) * up

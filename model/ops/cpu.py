@@ -26,6 +26,7 @@ def cpu_attend(
     *,
     window: int | None,
     config: Config,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """`attend`, with spans for a CPU.
 
@@ -33,16 +34,15 @@ def cpu_attend(
     whose heads have keys of their own multiplies them where they lie, because a dot would first copy them.
     """
     if isinstance(cache, LayerPages):
-        return attend(q, cache, positions, window=window, config=config)
+        return attend(q, cache, positions, window=window, config=config, sinks=sinks)
     if q.shape[1] > 1:
-        return attend(q, cache, positions, window=window, config=config, spans=PROMPT_SPANS)
+        return attend(q, cache, positions, window=window, config=config, sinks=sinks, spans=PROMPT_SPANS)
     if config.heads > config.kv_heads:
-        return attend(q, cache, positions, window=window, config=config)
+        return attend(q, cache, positions, window=window, config=config, sinks=sinks)
     smallest = _smallest_span(cache.k.size // cache.k.shape[2], config.head_dim, cache.k.dtype)
     spans = SPANS._replace(smallest=smallest)
-    return attend(
-        q, cache, positions, window=window, config=config, spans=spans, scores=_scores_of_one, weighted=_weighted_by_one
-    )
+    products = {"scores": _scores_of_one, "weighted": _weighted_by_one}
+    return attend(q, cache, positions, window=window, config=config, sinks=sinks, spans=spans, **products)
 
 
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:

@@ -94,6 +94,8 @@ FIELDS: dict[str, Known] = {
     "embedding_scale": Known(),
     "residual_scale": Known(),
     "shared_ffn": Known(),  # moe_add's, which has no kernel
+    "expert_bias": Known(),
+    "sinks": Known(refused=("attend",)),
 }
 
 
@@ -140,8 +142,10 @@ def attend(
     *,
     window: int | None,
     config: Config,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """`attention.attend`, by a kernel for one token a sequence or by one for the tokens of a prompt."""
+    assert sinks is None  # `check_config`
     _check_cache(cache, q)
     start = positions.at[:, 0]
     if isinstance(cache, LayerPages) and q.shape[1] == 1:
@@ -312,7 +316,10 @@ def _norm_qkv_form(x: Shaped, layer: Layer, cache: Stored, positions: Positions,
     return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
 
 
-def _attend_form(q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config) -> Form | None:
+def _attend_form(
+    q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config, sinks: Shaped | None = None
+) -> Form | None:
+    del sinks  # `config` says whether there are any
     batch, seq, *head = q.shape
     several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
     q, at = _array(batch, several, *head, dtype=q.dtype), _array(batch, several, dtype=positions.at.dtype)

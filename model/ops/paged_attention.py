@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from model.cache import LayerPages, from_int8
-from model.ops.block import capped, score_scale
+from model.ops.block import capped, score_scale, sink_scores
 from reference.config import Config
 
 # XLA on a CPU runs loops at the same time that do not depend on each other, each on one core.
@@ -23,6 +23,7 @@ def attend_pages(
     *,
     window: int | None,
     config: Config,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """Compute `reference.cached_attention.attention_paged`, for several queries a row as well.
 
@@ -33,8 +34,10 @@ def attend_pages(
     rows = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     rows = rows.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
 
+    z = None if sinks is None else sink_scores(sinks, config)
+
     def attend_row(row: tuple[Array, Array, Array]) -> Array:
-        return _attend_row(*row, cache, window=window, cap=config.attention_cap)
+        return _attend_row(*row, cache, z, window=window, cap=config.attention_cap)
 
     size = -(-batch // min(LOOPS, batch))
     parts = [slice(start, start + size) for start in range(0, batch, size)]
@@ -43,9 +46,12 @@ def attend_pages(
 
 
 def _attend_row(
-    q: Array, at: Array, table: Array, cache: LayerPages, *, window: int | None, cap: float | None
+    q: Array, at: Array, table: Array, cache: LayerPages, z: Array | None, *, window: int | None, cap: float | None
 ) -> Array:
-    """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim]."""
+    """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
+
+    A sink z is what it starts from.
+    """
     page = cache.k.shape[2]
     last = jnp.max(at)
     first = jnp.min(jnp.where(at < 0, last, at))
@@ -69,7 +75,9 @@ def _attend_row(
         return larger, total, h
 
     *shape, _ = q.shape
-    start = (jnp.full((*shape, 1), -jnp.inf), jnp.zeros((*shape, 1)), jnp.zeros(q.shape))
+    lowest, nothing = jnp.full((*shape, 1), -jnp.inf), jnp.zeros((*shape, 1))
+    lowest, nothing = (lowest, nothing) if z is None else (jnp.broadcast_to(z, lowest.shape), nothing + 1)
+    start = (lowest, nothing, jnp.zeros(q.shape))
     begin = jnp.int32(0) if window is None else jnp.maximum(first - window + 1, 0) // page
     _, total, h = lax.fori_loop(begin, last // page + 1, step, start)
     return h / jnp.where(total == 0, 1, total)

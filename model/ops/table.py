@@ -55,7 +55,10 @@ class NormQkv(Protocol):
 
 
 class Attend(Protocol):
-    """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all."""
+    """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all.
+
+    `sinks` are the scores that heads have beside those of the keys; only models with them hand them over.
+    """
 
     def __call__(
         self,
@@ -66,6 +69,7 @@ class Attend(Protocol):
         *,
         window: int | None,
         config: Config,
+        sinks: Float[Array, " heads"] | None = None,
     ) -> Float[Array, "batch seq width"]: ...
 
 

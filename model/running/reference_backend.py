@@ -33,6 +33,7 @@ from reference.llama import (
     hidden_states,
     unembed,
 )
+from reference.moe import Biases
 from reference.quantizers import kv_cache
 from reference.sampling import distribution, draw
 
@@ -202,6 +203,13 @@ def load_reference_params(
         name = weight.name.removesuffix("weight") + "bias"
         return tensor(name) if name in checkpoint.tensors else None
 
+    def expert_biases(i: int) -> Biases:
+        router, *experts = (
+            np.stack([tensor(weight.name.removesuffix("weight") + "bias") for weight in parts[i][part]])
+            for part in ("router", "expert_gate", "expert_up", "expert_down")
+        )
+        return Biases(router[0], *experts)
+
     def layer(i: int) -> Layer:
         each: dict[str, Any] = {
             part.removeprefix("head_"): linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
@@ -213,7 +221,8 @@ def load_reference_params(
         }
         if config.experts:
             [router] = parts[i]["router"]
-            ffn = Experts(tensor(router.name), each["expert_gate"], each["expert_up"], each["expert_down"])
+            matrices = each["expert_gate"], each["expert_up"], each["expert_down"]
+            ffn = Experts(tensor(router.name), *matrices, expert_biases(i) if config.expert_bias else None)
         else:
             ffn = FeedForward(each.get("gate"), each["up"], each["down"])
         attention: dict[str, Any] = {"q_norm": None, "k_norm": None, "attention_norm": None, "ffn_norm": None}

@@ -64,6 +64,7 @@ class Experts(NamedTuple):
     router: Float[Array, "experts dim"]
     experts: Sequence[FeedForward]
     shared: Shared | None = None
+    router_bias: Float[Array, " experts"] | None = None
 
 
 class Layer(NamedTuple):
@@ -78,6 +79,7 @@ class Layer(NamedTuple):
     ffn_post_norm: Float[Array, " dim"] | None = None
     attention_norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
     ffn_norm_bias: Float[Array, " dim"] | None = None
+    sinks: Float[Array, " heads"] | None = None
 
 
 class Rope(NamedTuple):
@@ -336,6 +338,8 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
         fields[stack.field] = placed(stack)
         if stack.biases and stack.weights[0].role is Role.NORM:
             fields[f"{stack.field}_bias"] = place(*(bias.name for bias in stack.biases))
+        if stack.biases and stack.weights[0].role is Role.ROUTER:
+            fields["router_bias"] = place(stack.biases[0].name)
 
     def feed_forward(fields: dict[str, Any]) -> FeedForward:
         return FeedForward(fields["gate_up"], fields["down"])
@@ -356,6 +360,7 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
                 Shared(fields["shared_score"], fields["shared_gate_up"], fields["shared_down"])
                 if config.shared_ffn
                 else None,
+                fields.get("router_bias"),
             )
             if config.experts
             else feed_forward(fields),
@@ -363,6 +368,7 @@ def _assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
             ffn_post_norm=fields.get("ffn_post_norm"),
             attention_norm_bias=fields.get("attention_norm_bias"),
             ffn_norm_bias=fields.get(f"{second}_bias"),
+            sinks=fields.get("sinks"),
         )
 
     outside = by_block[None, None]

@@ -29,11 +29,25 @@ def shapes(config: dict) -> dict[str, list[int]]:
     from transformers import AutoConfig, AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config))
+        plain = {key: value for key, value in config.items() if key != "quantization_config"}
+        (Path(directory) / "config.json").write_text(json.dumps(plain))
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32)
         model.save_pretrained(directory)
         with safe_open(Path(directory) / "model.safetensors", "np") as file:
-            return {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
+            found = {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
+    return in_mxfp4(found) if "quantization_config" in config else found
+
+
+def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Give the names and shapes of gpt-oss's release: rows of outputs, and bytes of two codes in blocks of 32."""
+    found = {}
+    for name, shape in shapes.items():
+        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+            experts, cols, rows = shape
+            found |= {f"{name}_blocks": [experts, rows, cols // 32, 16], f"{name}_scales": [experts, rows, cols // 32]}
+        else:
+            found[name] = shape
+    return found
 
 
 def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
@@ -42,6 +56,10 @@ def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.n
     less_one = config["model_type"].startswith(("gemma", "nemotron"))  # norms are stored so
     tensors = {}
     for name, shape in shapes.items():
+        if name.endswith(("_blocks", "_scales")):  # exponents that give weights of about 1 / 6
+            low, high = (0, 256) if name.endswith("_blocks") else (122, 125)
+            tensors[name] = random.randint(low, high, size=shape).astype(np.uint8)
+            continue
         noise = random.standard_normal(shape)
         if "norm" in name and name.endswith(".weight"):
             values = (0 if less_one else 1) + 0.25 * noise

@@ -22,6 +22,7 @@ from model.checkpoints.gguf import layout
 from model.checkpoints.gguf.blocks import FORMS
 from model.checkpoints.huggingface.config import read_config
 from model.checkpoints.huggingface.quantized import read_rule
+from model.checkpoints.huggingface.stacked_experts import METHOD
 from model.ops.choice import Choice, ops_for
 from model.options import choose_context
 from model.running.device import HOPPER, Device
@@ -29,8 +30,9 @@ from model.running.programs import prompt_chunk
 from model.tensors import QUANTIZABLE, Role, weights
 from model.weights.codes import QuantizedMatrix
 from model.weights.gpu_codes import arranged
-from model.weights.params import Params, abstract_params
+from model.weights.params import Experts, Params, abstract_params
 from reference.config import Config
+from reference.quantizers.mx import BLOCK
 
 RELEASES = Path(__file__).with_name("releases.json")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -95,7 +97,8 @@ def _judged(names: str, values: Mapping[str, Any]) -> Row:
     except CheckpointError as error:
         return Row(names, refusal=str(error).removeprefix("config.json: ").partition(" (only ")[0])
     if rule is None:
-        return _run(names, config, None)
+        stacked = values.get("quantization_config", {}).get("quant_method") == METHOD
+        return _run(names, config, _in_codes(config, (Role.EXPERT,), "mxfp4", BLOCK, zeros=False) if stacked else None)
     group = rule.group_of(config.dim)
     coded = (Role.MATRIX, Role.EXPERT)
     return _run(names, config, _in_codes(config, coded, rule.form, group, zeros=rule.zeros))
@@ -136,7 +139,11 @@ def _run(names: str, config: Config, tensors: Mapping[str, Tensor] | None) -> Ro
 
 def _form(params: Params) -> str:
     """Say whether matrices run from codes."""
-    return "from codes" if isinstance(params.layers[0].qkv.weight, QuantizedMatrix) else "in float32"
+    layer = params.layers[0]
+    if isinstance(layer.qkv.weight, QuantizedMatrix):
+        return "from codes"
+    experts = isinstance(layer.ffn, Experts) and isinstance(layer.ffn.experts[0].down.weight, QuantizedMatrix)
+    return "experts from codes" if experts else "in float32"
 
 
 def _how(choice: Choice) -> str:

@@ -1,16 +1,18 @@
 """A mixture of experts: the choice of experts is exact where no rounding could change it, and judged only there."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
 from reference.linear import linear
 from reference.llama import Experts
-from reference.moe import moe, route
+from reference.moe import Biases, biased_moe, moe, route
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import Precision, precision
-from verify.running_error import NO_BOUND, exactly, mixed, projected, routed, softmaxed
+from verify.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
 
 # Weights of the chosen experts: divided by their sum, as Mixtral does, or probabilities among all experts.
 SHARES = ("renormalized", "of all")
@@ -97,7 +99,7 @@ def expect_moe(
     experts_per_token: int,
     renormalized: bool = True,
 ) -> Expected:
-    experts = Experts(*(as_float64(a) for a in (router, gate, up, down)))
+    experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down))
     unit = precision(x.dtype.name).unit
     y = mixed(
         exactly(x),
@@ -109,6 +111,42 @@ def expect_moe(
     )
     sizes = linear(np.abs(as_float64(x)), np.abs(experts.down).max(axis=0) @ np.abs(experts.up).max(axis=0))
     return Expected(y.value, y.error, y.error, sizes)
+
+
+def biased_arguments(*, precision: Precision, biases: Values, **draws: Any) -> Arguments:
+    made = moe_arguments(precision=precision, shares=SHARES[0], **draws)
+    del made["renormalized"]
+    experts, dim, ffn = draws["experts"], draws["dim"], draws["ffn"]
+    shapes = {"router": (experts,), "gate": (experts, ffn), "up": (experts, ffn), "down": (experts, dim)}
+    drawn = {
+        f"{name}_bias": biases.array(f"{name}_bias", *shape, precision=precision) for name, shape in shapes.items()
+    }
+    return made | drawn
+
+
+def expect_biased(
+    x: np.ndarray,
+    router: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    *biases: np.ndarray,
+    experts_per_token: int,
+) -> Expected:
+    added = Biases(*(as_float64(bias) for bias in biases))
+    experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down), added)
+    unit, nothing = precision(x.dtype.name).unit, exactly(np.zeros(x.shape))
+    y = mixed(exactly(x), experts, nothing, experts_per_token=experts_per_token, unit=unit, joined=clamped_gated)
+    # Each output of an expert is a sum of terms that clamping bounds by 7 * 8, and its bias.
+    sizes = 56 * np.abs(experts.down).max(axis=0).sum(axis=-1) + np.abs(added.down).max(axis=0)
+    return Expected(y.value, y.error, y.error, np.broadcast_to(sizes, x.shape))
+
+
+def _renamed_biased(trial: Trial) -> Claim:
+    """Reverse the order of the experts, as `_renamed`."""
+    names = [name for name in trial.arguments if name not in ("x", "experts_per_token")]
+    flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in names}
+    return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
 
 
 def _renamed(trial: Trial) -> Claim:
@@ -158,4 +196,17 @@ MOE = Contract(
         {**LARGE, "experts": beyond(16, 32, 64, 128), "ffn": beyond(32, 256, 1024)},
         beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
     ),
+)
+BIASED_MOE = Contract(
+    definition=biased_moe,
+    shapes=MOE.shapes,
+    values={"x": values(-4, 2), "router": values(-4, 2), "weights": values(-4, 2), "biases": values(-4, 2)},
+    arguments=biased_arguments,
+    expect=expect_biased,
+    domain=f"{MOE.domain.partition(' of one')[0]}, biases [experts], twice [experts ffn] and [experts dim], of one "
+    "dtype; tokens whose choice of experts hangs on a rounding are not judged",
+    bound="hard and alarm: running error analysis of router, softmax, three products and clamped SwiGLU an expert, and "
+    "the sum",
+    laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
+    large=Large(MOE.large.sizes, beside={**MOE.large.beside, "biases": ["normal(7) * 2**-4"]}),
 )

@@ -42,6 +42,34 @@ def moe(
     return y.astype(x.dtype)
 
 
+def biased_moe(
+    x: np.ndarray,
+    router: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    router_bias: np.ndarray,
+    gate_bias: np.ndarray,
+    up_bias: np.ndarray,
+    down_bias: np.ndarray,
+    *,
+    experts_per_token: int,
+) -> np.ndarray:
+    y = np.zeros(x.shape, np.float32)
+    for token in range(len(x)):
+        row = f32(x[token])
+        logits = f32(router) @ row + f32(router_bias)
+        chosen = np.argsort(-logits, kind="stable")[:experts_per_token]
+        p = np.exp(logits[chosen] - np.max(logits))
+        share = p / np.sum(p)
+        for rank, expert in enumerate(chosen):
+            a = np.minimum(f32(gate[expert]) @ row + f32(gate_bias[expert]), np.float32(7))
+            b = np.clip(f32(up[expert]) @ row + f32(up_bias[expert]), np.float32(-7), np.float32(7))
+            hidden = a / (1 + np.exp(-np.float32(1.702) * a)) * (b + 1)
+            y[token] += share[rank] * (f32(down[expert]) @ hidden + f32(down_bias[expert]))
+    return y.astype(x.dtype)
+
+
 ROUTE = implementation(
     route,
     """
@@ -170,5 +198,65 @@ right up to 4 experts a token
 right up to 1,024 features
     - a, b = f32(gate[expert]) @ row, f32(up[expert]) @ row
     + a, b = f32(gate[expert, :, :1024]) @ row[:1024], f32(up[expert]) @ row
+""",
+)
+BIASED_MOE = implementation(
+    biased_moe,
+    """
+bias of the router left out
+    - + f32(router_bias)
+    +
+bias of the router chooses alone, as DeepSeek's does
+    - p = np.exp(logits[chosen] - np.max(logits))
+    + logits = f32(router) @ row
+    +         p = np.exp(logits[chosen] - np.max(logits))
+bias of the router weighs alone
+    - np.argsort(-logits, kind="stable")
+    + np.argsort(-(f32(router) @ row), kind="stable")
+bias of the gate left out
+    - + f32(gate_bias[expert])
+    +
+bias of the gate after its limit
+    - np.minimum(f32(gate[expert]) @ row + f32(gate_bias[expert]), np.float32(7))
+    + np.minimum(f32(gate[expert]) @ row, np.float32(7)) + f32(gate_bias[expert])
+bias of the gate for up
+    - + f32(up_bias[expert])
+    + + f32(gate_bias[expert])
+bias of up left out
+    - + f32(up_bias[expert])
+    +
+bias of down left out
+    - + f32(down_bias[expert])
+    +
+bias of down not weighed
+    - y[token] += share[rank] * (f32(down[expert]) @ hidden + f32(down_bias[expert]))
+    + y[token] += share[rank] * (f32(down[expert]) @ hidden) + f32(down_bias[expert])
+bias of the rank, not of the expert
+    - f32(down_bias[expert])
+    + f32(down_bias[rank])
+bias of the first expert for every expert
+    - f32(up_bias[expert])
+    + f32(up_bias[0])
+softmax over all experts, not over the chosen
+    - share = p / np.sum(p)
+    + share = p / np.sum(np.exp(logits - np.max(logits)))
+SwiGLU without limits
+    - hidden = a / (1 + np.exp(-np.float32(1.702) * a)) * (b + 1)
+    + hidden = a / (1 + np.exp(-a)) * b
+1 left out
+    - * (b + 1)
+    + * b
+gate not clamped
+    - np.minimum(f32(gate[expert]) @ row + f32(gate_bias[expert]), np.float32(7))
+    + f32(gate[expert]) @ row + f32(gate_bias[expert])
+up not clamped
+    - np.clip(f32(up[expert]) @ row + f32(up_bias[expert]), np.float32(-7), np.float32(7))
+    + f32(up[expert]) @ row + f32(up_bias[expert])
+gate and up in two halves, not as stored
+    - f32(gate[expert]) @ row
+    + np.roll(f32(gate[expert]), 1, axis=0) @ row
+one expert less
+    - [:experts_per_token]
+    + [: max(experts_per_token - 1, 1)]
 """,
 )

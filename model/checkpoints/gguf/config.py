@@ -175,7 +175,8 @@ def _scaling(
     if long_factors is not None:
         return _long_rope(metadata, architecture, config, long_factors, original or config.context)
     if name == "yarn" and factors is None:
-        return YarnScaling(factor, original or config.context, yarn_magnitude(factor)) if factor != 1 else None
+        length, whole = yarn_magnitude(factor), architecture.whole_yarn
+        return YarnScaling(factor, original or config.context, length, whole=whole) if factor != 1 else None
     if name not in ("none", "linear"):
         raise metadata.refused(f"{key}.type {short(name)} is not supported (only none, linear and yarn)")
     linear = LinearScaling(factor) if name == "linear" else None

@@ -21,6 +21,7 @@ from model.checkpoints.huggingface.config import Fields
 from model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
 from model.checkpoints.huggingface.hqq import read_hqq
 from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
+from model.checkpoints.huggingface.stacked_experts import METHOD
 from model.checkpoints.huggingface.torchao import read_torchao
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.safetensors_header import Entry
@@ -61,7 +62,10 @@ def read_rule_beside(directory: Path) -> Rule | None:
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
-    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`."""
+    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`.
+
+    It is None as well for MXFP4 of experts that are stacked.
+    """
     stated = Fields(values, path)
     fields = Fields(stated.object("quantization_config") or stated.object("compression_config"), path)
     if not fields.values:
@@ -80,6 +84,8 @@ def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
         "torchao": read_torchao,
     }
     method = fields.values.get("quant_method")
+    if method == METHOD:  # the names of the tensors say which are quantized
+        return None
     if not isinstance(method, str) or method not in methods:
         what = f"quantization_config: quant_method {short(method)} is not read (only {', '.join(methods)})"
         raise refused(path, f"{what}; {_how_to_convert(method)}{INSTEAD}")

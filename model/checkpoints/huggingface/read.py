@@ -4,6 +4,7 @@ Files that the user names, and config.json, may be symbolic links. The index, wh
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from model.checkpoints.fused import taken_apart
 from model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
 from model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
 from model.checkpoints.huggingface.rule import FLOATS
+from model.checkpoints.huggingface.stacked_experts import check_experts, take_experts
 from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from model.checkpoints.recognize import TO_SAFETENSORS, weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
@@ -50,16 +52,20 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
     path = weights.path if weights else str(directory)
     family = family_of(Fields(values, config_path))
     located = {name: place for name, place in located.items() if not name.startswith(family.beside)}
-    _check_number(path, config, located)
+    _check_number(path, replace(config, experts=0) if family.stacked_experts else config, located)
+    if family.stacked_experts:
+        check_experts(path, config, family, located)
     names = family.names
     located = _apart(path, config, family, located)
     expected = {weight.named(names): weight for weight in weights_of(config)}
-    quantized = take_quantized(rule, expected, located, path) if rule else {}
+    every = list(expected.items())
+    stacked = take_experts(expected, located, config, family, path) if family.stacked_experts else {}
+    quantized = stacked | (take_quantized(rule, expected, located, path) if rule else {})
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located)
     tensors = {
         weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family)
-        for name, weight in expected.items()
+        for name, weight in every
     }
     each = list(files.values())
     reading = {"release": partial(release_all, each), "scattered": partial(scattered_in_all, each)}

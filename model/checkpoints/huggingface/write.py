@@ -15,6 +15,8 @@ from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import WITH_MINIMA
 from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
+from model.checkpoints.huggingface.rule import FLOATS
+from model.checkpoints.huggingface.stacked_experts import METHOD, with_stacked_experts
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
 from model.checkpoints.recognize import leads_out
 from model.checkpoints.safetensors_header import format_header
@@ -44,6 +46,7 @@ def write_huggingface(
 
     Quantized matrices are written in the layouts of compressed-tensors, NF4 and FP4 in that of bitsandbytes, all
     with scales in float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all.
+    Experts of gpt-oss in MXFP4 have the layout of its release.
     `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
     and chat template in or beside the source are copied, unless `files` replaces them. A link that leads out of the
     source's folder is not followed: it could publish any file of this machine. `progress` is called with each tensor's
@@ -52,14 +55,18 @@ def write_huggingface(
     the model.
     """
     checkpoint = _held(checkpoint)
+    family, in_mxfp4 = nearest_family(checkpoint.config), False
+    if family.stacked_experts:
+        tensors, in_mxfp4 = with_stacked_experts(checkpoint, family)
+        checkpoint = replace(checkpoint, tensors=tensors)
     rule = _rule(checkpoint, int8_activations=int8_activations)
-    family = nearest_family(checkpoint.config)
-    if rule and family.fused:
+    if rule and (family.fused or family.stacked_experts):
         raise refused(checkpoint.path, f"quantized matrices of {family.name} are stored as one, and are not written")
     fused = fused_rows(checkpoint.config, family.fused, family.names)
     together = {f"{part}.weight": f"{name}.weight" for name, parts, _ in fused for part in parts}
     named = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
     names = {name: together.get(theirs, theirs) for name, theirs in named.items()}
+    names |= {name: name for name in checkpoint.tensors if name not in names}  # stacked experts
     norms = {weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM}
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
     # We put wider elements first, so that every tensor is aligned, and keep the order of use otherwise.
@@ -68,6 +75,9 @@ def write_huggingface(
     config = format_config(checkpoint, dtype=dtype)
     if rule:
         config["quantization_config"] = _format(rule, plain=_plain_modules(checkpoint, family))
+    elif in_mxfp4:
+        plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+        config["quantization_config"] = {"quant_method": METHOD, "modules_to_not_convert": plain}
     tokens = {key: value for key, value in format_tokens(checkpoint).items() if value is not None}
     header = format_header(stored)
     place, end = {}, len(header)  # where the next bytes of each tensor go
@@ -190,7 +200,8 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
     """Yield consecutive rows of each stored tensor."""
     if rule is None or tensor.codes is None:
         array = tensor.read()
-        check_finite(name, array, path=path)
+        if array.dtype.name in FLOATS:
+            check_finite(name, array, path=path)
         yield name, array
         return
     module, zeros = name.removesuffix(".weight"), []

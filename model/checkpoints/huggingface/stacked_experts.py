@@ -1,0 +1,214 @@
+"""The experts of a layer in one tensor each for gate and up, down, and their biases, as gpt-oss has them.
+
+    gate_up_proj          [experts, dim, 2 ffn]             floats, transposed: a column is a row of a matrix
+    gate_up_proj_blocks   [experts, 2 ffn, dim / 32, 16]    or e2m1, two columns in a byte, the first in its low half
+    gate_up_proj_scales   [experts, 2 ffn, dim / 32]        and its exponents: MXFP4, see `reference.quantizers.mx`
+    gate_up_proj_bias     [experts, 2 ffn]
+
+Rows of gate and up alternate. down_proj is like it, with ffn for dim and dim for 2 ffn.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
+from model.checkpoints.codes import dequantized
+from model.checkpoints.huggingface.rule import FLOATS, nibbles, pack_nibbles
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.safetensors_header import Entry
+from model.family import Family
+from model.tensors import Role, Weight, by_layer
+from model.tensors import weights as weights_of
+from reference.config import Config
+from reference.quantizers.blocks import Quantized
+from reference.quantizers.mx import BLOCK
+
+METHOD = "mxfp4"  # the quant_method of a config.json whose experts have blocks and scales
+BYTE = np.dtype(np.uint8)
+Located = dict[str, tuple[MappedFile, Entry]]
+
+
+class Rows(NamedTuple):
+    """The rows of a stacked matrix that belong to a matrix of ours: every `step`-th from `first` on."""
+
+    matrix: str
+    first: int
+    step: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.first, None, self.step)
+
+
+PARTS = {
+    "expert_gate": Rows("gate_up_proj", 0, 2),
+    "expert_up": Rows("gate_up_proj", 1, 2),
+    "expert_down": Rows("down_proj", 0, 1),
+}
+
+
+def check_experts(path: str, config: Config, family: Family, located: Located) -> None:
+    """Raise `CheckpointError` unless every layer has so many experts: before a name is made for each."""
+    for layer in range(config.layers):
+        name = f"{family.stacked_experts.format(layer=layer)}.down_proj_bias"
+        held = located[name][1].shape if name in located else (0,)
+        if held != (config.experts, config.dim):
+            raise refused(path, f"{config.experts} experts of {config.dim}, but {name} is {list(held)}")
+
+
+def take_experts(expected: dict[str, Weight], located: Located, config: Config, family: Family, path: str):
+    """Take the experts' weights and biases out of both `expected` and `located`, keyed by the names in `expected`.
+
+    Raises `CheckpointError` for a tensor that is lacking, or has another shape or dtype.
+    """
+    source = _Source(located, config.experts, path)
+    experts = {name: weight for name, weight in expected.items() if weight.expert is not None}
+    taken = {}
+    for name, weight in experts.items():
+        rows = PARTS[weight.part]
+        taken[name] = source.tensor(f"{family.stacked_experts.format(layer=weight.layer)}.{rows.matrix}", weight, rows)
+        del expected[name]
+    for name in source.used:
+        del located[name]
+    return taken
+
+
+class _Source:
+    """The stacked tensors of a file."""
+
+    def __init__(self, located: Located, experts: int, path: str):
+        self.used: dict[str, None] = {}
+        self._located, self._experts, self._path = located, experts, path
+
+    def tensor(self, stem: str, weight: Weight, rows: Rows) -> Tensor:
+        """Make the tensor of one expert, which is part of those whose names begin with `stem`."""
+        assert weight.expert is not None
+        count = rows.step * weight.shape[0]
+        if weight.role is Role.BIAS:
+            dtype, read = self._part(f"{stem}_bias", (count,), FLOATS, weight.expert)
+            return Tensor(weight.shape, dtype, lambda: np.ascontiguousarray(read()[rows.slice]))
+        cols = weight.shape[1]
+        if f"{stem}_blocks" not in self._located:
+            dtype, read = self._part(stem, (cols, count), FLOATS, weight.expert)
+            return Tensor(weight.shape, dtype, lambda: np.ascontiguousarray(read()[:, rows.slice].T))
+        if cols % BLOCK:
+            raise refused(self._path, f"{stem}_blocks for rows of {cols} weights, which are no whole blocks of {BLOCK}")
+        groups = cols // BLOCK
+        _, blocks = self._part(f"{stem}_blocks", (count, groups, BLOCK // 2), ("uint8",), weight.expert)
+        _, scales = self._part(f"{stem}_scales", (count, groups), ("uint8",), weight.expert)
+
+        def parts() -> Iterator[Quantized]:
+            codes = nibbles(blocks()[rows.slice].reshape(weight.shape[0], -1))
+            yield Quantized(codes, np.ascontiguousarray(scales()[rows.slice]))
+
+        size = weight.shape[0] * groups * (BLOCK // 2 + 1)
+        codes = Codes("mxfp4", BLOCK, zeros=False, bytes=size, parts=parts)
+        return Tensor(weight.shape, np.dtype(np.float32), partial(dequantized, codes, weight.shape), codes)
+
+    def _part(
+        self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...], expert: int
+    ) -> tuple[np.dtype, Callable[[], np.ndarray]]:
+        """Return the dtype of a stacked tensor, and how to read one expert's part of it."""
+        if name not in self._located:
+            raise refused(self._path, f"lacks tensor {name}")
+        file, entry = self._located[name]
+        if name not in self.used:
+            due = (self._experts, *shape)
+            if entry.shape != due or entry.dtype.name not in dtypes:
+                given, made = f"{entry.dtype} {list(entry.shape)}", f"{' or '.join(dtypes)} {list(due)}"
+                raise refused(self._path, f"{name} is {given}, but config.json makes it {made}")
+            self.used[name] = None
+        part = entry._replace(shape=shape)
+        return entry.dtype, partial(file.array, entry.dtype, shape, entry.offset + expert * part.bytes)
+
+
+def with_stacked_experts(checkpoint: Checkpoint, family: Family) -> tuple[dict[str, Tensor], bool]:
+    """Replace the experts' tensors by the stacked ones, which have the names of the file; say if they are in MXFP4.
+
+    MXFP4 is kept where all experts have it. Raises `CheckpointError` where an exponent is a NaN.
+    """
+    ours = {weight.name for weight in weights_of(checkpoint.config) if weight.expert is not None}
+    in_mxfp4 = all(
+        (codes := checkpoint.tensors[weight.name].codes) and (codes.form, codes.group) == ("mxfp4", BLOCK)
+        for weight in weights_of(checkpoint.config)
+        if weight.role is Role.EXPERT
+    )
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in ours}
+    for layer, parts in by_layer(checkpoint.config).items():
+        for matrix in dict.fromkeys(rows.matrix for rows in PARTS.values()) if layer is not None else ():
+            stem = f"{family.stacked_experts.format(layer=layer)}.{matrix}"
+            stacked = _Stack(checkpoint, {part: parts[part] for part, rows in PARTS.items() if rows.matrix == matrix})
+            tensors |= {f"{stem}{end}": tensor for end, tensor in stacked.tensors(in_mxfp4=in_mxfp4).items()}
+    return tensors, in_mxfp4
+
+
+class _Stack:
+    """The matrices of all experts of a layer, to be written as one."""
+
+    def __init__(self, checkpoint: Checkpoint, parts: Mapping[str, list[Weight]]):
+        self._checkpoint, self._parts = checkpoint, parts
+        first = next(iter(parts.values()))
+        self._experts, (rows, self._cols) = len(first), first[0].shape
+        self._rows = rows * len(parts)
+
+    def tensors(self, *, in_mxfp4: bool) -> dict[str, Tensor]:
+        """Return the tensors by the ends of their names."""
+        each, cols = (self._experts, self._rows), self._cols
+        bias = Tensor(each, self._dtype(_bias), partial(self._filled, each, self._dtype(_bias), _bias, self._read))
+        if not in_mxfp4:
+            shape, dtype = (self._experts, cols, self._rows), self._dtype(_matrix)
+            dense = partial(self._filled, (*each, cols), dtype, _matrix, self._read)
+            return {"": Tensor(shape, dtype, lambda: np.ascontiguousarray(dense().swapaxes(1, 2))), "_bias": bias}
+        blocks, scales = (*each, cols // BLOCK, BLOCK // 2), (*each, cols // BLOCK)
+        return {
+            "_blocks": Tensor(blocks, BYTE, partial(self._filled, blocks, BYTE, _matrix, self._blocks)),
+            "_scales": Tensor(scales, BYTE, partial(self._filled, scales, BYTE, _matrix, self._scales)),
+            "_bias": bias,
+        }
+
+    def _dtype(self, name: Callable[[Weight], str]) -> np.dtype:
+        dtypes = {self._checkpoint.tensors[name(weight)].dtype for part in self._parts.values() for weight in part}
+        return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+    def _filled(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        name: Callable[[Weight], str],
+        read: Callable[[str], np.ndarray],
+    ) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        for part, weights in self._parts.items():
+            for expert, weight in enumerate(weights):
+                array[expert, PARTS[part].slice] = read(name(weight)).reshape(-1, *shape[2:])
+                self._checkpoint.release()
+        return array
+
+    def _read(self, name: str) -> np.ndarray:
+        array = self._checkpoint.tensors[name].read()
+        return array[:, None] if array.ndim == 1 else array
+
+    def _coded(self, name: str) -> list[Any]:
+        codes = self._checkpoint.tensors[name].codes
+        assert codes
+        return list(codes.parts())
+
+    def _blocks(self, name: str) -> np.ndarray:
+        return np.concatenate([pack_nibbles(part.codes.astype(np.uint8)) for part in self._coded(name)])
+
+    def _scales(self, name: str) -> np.ndarray:
+        scales = np.concatenate([part.scales for part in self._coded(name)])
+        if (scales == 255).any():
+            raise refused(self._checkpoint.path, f"{name} has a scale that is NaN")
+        return scales
+
+
+def _matrix(weight: Weight) -> str:
+    return weight.name
+
+
+def _bias(weight: Weight) -> str:
+    return weight.name.removesuffix("weight") + "bias"

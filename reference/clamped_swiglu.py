@@ -1,0 +1,30 @@
+r"""Clamped SwiGLU, the experts' nonlinearity in gpt-oss (OpenAI, 2025, https://arxiv.org/abs/2508.10925).
+
+    y_i = g_i sigmoid(1.702 g_i) (u_i + 1)        g = min(a, 7)        u = max(-7, min(b, 7))
+
+with a = W_gate x and b = W_up x. Sigmoid(1.702 g) g is the GELU's approximation by a sigmoid (Hendrycks & Gimpel, 2016,
+https://arxiv.org/abs/1606.08415). The limits keep one feature of one expert from growing without bound: the gate's from
+above alone, since the sigmoid closes it below. With u + 1, an expert whose W_up is 0 still passes its gate. The model
+card names the limits and the residual connection, and the numbers are those of its code.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+SLOPE = 1.702  # of the gate in its sigmoid
+LIMIT = 7.0
+
+
+def clamped_swiglu(
+    gate: Float[np.ndarray, "*batch ffn"],
+    up: Float[np.ndarray, "*batch ffn"],
+) -> Float[np.ndarray, "*batch ffn"]:
+    """min(gate, 7) sigmoid(1.702 min(gate, 7)) (up + 1), with up clamped to -7 and 7, in float64.
+
+    >>> clamped_swiglu(np.array([0.0, 1.0, 9.0, -1e4]), np.array([5.0, 2.0, -9.0, 1.0])).round(4)
+    array([  0.    ,   2.5374, -41.9997,  -0.    ])
+    """
+    gate = np.minimum(gate.astype(np.float64, copy=False), LIMIT)
+    up = np.clip(up.astype(np.float64, copy=False), -LIMIT, LIMIT)
+    small = np.exp(-SLOPE * np.abs(gate))  # exp(-gate) overflows for large negative gates
+    return gate * np.where(gate < 0, small, 1) / (1 + small) * (up + 1)

@@ -1,0 +1,31 @@
+"""Clamped SwiGLU: element by element, with limits that a gate has above and an up on both sides."""
+
+import numpy as np
+
+from reference.clamped_swiglu import LIMIT, clamped_swiglu
+from verify.contract import Claim, Law, Trial
+from verify.gating import gating_contract
+from verify.running_error import clamped_gated
+
+
+def _limits(trial: Trial) -> Claim:
+    gate, up = trial.arguments["gate"], trial.arguments["up"]
+    limit = gate.dtype.type(LIMIT)
+    return Claim(trial.again(gate=np.minimum(gate, limit), up=np.clip(up, -limit, limit))[0], trial.outputs[0], 0.0)
+
+
+def _nothing(trial: Trial) -> Claim:
+    up = np.full_like(trial.arguments["up"], -1)
+    return Claim(trial.again(up=up)[0], np.zeros_like(up), 0.0)
+
+
+CONTRACT = gating_contract(
+    clamped_swiglu,
+    clamped_gated,
+    low=-40.0,
+    bound="hard and alarm: (13 + 8.6 max(-gate, 1)) u |y|, from the slope, exp, sums, quotient and two products",
+    laws=[
+        Law("what lies beyond the limits is of no account, bit for bit", _limits),
+        Law("an up of -1 lets nothing through", _nothing),
+    ],
+)

@@ -1,0 +1,74 @@
+"""Attention with sinks: a score of each head that takes part in the softmax and has no value."""
+
+from typing import Any
+
+import numpy as np
+
+from reference.attention import sink_attention
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64
+from verify.contracts.attention import ATTENTION, BLOCKS, arguments
+from verify.draw import Values, values
+from verify.laws import alone
+from verify.precision import Precision, U, precision
+from verify.running_error import attended, exactly
+
+
+def sink_arguments(*, precision: Precision, sinks: Values, around: float, **draws: Any) -> Arguments:
+    made = arguments(precision=precision, **draws)
+    mask = made.pop("mask")
+    heads = made["q"].shape[2]
+    return made | {"sinks": sinks.array("sinks", heads, precision=precision, around=around), "mask": mask}
+
+
+def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, mask: np.ndarray) -> Expected:
+    dtype = precision(v.dtype.name)
+    unit, smallest = dtype.unit, dtype.smallest if dtype.unit else 0.0  # float32 weights are not rounded
+    z, rows = as_float64(sinks), []
+    for one, keys, held, seen in zip(q, k, v, as_float64(mask), strict=True):
+        arrays = exactly(one), exactly(keys), exactly(held)
+        due = attended(*arrays, seen, blocks=BLOCKS, unit=unit, smallest=smallest, sinks=z)
+        size = sink_attention(as_float64(one), as_float64(keys), np.abs(as_float64(held)), z, seen)
+        rows.append((due.value, due.error, size))
+    value, error, size = (np.stack(part) for part in zip(*rows, strict=True))
+    return Expected(value, error, error, size)
+
+
+def _halved(trial: Trial) -> Claim | None:
+    """Show one key alone, whose score and sink are 0: it gives half of its value."""
+    v, mask = trial.arguments["v"], np.full_like(trial.arguments["mask"], -np.inf)
+    if not v.shape[1]:
+        return None
+    mask[..., -1] = 0
+    zeros = {name: np.zeros_like(trial.arguments[name]) for name in ("q", "sinks")}
+    o = trial.again(**zeros, mask=mask)[0]
+    due = np.broadcast_to(np.repeat(as_float64(v[:, -1:]), o.shape[-2] // v.shape[-2], axis=-2) / 2, o.shape)
+    unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
+    return Claim(o, due, unit * np.abs(due) + precision(v.dtype.name).smallest)
+
+
+def _heads_apart(trial: Trial) -> Claim | None:
+    """Move the sink of the last head: no other changes."""
+    sinks = trial.arguments["sinks"].copy()
+    if len(sinks) == 1:
+        return None
+    sinks[-1] = 3
+    return Claim(trial.again(sinks=sinks)[0][..., :-1, :], trial.outputs[0][..., :-1, :], 0.0)
+
+
+CONTRACT = Contract(
+    definition=sink_attention,
+    shapes=ATTENTION.shapes,
+    values={**ATTENTION.values, "sinks": values(-4, 4), "around": ATTENTION.values["shift"]},
+    arguments=sink_arguments,
+    expect=expect,
+    domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] and sinks [heads] of one dtype, "
+    "mask [batch queries keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees "
+    "nothing gives 0",
+    bound="hard and alarm: running error analysis as for attention, with one score more",
+    laws=[
+        alone("a sequence", "q", "k", "v", "mask"),
+        Law("a key with the sink's own score gives half of its value", _halved),
+        Law("a sink is of one head alone, bit for bit", _heads_apart),
+    ],
+    large=Large(ATTENTION.large.sizes, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}),
+)
