@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from model.chat.chat import LONGEST_TOKEN
-from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens
+from model.chat.template import ChatTemplate, SpecialTokens, turn_stops
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal
 
@@ -40,8 +40,7 @@ class Prompts:
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
-        ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
-        self.turn_stops = stops | {token for name, token in tokenizer.special.items() if name in ends}
+        self.turn_stops = stops | turn_stops(tokenizer, template)
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""

@@ -17,6 +17,7 @@ from model.options import SamplingOptions
 from model.tokenizers.llama2c import read_llama2c
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken
+from model.tokenizers.tokenizer import decode
 from reference.config import Config
 from tests import tiny_tokenizers
 from tests.families import FAMILIES, write_checkpoint
@@ -134,6 +135,36 @@ def test_a_turn_computes_only_new_tokens(kind):
     assert talk.cached == whole
     begin = talk.tokenizer.bos
     assert whole.count(begin) == (3 if kind == "llama2" else 1) and whole[:2] != [begin, begin]
+
+
+TOOLED = """\
+{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}<|eot_id|>{% endfor %}\
+{% if enable_thinking is false %}<think></think>{% endif %}"""
+
+
+def test_tools_and_options_are_the_templates():
+    talk = Talk("llama3")
+    tool = {"name": "look <|eot_id|>", "strict": True, "parameters": [1, "<|eot_id|>"]}
+    talk.chat = Chat(talk.llama, ChatTemplate("t", TOOLED), tools=[tool], options={"enable_thinking": False})
+    talk.ask("Rain?", talk.answer("look()"))
+    talk.ask("yes <|eot_id|>", talk.answer("It rains."), role="tool")
+    assert [message["role"] for message in talk.chat.messages] == ["user", "assistant", "tool", "assistant"]
+    said = "".join(json.dumps([tool]) + "user:Rain?")
+    ids = talk.tokenizer.encode(said)
+    assert talk.cached[: len(ids)] == ids  # a tool's text spells no special token
+    assert "tool:yes <|eot_id|>" in decode(talk.tokenizer, talk.cached)
+    assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
+    with pytest.raises(ValueError, match="reads no option"):
+        Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
+
+
+def test_a_tools_result_is_forgotten_with_its_question():
+    talk = Talk("llama3", ChatTemplate("t", TOOLED), capacity=400)
+    for turn in range(3):
+        talk.ask(f"question {turn}", talk.answer("look()"))
+        talk.ask("z" * 40, talk.answer("It rains."), role="tool")
+    assert talk.chat.make_room("now?" * 20, answer=50) == 2
+    assert [message["content"] for message in talk.chat.messages[:1]] == ["question 2"]
 
 
 def test_an_answer_that_is_left_early_is_kept_so_far(kind):
