@@ -1,4 +1,4 @@
-"""Where chat templates come from: files beside a model, as transformers finds them, and built-in ones."""
+"""Chat templates in files beside a model, as transformers finds them, and built-in ones."""
 
 import json
 

@@ -88,9 +88,9 @@ def test_a_directory_gets_what_is_inside(beside, tmp_path):
 def test_named_templates_are_copied_but_for_links_out_of_the_folder(tmp_path):
     config = families.FAMILIES["llama-3.1"]
     folder = tmp_path / "snapshots/1"
-    families.write_checkpoint(folder, config)
     others = folder / "additional_chat_templates"
-    others.mkdir()
+    others.mkdir(parents=True)
+    families.write_checkpoint(folder, config)
     for name, place in (("cached", "blobs/a"), ("secret", "secret")):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(name)
