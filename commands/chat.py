@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -47,8 +47,8 @@ Once it has told one:
   What did Anna want? How did Anna feel?"""
 
 
-def _named_values(_context: click.Context, _option: click.Parameter, stated: tuple[str, ...]) -> dict[str, Any]:
-    """Read NAME=VALUE, where VALUE is JSON, or a text as it stands."""
+def named_values(stated: Iterable[str]) -> dict[str, Any]:
+    """Read each NAME=VALUE, where VALUE is JSON, or a text as it stands. Raises click.BadParameter."""
     import json
 
     values = {}
@@ -76,7 +76,7 @@ def _named_values(_context: click.Context, _option: click.Parameter, stated: tup
     "template_options",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=_named_values,
+    callback=lambda _context, _option, stated: named_values(stated),
     help="Set a switch of the chat template, such as enable_thinking=false. Repeat it for more.",
 )
 @generation_options(512)
@@ -100,13 +100,17 @@ def chat(
     llamaspec chat --model path/to/Qwen3-0.6B --template-option enable_thinking=false
     """
     from model.chat.chat import Chat
-    from model.chat.template import find_template
+    from model.chat.template import check_options, find_template
     from model.running.start_clock import StartClock
 
     clock = StartClock.of_process()
     request = checked_request(options)
     llama = load(options, greedy=request["sampling"].greedy, clock=clock)
     found = find_template(llama.tokenizer, *llama.places, template=template)
+    try:
+        check_options(found, template_options)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--template-option") from None
     if found.note:
         say(found.note)
     conversation = Chat(llama, found, system=system, options=template_options)

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from cli import llamaspec
+from commands.chat import named_values
 from model.chat.chat import Chat
 from model.chat.template import ChatTemplate, SpecialTokens, find_template
 from model.checkpoints.open import open_checkpoint
@@ -156,6 +159,16 @@ def test_tools_and_options_are_the_templates():
     assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
     with pytest.raises(ValueError, match="reads no option"):
         Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
+
+
+def test_options_on_the_command_line_are_json_or_text():
+    stated = ("enable_thinking=false", "effort=high", "n=[1, 2]", "empty=", "a=b=c")
+    expected = {"enable_thinking": False, "effort": "high", "n": [1, 2], "empty": "", "a": "b=c"}
+    assert named_values(stated) == expected
+    for wrong in ("enable_thinking", "=false", "a b=1"):
+        done = CliRunner().invoke(llamaspec, ["chat", "--template-option", wrong])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{wrong!r} is not NAME=VALUE" in done.stderr
 
 
 def test_a_tools_result_is_forgotten_with_its_question():
