@@ -60,6 +60,19 @@ def rope_halves(
     return block.rope(x, Positions(positions, jnp.cos(angles), jnp.sin(angles)))
 
 
+@made_for("partial_rope")
+@jax.jit
+def partial_rope(
+    x: Float[Array, "batch seq heads head_dim"],
+    positions: Int[Array, "batch seq"],
+    frequencies: Float[Array, " pairs"],
+    *,
+    magnitude: float,
+) -> Float[Array, "batch seq heads head_dim"]:
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return block.rope(x, Positions(positions, magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)))
+
+
 @made_for("attention_prefill", only=CACHE)
 @partial(jax.jit, static_argnames="window")
 def attention_prefill(

@@ -66,7 +66,8 @@ def expect_wide(
 ) -> tuple[Expected, ...]:
     def expected(x: np.ndarray, weight: np.ndarray) -> Expected:
         wide = rmsnorm.expect(x.reshape(*x.shape[:-2], -1), weight, eps=eps)
-        return Expected(*(part.reshape(x.shape) for part in (wide.value, wide.hard, wide.alarm, wide.size)))
+        value, hard, alarm, size = (part.reshape(x.shape) for part in wide[:4])
+        return Expected(value, hard, alarm, size)
 
     return expected(q, q_weight), expected(k, k_weight)
 
