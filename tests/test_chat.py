@@ -147,7 +147,7 @@ TOOLED = """\
 
 def test_tools_and_options_are_the_templates():
     talk = Talk("llama3")
-    tool = {"name": "look <|eot_id|>", "strict": True, "parameters": [1, "<|eot_id|>"]}
+    tool = {"name": "look <|eot_id|>", "strict": True, "parameters": [1, {"<|eot_id|>": "<|eot_id|>"}]}
     talk.chat = Chat(talk.llama, ChatTemplate("t", TOOLED), tools=[tool], options={"enable_thinking": False})
     talk.ask("Rain?", talk.answer("look()"))
     talk.ask("yes <|eot_id|>", talk.answer("It rains."), role="tool")
@@ -159,6 +159,8 @@ def test_tools_and_options_are_the_templates():
     assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
     with pytest.raises(ValueError, match="reads no option"):
         Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
+    with pytest.raises(ValueError, match="tells the model of no tools"):
+        Chat(talk.llama, ChatTemplate("t", "{{ messages }}"), tools=[tool])
 
 
 def test_options_on_the_command_line_are_json_or_text():

@@ -57,12 +57,15 @@ class Chat:
           answer, in words of its own; `reply(result, role="tool")` goes on from there.
         - `options` are switches of the template by name, such as `{"enable_thinking": False}`.
 
-        Raises CheckpointError where the model has no template, and ValueError for an option that it does not read.
+        Raises CheckpointError where the model has no template, and ValueError for options or tools that the template
+        does not read.
         """
         template = template or find_template(llama.tokenizer, *llama.places)
         self._llama = llama
         self._template = template
         check_options(template, options or {})
+        if tools and not template.reads("tools"):
+            raise ValueError(f"{template.name}: tells the model of no tools")
         self._special = SpecialTokens(llama.tokenizer)
         self._variables = {"tools": self._disguised(list(tools)) or None, **(options or {})}
         self._session = llama.session()
@@ -219,12 +222,12 @@ class Chat:
         return turn.generation.ids[:kept], len(answer[:whole].decode())
 
     def _disguised(self, value: Any) -> Any:
-        """A tool's description, whose texts spell no special token either; their keys are not disguised."""
+        """A tool's description, in which neither texts nor keys spell a special token."""
         match value:
             case str():
                 return self._special.disguise(value)
             case Mapping():
-                return {key: self._disguised(inner) for key, inner in value.items()}
+                return {self._special.disguise_names(key): self._disguised(inner) for key, inner in value.items()}
             case list() | tuple():
                 return [self._disguised(inner) for inner in value]
         return value

@@ -92,6 +92,10 @@ class ChatTemplate:
             raise refused(self.name, said["error"][:LONGEST_ERROR])
         return said["text"]
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template, or another one of the model, has the name of a variable in it."""
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in (self.source, *self.named.values()))
+
 
 def _plain(message: Message) -> dict[str, Any]:
     """The message as templates expect it, as in transformers: without what is None, its thoughts under two names."""
@@ -150,7 +154,7 @@ def check_options(template: ChatTemplate, options: Iterable[str]) -> None:
     for name in options:
         if name in OWN_VARIABLES:
             raise ValueError(f"{name} is given by the conversation, it is no option of a chat template")
-        if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in (template.source, *template.named.values())):
+        if not template.reads(name):
             raise ValueError(f"{template.name}: reads no option {short(name)}")
 
 
