@@ -61,7 +61,7 @@ def rope_halves(
 
 
 @made_for("partial_rope")
-@jax.jit
+@partial(jax.jit, static_argnames="magnitude")
 def partial_rope(
     x: Float[Array, "batch seq heads head_dim"],
     positions: Int[Array, "batch seq"],
