@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -47,16 +47,48 @@ Once it has told one:
   What did Anna want? How did Anna feel?"""
 
 
+def named_values(stated: Iterable[str]) -> dict[str, Any]:
+    """Read each NAME=VALUE, where VALUE is JSON, or a text as it stands. Raises click.BadParameter."""
+    import json
+
+    values = {}
+    for each in stated:
+        name, equals, value = each.partition("=")
+        if not (name.isidentifier() and equals):
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
 @click.command(cls=Verb)
 @click.option("--system", metavar="TEXT", help="Tell the model TEXT before the conversation.")
 @click.option(
     "--template",
     metavar="NAME|FILE",
-    help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
+    help="Use this chat template: a file, llama3, chatml, mistral, llama2, vicuna, or one of the model's own by name.  "
+    "[default: the model's own]",
+)
+@click.option(
+    "--template-option",
+    "template_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=lambda _context, _option, stated: named_values(stated),
+    help="Set a switch of the chat template, such as enable_thinking=false. Repeat it for more.",
 )
 @generation_options(512)
 @click.pass_obj
-def chat(others: Watch | None, system: str | None, template: str | None, timings: bool, **options: Any):
+def chat(
+    others: Watch | None,
+    system: str | None,
+    template: str | None,
+    template_options: dict[str, Any],
+    timings: bool,
+    **options: Any,
+):
     """Talk with a model.
 
     /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
@@ -65,18 +97,23 @@ def chat(others: Watch | None, system: str | None, template: str | None, timings
     \b
     llamaspec chat
     llamaspec chat --model path/to/Llama-3.2-1B-Instruct --system "Answer in one sentence."
+    llamaspec chat --model path/to/Qwen3-0.6B --template-option enable_thinking=false
     """
     from model.chat.chat import Chat
-    from model.chat.template import find_template
+    from model.chat.template import check_options, find_template
     from model.running.start_clock import StartClock
 
     clock = StartClock.of_process()
     request = checked_request(options)
     llama = load(options, greedy=request["sampling"].greedy, clock=clock)
     found = find_template(llama.tokenizer, *llama.places, template=template)
+    try:
+        check_options(found, template_options)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--template-option") from None
     if found.note:
         say(found.note)
-    conversation = Chat(llama, found, system=system)
+    conversation = Chat(llama, found, system=system, options=template_options)
     print_seed(options, request)
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
     typed, first = sys.stdin.isatty(), others is None or others.first

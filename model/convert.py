@@ -106,20 +106,20 @@ def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
         return {}, []
     from model.tokenizers.huggingface_writer import tokenizer_files
 
-    source, notes = _template_source(found, [checkpoint.path])
+    templates, notes = _templates(found, [checkpoint.path])
     eos = min(checkpoint.stops, default=None)
-    return tokenizer_files(found, eos=eos, template=source), notes
+    return tokenizer_files(found, eos=eos, templates=templates), notes
 
 
-def _template_source(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[str | None, list[str]]:
-    """The text of the chat template to take along, if any; and what a person should know."""
+def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
+    """The chat templates to take along, by name; and what a person should know."""
     template = template_of(tokenizer, *places)
     if template is None:
-        return None, []
+        return {}, []
     if outside := leads_out(Path(template.name)):
         what = f"it is a link to {outside}, outside the model's folder"
-        return None, [f"the chat template in {template.name} is not taken along: {what}"]
-    return template.source, []
+        return {}, [f"the chat template in {template.name} is not taken along: {what}"]
+    return {**template.named, "default": template.source}, []
 
 
 def _calibrated(
@@ -152,9 +152,9 @@ def _to_gguf(
     if found is None:
         notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
-    source, left_out = _template_source(found, places) if found else (None, [])
+    templates, left_out = _templates(found, places) if found else ({}, [])
     notes += left_out
-    vocabulary = vocabulary_keys(checkpoint, found, source)
+    vocabulary = vocabulary_keys(checkpoint, found, templates)
     whole = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
     if whole:
         notes.append(f"{len(whole)} matrices stay as they are, since {to} does not divide their rows: {whole[0]} …")

@@ -167,16 +167,32 @@ def rope_halves(
     return np.concatenate([*_turn(a, b, positions, frequencies), kept], axis=-1)
 
 
+def partial_rope(
+    x: Float[np.ndarray, "*batch seq heads head_dim"],
+    positions: Int[np.ndarray, "*batch seq"],
+    frequencies: Float[np.ndarray, " pairs"],
+    *,
+    magnitude: float,
+) -> Float[np.ndarray, "*batch seq heads head_dim"]:
+    """Rotate the first 2 pairs features of every head by `rope_halves`, and multiply these by `magnitude`. Float64.
+
+    >>> partial_rope(np.array([[[1.0, 2.0, 5.0]]]), np.array([1]), np.array([np.pi / 2]), magnitude=3.0).round(4)
+    array([[[-6.,  3.,  5.]]])
+    """
+    turned = np.arange(x.shape[-1]) < 2 * len(frequencies)
+    return rope_halves(x, positions, frequencies) * np.where(turned, magnitude, 1.0)
+
+
 def rotated(
     x: Float[np.ndarray, "*batch seq heads head_dim"], positions: Int[np.ndarray, "*batch seq"], rotation: Rotation
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Rotate every head of `x` by `rope_halves`, and multiply the features that are turned by the magnitude.
+    """Rotate every head of `x` by `partial_rope`.
 
     >>> rotated(np.array([[[1.0, 2.0, 5.0]]]), np.array([1]), Rotation(np.array([np.pi / 2]), magnitude=3.0)).round(4)
     array([[[-6.,  3.,  5.]]])
     """
     turns, length = rotation
-    return rope_halves(x, positions, turns) * np.where(np.arange(x.shape[-1]) < 2 * len(turns), length, 1.0)
+    return partial_rope(x, positions, turns, magnitude=length)
 
 
 def rope_interleaved(

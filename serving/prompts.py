@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from model.chat.chat import LONGEST_TOKEN
-from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens
+from model.chat.template import ChatTemplate, SpecialTokens, turn_stops
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
@@ -50,9 +50,8 @@ class Prompts:
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
-        ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
         self._call_form: CallForm | None = None  # once it is known
-        self.turn_stops = stops | {token for name, token in tokenizer.special.items() if name in ends}
+        self.turn_stops = stops | turn_stops(tokenizer, template)
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from cli import llamaspec
+from commands.chat import named_values
 from model.chat.chat import Chat
 from model.chat.template import ChatTemplate, SpecialTokens, find_template
 from model.checkpoints.open import open_checkpoint
@@ -17,6 +20,7 @@ from model.options import SamplingOptions
 from model.tokenizers.llama2c import read_llama2c
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken
+from model.tokenizers.tokenizer import decode
 from reference.config import Config
 from tests import tiny_tokenizers
 from tests.families import FAMILIES, write_checkpoint
@@ -134,6 +138,48 @@ def test_a_turn_computes_only_new_tokens(kind):
     assert talk.cached == whole
     begin = talk.tokenizer.bos
     assert whole.count(begin) == (3 if kind == "llama2" else 1) and whole[:2] != [begin, begin]
+
+
+TOOLED = """\
+{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}<|eot_id|>{% endfor %}\
+{% if enable_thinking is false %}<think></think>{% endif %}"""
+
+
+def test_tools_and_options_are_the_templates():
+    talk = Talk("llama3")
+    tool = {"name": "look <|eot_id|>", "strict": True, "parameters": [1, {"<|eot_id|>": "<|eot_id|>"}]}
+    talk.chat = Chat(talk.llama, ChatTemplate("t", TOOLED), tools=[tool], options={"enable_thinking": False})
+    talk.ask("Rain?", talk.answer("look()"))
+    talk.ask("yes <|eot_id|>", talk.answer("It rains."), role="tool")
+    assert [message["role"] for message in talk.chat.messages] == ["user", "assistant", "tool", "assistant"]
+    said = "".join(json.dumps([tool]) + "user:Rain?")
+    ids = talk.tokenizer.encode(said)
+    assert talk.cached[: len(ids)] == ids  # a tool's text spells no special token
+    assert "tool:yes <|eot_id|>" in decode(talk.tokenizer, talk.cached)
+    assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
+    with pytest.raises(ValueError, match="reads no option"):
+        Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
+    with pytest.raises(ValueError, match="tells the model of no tools"):
+        Chat(talk.llama, ChatTemplate("t", "{{ messages }}"), tools=[tool])
+
+
+def test_options_on_the_command_line_are_json_or_text():
+    stated = ("enable_thinking=false", "effort=high", "n=[1, 2]", "empty=", "a=b=c")
+    expected = {"enable_thinking": False, "effort": "high", "n": [1, 2], "empty": "", "a": "b=c"}
+    assert named_values(stated) == expected
+    for wrong in ("enable_thinking", "=false", "a b=1"):
+        done = CliRunner().invoke(llamaspec, ["chat", "--template-option", wrong])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{wrong!r} is not NAME=VALUE" in done.stderr
+
+
+def test_a_tools_result_is_forgotten_with_its_question():
+    talk = Talk("llama3", ChatTemplate("t", TOOLED), capacity=400)
+    for turn in range(3):
+        talk.ask(f"question {turn}", talk.answer("look()"))
+        talk.ask("z" * 40, talk.answer("It rains."), role="tool")
+    assert talk.chat.make_room("now?" * 20, answer=50) == 2
+    assert [message["content"] for message in talk.chat.messages[:1]] == ["question 2"]
 
 
 def test_an_answer_that_is_left_early_is_kept_so_far(kind):

@@ -170,6 +170,9 @@ def test_a_template_inside_goes_before_the_one_beside_it(tmp_path):
     keys["tokenizer.chat_template"] = (STRING, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
     template = find_template(tokenizer, model_with(tmp_path, keys))
     assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
+    keys |= {"tokenizer.chat_templates": (ARRAY, (STRING, ["../rag"])), "tokenizer.chat_template.../rag": (STRING, "")}
+    with pytest.raises(CheckpointError, match=r"chat template, '\.\./rag', is not of letters and digits"):
+        find_template(tokenizer, model_with(tmp_path, keys))
 
 
 SPOILED = [

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.chat.template import find_template
 from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
 from model.checkpoints.gguf.file import read_header
 from model.checkpoints.gguf.write import write_gguf
@@ -172,7 +173,8 @@ def with_tokenizer(path: Path, tokenizer: Tokenizer, *, more: int = 0, **changes
     """Make a small model with the tokenizer's vocabulary and `more` rows without a token."""
     config: Config = replace(SMALL, dim=8, layers=1, heads=1, kv_heads=1, ffn=4, vocab=tokenizer.vocab + more)
     checkpoint = replace(random_checkpoint(config, seed=0), **changes)
-    write_gguf(checkpoint, path, vocabulary=vocabulary_keys(checkpoint, tokenizer, "{{ messages }}"))
+    templates = {"default": "{{ messages }}", "tool-use": "{{ tools }}"}
+    write_gguf(checkpoint, path, vocabulary=vocabulary_keys(checkpoint, tokenizer, templates))
     return path
 
 
@@ -230,6 +232,9 @@ def test_a_template_and_the_rescaling_come_along(tmp_path, folder):  # noqa: F81
     path = with_tokenizer(tmp_path / "x.gguf", tokenizer)
     metadata = read_header(MappedFile(path)).metadata
     assert metadata.string("tokenizer.chat_template") == "{{ messages }}"
+    assert metadata.string("tokenizer.chat_template.tool_use") == "{{ tools }}"
+    template = find_template(tokenizer, path)
+    assert (template.source, template.named) == ("{{ messages }}", {"tool_use": "{{ tools }}"})
     for scaling in (LinearScaling(4.0), Llama3Scaling(8.0, 1.0, 4.0, 64)):
         checkpoint = random_checkpoint(replace(SMALL, head_dim=16, scaling=scaling), seed=0)
         write_gguf(checkpoint, tmp_path / f"{scaling.factor}.gguf")

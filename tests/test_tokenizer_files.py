@@ -13,7 +13,7 @@ from model.convert import convert
 from model.tokenizers.huggingface_writer import tokenizer_files
 from model.tokenizers.load import load_tokenizer
 from tests import families, tiny_tokenizers
-from tests.gguf_files import BOOL, STRING, U32, File, file_of
+from tests.gguf_files import ARRAY, BOOL, STRING, U32, File, file_of
 from tests.test_gguf_tokenizers import KINDS
 
 TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", "<s> is text", "1 + 1"]
@@ -30,7 +30,7 @@ def keys_of(kind: str, *, begins: bool) -> dict:
 def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
     """One tokenizer, inside a file and in a folder."""
     inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
-    files = tokenizer_files(load_tokenizer(inside), eos=None, template=None)
+    files = tokenizer_files(load_tokenizer(inside), eos=None, templates={})
     (folder / "there").mkdir()
     for name, data in files.items():
         (folder / "there" / name).write_bytes(data)
@@ -65,6 +65,8 @@ def test_a_directory_gets_what_is_inside(beside, tmp_path):
     config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
     file = file_of(config, families.random_tensors(config))
     file.keys |= {**keys, "tokenizer.chat_template": (STRING, "{{ messages[0].content }}")}
+    file.keys["tokenizer.chat_templates"] = (ARRAY, (STRING, ["rag"]))
+    file.keys["tokenizer.chat_template.rag"] = (STRING, "{{ documents }}")
     file.keys["tokenizer.ggml.eos_token_id"] = (U32, vocab - 1)
     source = open_checkpoint(file.write(tmp_path / "x.gguf"))
     if beside:
@@ -73,13 +75,29 @@ def test_a_directory_gets_what_is_inside(beside, tmp_path):
     assert convert(source, tmp_path / "there", to="safetensors") == []
     names = {path.name for path in (tmp_path / "there").iterdir()}
     assert names - {"config.json", "generation_config.json", "model.safetensors"} == {
-        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates",
     }  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "there")
     template = template_of(tokenizer, tmp_path / "there")
     assert template and template.source == "{{ messages[0].content }}"
+    assert template.named == {"rag": "{{ documents }}"}
     stated = json.loads((tmp_path / "there" / "tokenizer_config.json").read_text())
     assert stated["eos_token"] == tokenizer.piece(vocab - 1)
+
+
+def test_named_templates_are_copied_but_for_links_out_of_the_folder(tmp_path):
+    config = families.FAMILIES["llama-3.1"]
+    folder = tmp_path / "snapshots/1"
+    others = folder / "additional_chat_templates"
+    others.mkdir(parents=True)
+    families.write_checkpoint(folder, config)
+    for name, place in (("cached", "blobs/a"), ("secret", "secret")):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(name)
+        (others / f"{name}.jinja").symlink_to(tmp_path / place)
+    notes = convert(open_checkpoint(folder), tmp_path / "there", to="safetensors")
+    assert [path.read_text() for path in (tmp_path / "there/additional_chat_templates").iterdir()] == ["cached"]
+    assert any("secret.jinja is not copied: it is a link to" in note for note in notes)
 
 
 def test_without_a_tokenizer_inside_what_lies_beside_comes_along(tmp_path):
@@ -93,7 +111,7 @@ def test_without_a_tokenizer_inside_what_lies_beside_comes_along(tmp_path):
 def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
     with pytest.raises(TypeError, match="TiktokenTokenizer is not written"):
-        tokenizer_files(load_tokenizer(tmp_path), eos=None, template=None)
+        tokenizer_files(load_tokenizer(tmp_path), eos=None, templates={})
 
 
 def test_a_model_without_a_tokenizer_is_written(tmp_path):

@@ -9,7 +9,7 @@ layer: it carries the incoming errors along and adds the layer's own roundings, 
     gamma_n = n u / (1 - n u)      n roundings in a row, or a sum of n products, in any order
     |fl(w . x) - w . x| <= gamma_n |w| . |x|
 
-Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u; a test samples XLA's.
+Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u, tanh within 6 u; a test samples XLA's.
 Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of themselves: `rounded`.
 Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from reference.attention import attention, sink_attention
+from reference.capped import capped
 from reference.clamped_swiglu import LIMIT, SLOPE, clamped_swiglu
 from reference.config import Config
 from reference.gelu import gelu
@@ -35,6 +36,7 @@ from reference.swiglu import swiglu
 from verify.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
+TANH = 6 * U  # relative error of tanh, which libraries compute as a quotient of two polynomials
 FIXED = 2.0**-21  # the error of a number in fixed point, over the largest number of its group
 DIGITS_SIZE = 3.02  # the sum of a number's digits, each without its sign and scaled, over the number
 NO_BOUND = 1e30  # allows any value; infinity times a weight of 0 would be NaN
@@ -282,6 +284,22 @@ def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tupl
     rate = np.maximum(np.exp(a) / least * (1 + slack) / (1 - slack) - 1, 1 - np.exp(-a) / most * (1 - slack))
     # No probability is computed to be above 1, but for its own roundings.
     return p, np.minimum(p * rate + 2 * TINY, 1 + slack) * np.isfinite(scores)
+
+
+def soft_capped(x: Approx, cap: float) -> Approx:
+    """c tanh(x / c). It grows with x, so its values at both ends of x's interval enclose what becomes of x's error."""
+    value = capped(x.value, cap=cap)
+    moved = x.error + 2 * U * x.size + TINY  # c as a float32, and the quotient
+    carried = np.maximum(capped(x.value + moved, cap=cap) - value, value - capped(x.value - moved, cap=cap))
+    return Approx(value, carried + (TANH + 2 * U) * (np.abs(value) + carried) + 2 * TINY * (1 + cap))
+
+
+def sigmoid(x: Approx) -> Approx:
+    """1 / (1 + e^-x), whose slope is never above 1/4: an exp, a sum and a quotient, as in `gated`."""
+    value = (1 + np.tanh(x.value / 2)) / 2
+    moved = x.error / 4
+    slack = ELEMENTARY + 2 * U + 2 * U * np.maximum(x.error - x.value, 1)
+    return Approx(value, moved + slack * (value + moved) + TINY)
 
 
 def gated(gate: Approx, up: Approx) -> Approx:

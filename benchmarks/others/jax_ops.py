@@ -43,6 +43,25 @@ def linear(x, weight, bias):
     return y if bias is None else y + bias.astype(jnp.float32)
 
 
+@partial(jax.jit, static_argnames=("scale", "cap"))
+def attention_weights(q, k, mask, *, scale, cap):
+    """`jax.nn.softmax` of capped scores."""
+    q, k = (jnp.asarray(a, jnp.float32) for a in (q, jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)))
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = jnp.einsum("bihd,bjhd->bhij", q, k, precision="highest")
+    scores = scores if cap is None else cap * jnp.tanh(scores / cap)
+    return jax.nn.softmax(scores + mask[:, None], axis=-1)
+
+
+@jax.jit
+def shared_expert(x, score, gate, up, down):
+    """`jax.nn.silu` and `jax.nn.sigmoid`."""
+    row, score, gate, up = (a.astype(jnp.float32) for a in (x, score, gate, up))
+    product = partial(jnp.matmul, precision="highest")
+    hidden = (jax.nn.silu(product(row, gate.T)) * product(row, up.T)).astype(x.dtype).astype(jnp.float32)
+    return (jax.nn.sigmoid(product(row, score.T)) * product(hidden, down.astype(jnp.float32).T)).astype(x.dtype)
+
+
 @jax.jit
 def attention(q, k, v, mask):
     return jax.nn.dot_product_attention(q, k, v, mask=(mask == 0)[:, None])

@@ -32,6 +32,26 @@ squared_relu = MadeFor("squared_relu", jax.jit(block.squared_relu))
 argmax = MadeFor("argmax", jax.jit(sampling.largest))
 
 
+@made_for("capped")
+@partial(jax.jit, static_argnames="cap")
+def capped(x: Float[Array, "rows n"], *, cap: float) -> Float[Array, "rows n"]:
+    return block.capped(x.astype(jnp.float32), cap)
+
+
+@made_for("wide_qk_norm")
+@partial(jax.jit, static_argnames="eps")
+def wide_qk_norm(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    q_weight: Float[Array, " q_width"],
+    k_weight: Float[Array, " k_width"],
+    *,
+    eps: float,
+) -> tuple[Float[Array, "batch seq heads head_dim"], Float[Array, "batch seq kv_heads head_dim"]]:
+    q_normed = block.rmsnorm(q.reshape(*q.shape[:2], -1), q_weight, eps=eps).reshape(q.shape)
+    return q_normed, block.rmsnorm(k.reshape(*k.shape[:2], -1), k_weight, eps=eps).reshape(k.shape)
+
+
 @made_for("rope_halves")
 @jax.jit
 def rope_halves(
@@ -41,6 +61,19 @@ def rope_halves(
 ) -> Float[Array, "batch seq heads head_dim"]:
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return block.rope(x, Positions(positions, jnp.cos(angles), jnp.sin(angles)))
+
+
+@made_for("partial_rope")
+@partial(jax.jit, static_argnames="magnitude")
+def partial_rope(
+    x: Float[Array, "batch seq heads head_dim"],
+    positions: Int[Array, "batch seq"],
+    frequencies: Float[Array, " pairs"],
+    *,
+    magnitude: float,
+) -> Float[Array, "batch seq heads head_dim"]:
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return block.rope(x, Positions(positions, magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)))
 
 
 @made_for("attention_prefill", only=CACHE)

@@ -1,9 +1,10 @@
 """A conversation with a model, turn by turn, which computes new tokens alone."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from model.chat.template import END_OF_TURN, ChatTemplate, SpecialTokens, find_template
+from model.chat.template import ChatTemplate, SpecialTokens, check_options, find_template, turn_stops
 from model.generation import Generation
 from model.llama import Llama
 from model.options import SamplingOptions
@@ -16,17 +17,18 @@ LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known 
 class _Turn:
     """A question to the model, and its answer so far."""
 
-    question: str
+    question: dict[str, str]  # as a message
     text: str  # the conversation up to the answer, as the template renders it, disguised
     ids: list[int]  # the ids of `text`
     generation: Generation = field(repr=False)
 
     @property
     def messages(self) -> list[dict[str, str]]:
+        """The question and the answer, once it is begun."""
         if not self.generation.ids:  # The answer was not begun, or interrupted before its first token.
             return []
         answer = self.generation.completion
-        return [{"role": "user", "content": self.question}, {"role": "assistant", "content": answer}]
+        return [self.question, {"role": "assistant", "content": answer}]
 
 
 class Chat:
@@ -40,19 +42,35 @@ class Chat:
             print(token.text, end="", flush=True)
     """
 
-    def __init__(self, llama: Llama, template: ChatTemplate | None = None, *, system: str | None = None):
+    def __init__(
+        self,
+        llama: Llama,
+        template: ChatTemplate | None = None,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ):
         """Begin a conversation with `llama`, by `template` or for None by the one that came with the model.
 
-        Raises CheckpointError where the model has no template.
+        - `tools` are JSON schemas of functions, which the template tells the model of. The model calls one in its
+          answer, in words of its own; `reply(result, role="tool")` goes on from there.
+        - `options` are switches of the template by name, such as `{"enable_thinking": False}`.
+
+        Raises CheckpointError where the model has no template, and ValueError for options or tools that the template
+        does not read.
         """
         template = template or find_template(llama.tokenizer, *llama.places)
         self._llama = llama
         self._template = template
+        check_options(template, options or {})
+        if tools and not template.reads("tools"):
+            raise ValueError(f"{template.name}: tells the model of no tools")
         self._special = SpecialTokens(llama.tokenizer)
+        self._variables = {"tools": self._disguised(list(tools)) or None, **(options or {})}
         self._session = llama.session()
         self._system = [] if system is None else [{"role": "system", "content": system}]
-        ends = {*END_OF_TURN, template.tokens.get("eos_token")}
-        self._stops = llama.stops | {token for name, token in llama.tokenizer.special.items() if name in ends}
+        self._stops = llama.stops | turn_stops(llama.tokenizer, template)
         self.reset()
 
     @property
@@ -84,10 +102,13 @@ class Chat:
         room = min(answer, self.context // 4)
         if len(self._ids) + len(self._special.encode(self._special.disguise(text))) + room + MARGIN <= self.context:
             return 0
-        first, turns, dropped = len(self._system), (len(self._messages) - len(self._system)) // 2, 0
+        first, end, dropped = len(self._system), len(self._messages), 0
+        # A tool's result goes with the question that the tool was called for.
+        begins = [i for i in range(first, end) if i == first or self._messages[i]["role"] == "user"]
+        turns, begins = len(begins), [*begins, end]
 
         def size() -> int:
-            messages = [*self._messages[:first], *self._messages[first + 2 * dropped :]]
+            messages = [*self._messages[:first], *self._messages[begins[dropped] :]]
             rendered = self._rendered([*messages, {"role": "user", "content": text}])
             if len(rendered) > self._longest:  # encoding it would take long, and it cannot fit
                 return self.context + 1
@@ -100,7 +121,7 @@ class Chat:
             dropped += 1
         if size() > self.context:
             return 0
-        del self._messages[first : first + 2 * dropped]
+        del self._messages[first : begins[dropped]]
         self._text, self._ids = "", []
         return dropped
 
@@ -114,6 +135,7 @@ class Chat:
         self,
         text: str,
         *,
+        role: str = "user",
         max_new_tokens: int = 256,
         sampling: SamplingOptions | None = None,
         seed: int | None = None,
@@ -122,13 +144,14 @@ class Chat:
     ) -> Generation:
         """Put a question. Iterate over the result for the answer, as over that of `Llama.generate`.
 
+        `role` is whose message `text` is: "tool" says that it is the result of a tool which the model called.
         The question and the answer, as far as it was iterated over, are part of the conversation from the answer's
         first token on. The next `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as
         it was, where the template refuses it or it no longer fits the context.
         """
         self._settle()
-        messages = [*self._messages, {"role": "user", "content": text}]
-        rendered = self._rendered(messages)
+        question = {"role": role, "content": text}
+        rendered = self._rendered([*self._messages, question])
         if len(rendered) > self._longest:
             limit = f"more than {self._longest:,}, which the context of {self._llama.context} tokens cannot hold"
             raise ValueError(f"{self._template.name}: makes {len(rendered):,} characters of this conversation, {limit}")
@@ -157,7 +180,7 @@ class Chat:
             stops=self._stops,
             interrupted=ended,
         )
-        turn = self._turn = _Turn(text, rendered, ids, generation)
+        turn = self._turn = _Turn(question, rendered, ids, generation)
         return generation
 
     @property
@@ -166,7 +189,8 @@ class Chat:
         return self.context * LONGEST_TOKEN
 
     def _rendered(self, messages: Iterable[dict[str, str]]) -> str:
-        return self._template.render([self._disguised(message) for message in messages])
+        disguised = [self._disguised_message(message) for message in messages]
+        return self._template.render(disguised, **self._variables)
 
     def _settle(self) -> None:
         """Make the latest turn a part of the conversation."""
@@ -197,7 +221,18 @@ class Chat:
                 kept, whole = count, read
         return turn.generation.ids[:kept], len(answer[:whole].decode())
 
-    def _disguised(self, message: dict[str, str]) -> dict[str, str]:
+    def _disguised(self, value: Any) -> Any:
+        """A tool's description, in which neither texts nor keys spell a special token."""
+        match value:
+            case str():
+                return self._special.disguise(value)
+            case Mapping():
+                return {self._special.disguise_names(key): self._disguised(inner) for key, inner in value.items()}
+            case list() | tuple():
+                return [self._disguised(inner) for inner in value]
+        return value
+
+    def _disguised_message(self, message: dict[str, str]) -> dict[str, str]:
         said_by_model = message["role"] == "assistant"
         disguise = self._special.disguise_names if said_by_model else self._special.disguise
         return message | {"content": disguise(message["content"])}

@@ -9,29 +9,32 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
+from model.chat.template_process import SECONDS, run_worker
 from model.checkpoints.checkpoint import os_errors, refused
 from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import GGUF
+from model.checkpoints.recognize import GGUF, leads_out
 from model.checkpoints.strict_json import short
 from model.tokenizers.tokenizer import Tokenizer, check_text
-from model.tokenizers.tokenizer_config import read_config
+from model.tokenizers.tokenizer_config import read_config, stated_tokens
 
-END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>")
+# The control tokens that end an answer, or the whole text. Of those that a model has, the first is its eos_token where
+# no file names one.
+END_OF_TURN = (
+    *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>", "<|call|>", "<|end|>"),
+    *("</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
+)
 
 LARGEST = 1 << 20  # bytes of a template; the longest known has 30 thousand
-SECONDS = 2.0  # for a rendering; a good one takes a hundredth of this
-SECONDS_TO_START = 30.0  # for Python and Jinja, from a disk that may be slow
-LONGEST_ANSWER = 50_000_000  # bytes; the worker allows 4 million characters, of at most 12 bytes each
+MOST_NAMED = 100  # templates of one model
+WITH_TOOLS = "tool_use"  # the name of a model's template for conversations with tools
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")  # that no person's option may replace
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the keys of a message under which its thoughts come
 LONGEST_ERROR = 300  # characters
 
 BUILT_IN = Path(__file__).with_name("templates")
@@ -43,9 +46,6 @@ SUGGESTED_BY = {
     "llama2": {"<s>", "</s>"},
 }
 BUILT_IN_NAMES = (*SUGGESTED_BY, "vicuna")
-WORKER = Path(__file__).with_name("template_worker.py")
-# Python runs isolated, without PYTHONPATH and the user's site-packages, so we pass the place of Jinja.
-START = "import runpy, sys; sys.path += sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 # White space as the tokenizers library has it, which leaves out U+001C to U+001F.
 WHITE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -60,20 +60,26 @@ class ChatTemplate:
 
     name: str  # for messages: the file that it is from
     source: str = field(repr=False)
-    tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token and eos_token, where the model has them
+    tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token and such, where the model has them
     note: str | None = None  # a line for the person who chats, where the model came without a template
+    named: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's other templates, by name
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """Render the conversation as text, ready for the assistant's answer.
 
+        `variables` are what else the template reads: `tools`, or switches such as `enable_thinking`. With tools, the
+        model's template of the name tool_use is rendered, if it has one. Thoughts of a message may come under any name
+        in `THOUGHTS`.
+
         The template runs in a process of its own, which takes a tenth of a second and is stopped if it takes too much.
         Raises CheckpointError, one line that names the template, also where the template refuses the conversation.
         """
-        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        request = {"source": self.source, "variables": given | dict(self.tokens) | variables}
+        given = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
+        given |= {"add_generation_prompt": True, **self.tokens, **variables}
+        source = self.source if given["tools"] is None else self.named.get(WITH_TOOLS, self.source)
+        request = {"source": source, "variables": given}
         try:
-            answer, status = _run_worker(json.dumps(request).encode())
+            answer, status = run_worker(json.dumps(request).encode())
         except OSError as error:
             raise refused(self.name, f"cannot be rendered: {error}") from error
         try:
@@ -86,13 +92,24 @@ class ChatTemplate:
             raise refused(self.name, said["error"][:LONGEST_ERROR])
         return said["text"]
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template, or another one of the model, has the name of a variable in it."""
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in (self.source, *self.named.values()))
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message as templates expect it, as in transformers: without what is None, its thoughts under two names."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    thoughts = next((plain[key] for key in THOUGHTS if key in plain), None)
+    return plain if thoughts is None else {"thinking": thoughts, **plain, "reasoning_content": thoughts}
+
 
 def find_template(tokenizer: Tokenizer, *places: str | Path, template: str | Path | None = None) -> ChatTemplate:
     """The chat template for a tokenizer: the one that `template` names, else the first one in `places`.
 
-    `template` is one of `BUILT_IN_NAMES`, or a file. Without it, and where no place has a template, the control tokens
-    of the tokenizer decide which built-in one is taken, and its `note` says so. Raises CheckpointError if there is
-    none, or if it cannot be used.
+    `template` is one of `BUILT_IN_NAMES`, the name of one of the model's own, or a file. Without it, and where no place
+    has a template, the control tokens of the tokenizer decide which built-in one is taken, and its `note` says so.
+    Raises CheckpointError if there is none, or if it cannot be used.
     """
     if template is not None:
         return _named(template, tokenizer, places)
@@ -119,6 +136,26 @@ def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | Non
         if found:
             return found
     return None
+
+
+def turn_stops(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset[int]:
+    """The ids of the control tokens that end an answer in a conversation.
+
+    Where <|return|> ends an answer (gpt-oss), <|end|> ends only one message of it, such as its thoughts.
+    """
+    ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
+    if "<|return|>" in tokenizer.special:
+        ends.discard("<|end|>")
+    return frozenset(id for name, id in tokenizer.special.items() if name in ends)
+
+
+def check_options(template: ChatTemplate, options: Iterable[str]) -> None:
+    """Raise ValueError for an option that no template of the model reads, since nobody would hear of a misspelt one."""
+    for name in options:
+        if name in OWN_VARIABLES:
+            raise ValueError(f"{name} is given by the conversation, it is no option of a chat template")
+        if not template.reads(name):
+            raise ValueError(f"{template.name}: reads no option {short(name)}")
 
 
 class SpecialTokens:
@@ -189,49 +226,71 @@ def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template inside a GGUF file, else the one beside it."""
     with os_errors(path):
         if path.is_file() and (file := MappedFile(path)).bytes(0, len(GGUF)) == GGUF:
-            from model.tokenizers.gguf import read_template
+            from model.tokenizers.gguf import read_templates
 
-            if found := read_template(file):
+            if found := read_templates(file):
                 return _checked(path, *found, tokenizer)
     return _in_directory(path.parent, tokenizer)
 
 
 def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    """The template in a folder's own files, else in its tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
     with os_errors(folder):
         config = read_config(folder)
-        source = _read(path) if path.exists() else None
-    if source is None:
-        path, source = config_path, _default(config.get("chat_template"), config_path)
-    if source is None:
-        return None
-    return _checked(path, source, _stated_tokens(config, config_path), tokenizer)
+        sources = {"default": _read(path)} if path.exists() else {}
+        sources |= {other.stem: _read(other) for other in _others(folder / "additional_chat_templates")}
+    if not sources:
+        path, stated = folder / "tokenizer_config.json", config.get("chat_template")
+        if stated is None:
+            return None
+        sources = _by_name(stated, path)
+    return _checked(path, sources, stated_tokens(folder), tokenizer)
 
 
-def _checked(path: Path, source: str, tokens: Mapping[str, str], tokenizer: Tokenizer) -> ChatTemplate:
-    if len(source.encode(errors="surrogatepass")) > LARGEST:
+def _others(folder: Path) -> list[Path]:
+    """The files of a folder of named templates. `convert` publishes them, so links to files of others are refused."""
+    found = sorted(islice(folder.glob("*.jinja"), MOST_NAMED + 1))
+    if len(found) > MOST_NAMED:
+        raise refused(folder, f"more than {MOST_NAMED} chat templates")
+    for path in found:
+        if outside := leads_out(folder) or leads_out(path):
+            raise refused(path, f"is a link to {outside}, outside the model's folder")
+    return found
+
+
+def _checked(
+    path: Path, sources: Mapping[str, str], tokens: Mapping[str, str | None], tokenizer: Tokenizer
+) -> ChatTemplate:
+    """Make a template of those that a model has by name, whose default is rendered unless there are tools."""
+    if any(len(source.encode(errors="surrogatepass")) > LARGEST for source in sources.values()):
         raise refused(path, f"its chat template has more than {LARGEST} bytes")
-    return ChatTemplate(str(path), source, _named_tokens(tokenizer) | dict(tokens))
+    if "default" not in sources:
+        raise refused(path, "none of its chat templates is the default")
+    named = {name: source for name, source in sources.items() if name != "default"}
+    return ChatTemplate(str(path), sources["default"], _tokens(tokenizer, tokens), named=named)
 
 
 def _named(template: str | Path, tokenizer: Tokenizer, places: Sequence[str | Path]) -> ChatTemplate:
-    """The built-in template of this name, or the one in this file."""
+    """The built-in template of this name, the model's own of this name, or the one in this file."""
     if str(template) in BUILT_IN_NAMES:
         return _built_in(str(template), tokenizer)
     if not os.path.exists(template):
-        raise refused(template, f"no such file, and no built-in chat template: {', '.join(BUILT_IN_NAMES)}")
-    path, tokens = Path(template), _named_tokens(tokenizer)
+        own = template_of(tokenizer, *places)
+        if own and str(template) in own.named:
+            return replace(own, name=f"{own.name} ({template})", source=own.named[str(template)], named={})
+        names = ", ".join((*BUILT_IN_NAMES, *(own.named if own else ())))
+        raise refused(template, f"no such file, and no built-in chat template: {names}")
+    path, tokens = Path(template), {}
     for place in map(Path, places):
-        folder = place if place.is_dir() else place.parent
-        if config := read_config(folder):
-            tokens |= _stated_tokens(config, folder / "tokenizer_config.json")
+        if tokens := stated_tokens(place if place.is_dir() else place.parent):
             break
-    return ChatTemplate(str(path), _read(path), tokens)
+    return ChatTemplate(str(path), _read(path), _tokens(tokenizer, tokens))
 
 
 def _built_in(name: str, tokenizer: Tokenizer) -> ChatTemplate:
     source = (BUILT_IN / f"{name}.jinja").read_text("utf-8")
-    return ChatTemplate(f"built-in {name}.jinja", source, _named_tokens(tokenizer))
+    return ChatTemplate(f"built-in {name}.jinja", source, _tokens(tokenizer, {}))
 
 
 def _read(path: Path) -> str:
@@ -244,73 +303,22 @@ def _read(path: Path) -> str:
         raise refused(path, f"is not a template: byte {error.start} is not UTF-8") from None
 
 
-def _default(stated: object, path: Path) -> str | None:
-    """The template of a tokenizer_config.json, which may have several by name."""
+def _by_name(stated: object, path: Path) -> dict[str, str]:
+    """The templates of a tokenizer_config.json, which has one, or several by name."""
     if isinstance(stated, list):
         entries = [entry for entry in stated if isinstance(entry, dict)]
-        named = {entry["name"]: entry.get("template") for entry in entries if isinstance(entry.get("name"), str)}
-        if "default" not in named:
-            raise refused(path, "none of its chat templates is the default")
-        stated = named["default"]
-    if stated is not None and not isinstance(stated, str):
-        raise refused(path, f"chat_template is {short(stated)}, not a text")
-    return stated
+        stated = {entry["name"]: entry.get("template") for entry in entries if isinstance(entry.get("name"), str)}
+    sources = {}
+    for name, source in (stated if isinstance(stated, dict) else {"default": stated}).items():
+        if not isinstance(source, str):
+            raise refused(path, f"chat_template is {short(source)}, not a text")
+        sources[name] = source
+    return sources
 
 
-def _stated_tokens(config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """The tokens that a tokenizer_config.json names; "" for one that it says there is not."""
-    tokens = {}
-    for key in ("bos_token", "eos_token"):
-        if key in config:
-            token = config[key]
-            token = token.get("content") if isinstance(token, dict) else token
-            if not isinstance(token, str | None):
-                raise refused(path, f"{key} is {short(token)}, not a text")
-            tokens[key] = token or ""
-    return tokens
-
-
-def _named_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    tokens = {} if tokenizer.bos is None else {"bos_token": tokenizer.piece(tokenizer.bos)}
+def _tokens(tokenizer: Tokenizer, stated: Mapping[str, str | None]) -> dict[str, str]:
+    """The tokens for a template: those that files name, and where they name none, what the tokenizer suggests."""
     end = next((name for name in END_OF_TURN if name in tokenizer.special), None)
-    return tokens if end is None else tokens | {"eos_token": end}
-
-
-def _run_worker(request: bytes) -> tuple[bytes, int]:
-    """Run the worker. Returns its answer, whole or cut short, and its exit status; the process has ended by then."""
-    specs = [find_spec(name) for name in ("jinja2", "markupsafe")]
-    packages = {str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin}
-    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
-    with subprocess.Popen(
-        [sys.executable, "-I", "-c", START, WORKER, *packages],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,  # A person's Ctrl-C is meant for this process.
-    ) as worker:
-        assert worker.stdin and worker.stdout
-        try:
-            _within(SECONDS_TO_START, worker, worker.stdout.readline)
-            return _within(SECONDS, worker, lambda: _exchange(worker, request))
-        finally:
-            worker.kill()
-
-
-def _within[T](seconds: float, worker: subprocess.Popen, action: Callable[[], T]) -> T:
-    """The result of `action`, which reads from the worker. A worker that takes too long is killed: the stream ends."""
-    timer = Timer(seconds, worker.kill)
-    timer.start()
-    try:
-        return action()
-    finally:
-        timer.cancel()
-
-
-def _exchange(worker: subprocess.Popen, request: bytes) -> tuple[bytes, int]:
-    assert worker.stdin and worker.stdout
-    with suppress(BrokenPipeError):  # The worker has ended, and its status says how.
-        worker.stdin.write(request)
-    with suppress(BrokenPipeError):
-        worker.stdin.close()
-    return worker.stdout.read(LONGEST_ANSWER), worker.wait()
+    begin = None if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
+    tokens = {"bos_token": begin, "eos_token": end, **stated}
+    return {name: token for name, token in tokens.items() if token is not None}

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.exceptions
+import jinja2.utils
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -52,13 +53,33 @@ class Generation(Extension):
         return caller()
 
 
+class Namespace(jinja2.utils.Namespace):
+    """A namespace that takes no name with an underscore in front, as in transformers."""
+
+    def __init__(*args, **kwargs):  # without named parameters, which would be names that no template can use
+        self, *given = args
+        names = dict(*given, **kwargs)
+        for name in names:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, names)
+
+    def __setitem__(self, name, value) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace has no {name!r}")
+
+
 def render(source: str, variables: dict[str, Any]) -> str:
     """Render a template. Raises whatever a template can."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now, "namespace": Namespace}
     parts, length = [], 0
     for part in environment.from_string(source).generate(**variables):
         length += len(part)

@@ -111,7 +111,8 @@ def leads_out(path: Path) -> Path | None:
     model.
     """
     folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
-    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
+    cached = next((parent for parent in folder.parents[:2] if parent.name == "snapshots"), None)
+    blobs = cached.parent / "blobs" if cached else folder
     return None if target.is_relative_to(folder) or target.parent == blobs else target
 
 

@@ -5,6 +5,7 @@ implementation serves all files. As in llama.cpp, text is not normalized, and to
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from reference.byte_bpe import GPT2, LLAMA3, QWEN2
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
 TYPE = "tokenizer.ggml.model"
+TEMPLATE = "tokenizer.chat_template"  # and with .NAME, for each of the names in the list
+TEMPLATE_NAMES = "tokenizer.chat_templates"
 
 # The patterns that cut a text, one after the other, by the name in tokenizer.ggml.pre.
 PATTERNS = {
@@ -51,10 +54,13 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
     return read(metadata, tokens, types)
 
 
-def read_template(file: MappedFile) -> tuple[str, dict[str, str]] | None:
-    """Read the chat template of a GGUF file, and the texts of bos_token and eos_token; None where it has none."""
+def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | None:
+    """Read the chat templates of a GGUF file by name, and the texts of bos_token and eos_token.
+
+    None where the file has no template of the name default.
+    """
     metadata = read_header(file).metadata
-    if "tokenizer.chat_template" not in metadata:
+    if TEMPLATE not in metadata:
         return None
     tokens = metadata.strings("tokenizer.ggml.tokens")
     named = {}
@@ -62,7 +68,12 @@ def read_template(file: MappedFile) -> tuple[str, dict[str, str]] | None:
         key = f"tokenizer.ggml.{name}_token_id"
         if key in metadata and 0 <= (id := metadata.integer(key)) < len(tokens):
             named[f"{name}_token"] = tokens[id]
-    return metadata.string("tokenizer.chat_template"), named
+    others = metadata.strings(TEMPLATE_NAMES) if TEMPLATE_NAMES in metadata else []
+    if odd := next((name for name in others if not re.fullmatch(r"\w{1,100}", name, re.ASCII)), None):
+        # Names become names of files.
+        raise metadata.refused(f"the name of a chat template, {short(odd)}, is not of letters and digits")
+    sources = {name: metadata.string(f"{TEMPLATE}.{name}") for name in others}
+    return sources | {"default": metadata.string(TEMPLATE)}, named
 
 
 def _types(metadata: Metadata, count: int) -> Sequence[int]:

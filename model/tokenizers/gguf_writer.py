@@ -1,5 +1,6 @@
 """Writes a tokenizer as the keys of a GGUF file, which `model.tokenizers.gguf` and llama.cpp read."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,7 +10,18 @@ import numpy as np
 from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.gguf.config import BOS, STOPS
 from model.checkpoints.gguf.file import Value
-from model.tokenizers.gguf import BYTE, CONTROL, NORMAL, PATTERNS, TYPE, UNKNOWN, UNUSED, USER_DEFINED
+from model.tokenizers.gguf import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PATTERNS,
+    TEMPLATE,
+    TEMPLATE_NAMES,
+    TYPE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
 from model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
 from model.tokenizers.huggingface_decoder import byte_characters
 from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
@@ -30,9 +42,11 @@ class Token(NamedTuple):
 
 
 def vocabulary_keys(
-    checkpoint: Checkpoint, tokenizer: Tokenizer | None, template: str | None = None
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, templates: Mapping[str, str] | None = None
 ) -> dict[str, Value]:
-    """Format the keys of a tokenizer and chat template; without a tokenizer, only the ids that begin and end texts.
+    """Format the keys of a tokenizer and chat templates; without a tokenizer, only the ids that begin and end texts.
+
+    `templates` are by name, and "default" is the one for most conversations.
 
     Raises `CheckpointError` for a tokenizer that llama.cpp has no name for.
     """
@@ -41,7 +55,17 @@ def vocabulary_keys(
     if bos is not None:
         keys[BOS] = bos
     keys |= _stop_keys(checkpoint, tokenizer, bos)
-    return keys if template is None else keys | {"tokenizer.chat_template": template}
+    return keys | _template_keys(templates or {})
+
+
+def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
+    # llama.cpp, too, makes underscores of what are no letters or digits.
+    named = {re.sub(r"[^A-Za-z0-9]", "_", name): source for name, source in templates.items()}
+    keys: dict[str, Value] = {
+        TEMPLATE if name == "default" else f"{TEMPLATE}.{name}": source for name, source in named.items()
+    }
+    others = [name for name in named if name != "default"]
+    return keys | {TEMPLATE_NAMES: others} if others else keys
 
 
 def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None) -> dict[str, Value]:

@@ -1,6 +1,7 @@
 """Writes a tokenizer as files of a Hugging Face directory, which this package and transformers read."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from model.tokenizers.huggingface import HuggingFaceTokenizer
@@ -8,11 +9,11 @@ from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from model.tokenizers.tokenizer import Tokenizer
 
 
-def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, template: str | None) -> dict[str, bytes]:
-    """Format the files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, and chat_template.jinja.
+def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, templates: Mapping[str, str]) -> dict[str, bytes]:
+    """Format the files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, and chat templates.
 
-    The first two say whether texts begin with BOS. `eos` is the id that ends texts, and `template` the source of the
-    chat template. Raises TypeError for a tokenizer of another kind.
+    The first two say whether texts begin with BOS. `eos` is the id that ends texts, and `templates` are by name:
+    "default" becomes chat_template.jinja. Raises TypeError for a tokenizer of another kind.
     """
     config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False}
     for name, id in (("bos_token", tokenizer.bos), ("eos_token", eos)):
@@ -28,8 +29,9 @@ def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, template: str | No
         case _:
             raise TypeError(f"{type(tokenizer).__name__} is not written")
     files["tokenizer_config.json"] = _as_json(config)
-    if template is not None:
-        files["chat_template.jinja"] = template.encode()
+    for name, source in templates.items():
+        place = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+        files[place] = source.encode()
     return files
 
 

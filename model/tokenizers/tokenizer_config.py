@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.strict_json import read_object, short
 
+NAMED_TOKENS = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
 
 class Added(NamedTuple):
     """A token beside a vocabulary, or one of it that is never split."""
@@ -21,6 +23,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The tokenizer_config.json in `folder`; empty where there is none. Raises `CheckpointError`."""
     path = folder / "tokenizer_config.json"
     return read_object(path) if path.is_file() else {}
+
+
+def stated_tokens(folder: Path) -> dict[str, str | None]:
+    """The named tokens, such as bos_token, that files in `folder` state; None for one that they say there is not.
+
+    A special_tokens_map.json counts where the tokenizer_config.json lists no added tokens, as in transformers. Raises
+    `CheckpointError`.
+    """
+    stated = {}
+    path = folder / "tokenizer_config.json"
+    config = read_config(folder)
+    files = [(path, config)]
+    path = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" not in config and path.is_file():
+        files.append((path, read_object(path)))
+    for path, values in files:
+        for key in NAMED_TOKENS & values.keys():
+            token = values[key].get("content") if isinstance(values[key], dict) else values[key]
+            if not isinstance(token, str | None):
+                raise refused(path, f"{key} is {short(token)}, not a text")
+            stated[key] = token
+    return stated
 
 
 def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool, default: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Write chat.json: what Hugging Face transformers renders for four chat templates, written for these tests.
+"""Write chat.json: what Hugging Face transformers renders for the chat templates here and in `chat_templates`.
 
     python -m tests.goldens.make_chat
 
@@ -7,14 +7,19 @@ from the root of the repository, in an environment of its own (Python 3.11):
     pip install transformers tokenizers jinja2
 
 transformers renders in a sandboxed environment with `trim_blocks`, `lstrip_blocks`, `break` and `continue`, a block
-`generation` that renders what it holds, a `tojson` that keeps `<`, `&` and non-ASCII letters, and the functions
-`raise_exception` and `strftime_now`; `tools` is always defined, and none when not given (so is `documents`, which no
-template here reads). Leave out any one of these and a case changes; none depends on the day it is rendered.
+`generation` that renders what it holds, namespaces without names such as `_a`, a `tojson` that keeps `<`, `&` and
+non-ASCII letters, and the functions `raise_exception` and `strftime_now`; `tools` is always defined, and none when not
+given (so is `documents`, which no template here reads). Thoughts of a message come under each name that templates
+read. Leave out any one of these and a case changes; none depends on the day it is rendered.
 """
 
 import json
 import platform
+import tempfile
 from pathlib import Path
+
+from tests.goldens import chat_templates
+from tests.tiny_tokenizers import chatml
 
 COMMAND = "python -m tests.goldens.make_chat"
 
@@ -166,12 +171,13 @@ CASES: list[tuple[str, str, list[dict], dict]] = [  # name of the template, temp
     ("macros", MACROS, LONG, {}),
     ("macros", MACROS, DIALOGUE, {"date_string": "26 Jul 2024"}),
     ("macros", MACROS, PARTS, {"tools": [TOOL]}),
+    *chat_templates.CASES,
 ]
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def render(template: str, messages: list[dict], variables: dict) -> dict[str, str]:
-    """Render by transformers: `rendered`, or the message of the template's exception."""
+    """Render by transformers: `rendered`, or the kind and message of the template's exception."""
     # Imported here, since pytest imports every module for its doctests and need not have these.
     from jinja2.exceptions import TemplateError
     from tokenizers import Tokenizer, models
@@ -180,11 +186,28 @@ def render(template: str, messages: list[dict], variables: dict) -> dict[str, st
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
     try:
         rendered = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
+            messages, chat_template=template, tokenize=False, **{"add_generation_prompt": True} | variables
         )
     except TemplateError as error:
-        return {"error": str(error)}
+        return {"kind": type(error).__name__, "error": str(error)}
     return {"rendered": rendered}
+
+
+def render_folder(files: dict[str, object], messages: list[dict], variables: dict) -> dict[str, object]:
+    """Render and encode by the tokenizer that transformers loads from a folder with these files."""
+    from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "tokenizer.json").write_text(chatml(special=chat_templates.TOKENS))
+        for name, contents in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(contents if isinstance(contents, str) else json.dumps(contents))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    options = {"add_generation_prompt": True} | variables
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    return {"rendered": rendered, "ids": " ".join(map(str, ids))}
 
 
 def main() -> None:
@@ -202,7 +225,12 @@ def main() -> None:
         {"template": name, "messages": messages, "variables": variables, **render(template, messages, variables)}
         for name, template, messages, variables in CASES
     ]
-    chat = {"made": made, "special": SPECIAL, "add_generation_prompt": True, "templates": templates, "cases": cases}
+    folders = [
+        {"name": name, "files": files, "messages": messages, "variables": variables}
+        | render_folder(files, messages, variables)
+        for name, files, messages, variables in chat_templates.FOLDERS
+    ]
+    chat = {"made": made, "special": SPECIAL, "templates": templates, "cases": cases, "folders": folders}
     (Path(__file__).parent / "chat.json").write_text(json.dumps(chat, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -32,6 +32,7 @@ COMPANIONS = (
     "tokenizer.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
+TEMPLATES = "additional_chat_templates"  # a folder of more, NAME.jinja each
 
 
 def write_huggingface(
@@ -88,9 +89,11 @@ def write_huggingface(
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
         for name, data in (files or {}).items():
+            (staged / name).parent.mkdir(exist_ok=True)
             (staged / name).write_bytes(data)
-        for companion in companions:
-            shutil.copyfile(companion, staged / companion.name)
+        for folder, name in companions:
+            (staged / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, staged / name)
         with open(staged / "model.safetensors", "wb") as file:
             file.write(header)
             for name, tensor in checkpoint.tensors.items():
@@ -222,13 +225,14 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         yield f"{module}.{stored}", array
 
 
-def _companions(source: Path) -> tuple[list[Path], list[str]]:
-    """The files to copy, and a line for each that is left out."""
+def _companions(source: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+    """The files to copy, each by its folder and its place in there, and a line for each that is left out."""
     folder = source if source.is_dir() else source.parent
     copied, notes = [], []
-    for path in (folder / name for name in COMPANIONS if (folder / name).is_file()):
-        if outside := leads_out(path):
+    others = sorted(f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja"))
+    for path, name in ((folder / name, name) for name in (*COMPANIONS, *others) if (folder / name).is_file()):
+        if outside := leads_out(path) or (leads_out(path.parent) if name in others else None):
             notes.append(f"{path} is not copied: it is a link to {outside}, outside the model's folder")
         else:
-            copied.append(path)
+            copied.append((folder, name))
     return copied, notes

@@ -1,0 +1,119 @@
+"""Weights of attention, with a scale of its own and a soft cap of the scores."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.attention import attention_weights
+from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from verify.contracts.attention import MASKS, mask_named
+from verify.draw import Values, sizes, values
+from verify.laws import alone
+from verify.precision import TINY, Precision
+from verify.running_error import Approx, gamma, soft_capped, softmaxed
+
+BLOCKS = 8  # blocks of keys, at most, of an online softmax
+
+
+def arguments(
+    *,
+    precision: Precision,
+    batch: int,
+    queries: int,
+    keys: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    q: Values,
+    k: Values,
+    mask: str,
+    scale: float | None,
+    cap: float | None,
+) -> Arguments:
+    return {
+        "q": q.array("q", batch, queries, kv_heads * group, head_dim, precision=precision),
+        "k": k.array("k", batch, keys, kv_heads, head_dim, precision=precision),
+        "mask": mask_named(mask, batch, queries, keys),
+        "scale": scale,
+        "cap": cap,
+    }
+
+
+def expect(q: np.ndarray, k: np.ndarray, mask: np.ndarray, *, scale: float | None, cap: float | None) -> Expected:
+    group, head_dim = q.shape[2] // k.shape[2], q.shape[3]
+    queries, keys = (as_float64(a).swapaxes(1, 2) for a in (q, np.repeat(k, group, axis=2)))  # [batch heads n head_dim]
+    by = head_dim**-0.5 if scale is None else scale
+    sizes = by * np.abs(queries) @ np.abs(keys).swapaxes(-1, -2)
+    # The scale is rounded, its root and quotient may be, and q or the score is multiplied by it.
+    moved = gamma(head_dim + 3) * sizes + (head_dim + 4) * TINY
+    scores = Approx(by * queries @ keys.swapaxes(-1, -2), moved)
+    scores = scores if cap is None else soft_capped(scores, cap)
+    seen = as_float64(mask)[:, None]
+    p, error = softmaxed(scores.value + seen, np.where(np.isneginf(seen), 0, scores.error), blocks=BLOCKS)
+    return Expected(p, error, error, p)
+
+
+def _sums_to_one(trial: Trial) -> Claim:
+    p = as_float64(trial.outputs[0])
+    seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[:, None]
+    return Claim(p.sum(axis=-1), np.broadcast_to(seen * 1.0, p.shape[:-1]), trial.bounds[0].sum(axis=-1) + 1e-12)
+
+
+def _repeated_heads(trial: Trial) -> Claim:
+    k = trial.arguments["k"]
+    again = trial.again(k=np.repeat(k, trial.arguments["q"].shape[2] // k.shape[2], axis=2))
+    return Claim(again[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+def _longer_queries(trial: Trial) -> Claim | None:
+    """Double the queries and halve the scale: powers of two round nothing, but scores may overflow or vanish."""
+    q, scale = trial.arguments["q"], trial.arguments["scale"]
+    if scale is None:
+        return None
+    with np.errstate(over="ignore"):
+        doubled = (q * 2).astype(q.dtype)
+    if not np.array_equal(as_float64(doubled), 2 * as_float64(q)):
+        return None
+    return Claim(trial.again(q=doubled, scale=scale / 2)[0], trial.outputs[0], 2 * trial.bounds[0])
+
+
+CONTRACT = Contract(
+    definition=attention_weights,
+    shapes={
+        "batch": st.sampled_from([1, 2]),
+        "queries": st.sampled_from([1, 2, 3, 8, 9]),
+        "keys": sizes(8, 16, most=33),
+        "kv_heads": st.sampled_from([1, 2, 3]),
+        "group": st.sampled_from([1, 2, 3]),
+        "head_dim": sizes(8, 16, most=33),
+    },
+    values={
+        "q": values(-4, 4),
+        "k": values(-4, 4),
+        "mask": st.sampled_from(MASKS),
+        "scale": st.sampled_from([None, 0.0625, 0.1, 1.0, 2.5]),
+        "cap": st.sampled_from([None, 50.0, 5.0, 0.5]),
+    },
+    arguments=arguments,
+    expect=expect,
+    domain="q [batch queries heads head_dim] and k [batch keys kv_heads head_dim] of one dtype, mask [batch queries "
+    "keys] float32 of 0 and -inf; scale None or above 0, cap None or above 0; a query that sees nothing gets zeros",
+    bound="hard and alarm: running error analysis of the scores, the cap, which lets little of a large score's error "
+    "pass, and the softmax, a block of keys at a time",
+    laws=[
+        alone("a sequence", "q", "k", "mask"),
+        Law("weights sum to 1, or to 0 where a query sees nothing", _sums_to_one),
+        Law("shared keys are the same as repeated ones", _repeated_heads),
+        Law("2 q with half of the scale is q", _longer_queries),
+    ],
+    large=Large(
+        {
+            "batch": beyond(8),
+            "queries": beyond(16, 64),
+            "keys": beyond(64, 128, 1024),
+            "group": beyond(8),
+            "kv_heads": beyond(8),
+            "head_dim": beyond(64, 128),
+        },
+        beside={"batch": [2], "queries": [3], "keys": [9], "kv_heads": [2], "group": [2], "head_dim": [24]},
+    ),
+)
