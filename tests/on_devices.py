@@ -447,8 +447,8 @@ def trained(kind: str) -> dict[str, Any]:
     import numpy as np
 
     from model.checkpoints.open import open_checkpoint
-    from reference.config import Config
     from model.tokenizers.load import load_tokenizer
+    from reference.config import Config
     from tests import tiny_tokenizers
     from training.data import Text
     from training.loop import train

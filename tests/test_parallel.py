@@ -12,7 +12,6 @@ from tests.device_mutants import MUTANTS
 from tests.on_devices import GRADIENTS, MORE, SHARED_BY, SPREAD, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 
-
 # A test has all cases of a kind, which one process computes: two workers would compute them twice.
 
 

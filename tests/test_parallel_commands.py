@@ -9,7 +9,6 @@ from model.insight.machine import keep_link, keep_read_rate, kept_link, kept_rea
 from model.insight.plan import Link
 from tests.on_devices import COMMANDS, EARLY, results, shown
 
-
 # One process runs all commands of a test: two workers would run them twice.
 
 
@@ -21,8 +20,7 @@ def test_the_commands_of_the_page_do_what_it_says(run):
     assert "float32 on CPU, 2 devices" in ran["generate"]["err"]
     assert "within bounds" in ran["verify"]["out"]
     out = ran["bench"]["out"]
-    # On a busy machine a large message can be the faster one, so that the rate is less than 0.
-    assert re.search(r"^all-reduce over 2 devices: -?[\d,.]+ us a message, -?[\d,.]+ GB/s$", out, re.M)
+    assert re.search(r"^all-reduce over 2 devices: [\d,.]+ us a message, [\d,.]+ GB/s$", out, re.M)
     assert "stories, 2 devices: float32 on CPU, 2 devices\n" in out
     assert re.search(
         r"^  decoding +[\d,.]+ tokens/s after 504, [\d.]+ MB read by each device at [\d,.]+ GB/s$", out, re.M
