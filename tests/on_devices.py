@@ -358,7 +358,8 @@ def spread_cache(name: str) -> dict[str, Any]:
         index, sequence = jnp.where(at % devices == mine, at // devices, -1), jnp.arange(len(rows))[:, None]
         return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
 
-    devices, rows = 4, 8  # of which the last of a device is in use
+    # The last row of a device is in use, but where each device keeps all positions.
+    devices, rows = 4, 32 if name == "rows of others kept" else 8
     config = replace(configs()["broad"], layers=2, windows=(None, 3))
     if name == "scaled and capped scores":  # as in Gemma 2; both change these logits
         config = replace(config, attention_scale=1.0, attention_cap=1.0)

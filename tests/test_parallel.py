@@ -112,5 +112,5 @@ def test_a_cache_on_several_devices_gives_the_logits_of_one():
 
 def test_every_device_draws_the_token_that_one_draws():
     right, own_key = results("drawn")
-    assert right["same"] and right["drawn"] == right["alone"] and len(set(right["alone"])) > 3
+    assert right["same"] and right["drawn"] == right["alone"] and len(set(right["alone"])) > 1
     assert not own_key["same"]
