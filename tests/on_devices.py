@@ -2,12 +2,13 @@
 
     python -m tests.on_devices walk          every case of `WALKS`
     python -m tests.on_devices more          every case of `MORE`
-    python -m tests.on_devices mutants       every case of `MUTANTS`
     python -m tests.on_devices gradients     every case of `GRADIENTS`
     python -m tests.on_devices caches        every case of `SPREAD`
+    python -m tests.on_devices drawn         tokens that four devices draw, and again with a key for each device
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
     python -m tests.on_devices stories       the texts of the built-in model, by each way of `SHARED_BY`
-    python -m tests.on_devices commands      code, stdout and stderr of every command of `COMMANDS`, then of `shown`
+    python -m tests.on_devices commands      code, stdout and stderr of every command of `COMMANDS`
+    python -m tests.on_devices shown         likewise, of `shown`
 
 A case that raises gives its error.
 """
@@ -18,7 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
 DEVICES = 8
+# Nearly all that these processes do is compile, and what they run is small.
+COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 class Walk(NamedTuple):
@@ -37,6 +40,7 @@ class Walk(NamedTuple):
     table: str = "xla"
     quantize: str | None = None
     way: str = "tensor"
+    stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
 
 
 WALKS = [
@@ -53,33 +57,23 @@ MORE = [
     Walk("experts", 8, "bfloat16", way="context"),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4", way="context"),
     Walk("wide", 2, table="cpu"),
-    *(Walk("wide", 2, quantize=scheme) for scheme in ("q8", "q8_row", "q4", "nf4")),
+    *(Walk("wide", 2, quantize=scheme) for scheme in ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")),
+    *(Walk("wide", 2, quantize=scheme, stored=True) for scheme in ("q4", "q8_row", "fp8", "mxfp4")),
+    *(Walk("wide", 2, quantize=scheme, way="context") for scheme in ("fp8", "mxfp4")),
+    *(Walk(name, 2, way="FSDP") for name in ("biases, scaled RoPE", "experts")),
+    *(Walk(name, 3, way="context") for name in ("3 heads to 1, q/k norms, window", "7 heads to 1")),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4"),
+    # Each model, number of devices, dtype and table meets each other one.
     *(
         Walk(name, devices, dtype, table)
         for name in ("biases, scaled RoPE", "7 heads to 1", "2 heads to 1, wide", "experts")
         for devices in (2, 4)
         if devices == 2 or name != "7 heads to 1"
-        for dtype in ("float32", "bfloat16")
-        for table in ("xla", "cpu")
+        for dtype, table in zip(
+            ("float32", "bfloat16"), ("xla", "cpu") if devices == 2 else ("cpu", "xla"), strict=True
+        )
     ),
 ]
-MUTANTS = {  # the least that the first wrong op is out of bounds by, in the dtypes where it must be
-    "a bias added on every device": ("float32", 1000),
-    "a residual added on every device": ("float32", 1000),
-    "one device's sum instead of all": ("float32", 1000),
-    "a sum of bfloat16 in float32": ("float32", 10),
-    "a sum of bfloat16 in bfloat16": ("bfloat16", 2),
-    "an even cut through q, k and v": ("float32", 1000),
-    "a residual of experts added on every device": ("float32", 1000),
-    "logits gathered backwards": ("float32", 1000),
-    "a kv head of another device": ("float32", 1000),
-    "keys and values written by every device": ("float32", 1000),
-    "each device's own largest score": ("float32", 1000),
-    "a stack gathered in the order of the devices": ("float32", 1000),
-}
-
-
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
 GRADIENTS = {  # whether the gradient is that of one device
     "data parallel": True,
@@ -94,7 +88,9 @@ SPREAD = {  # caches on four devices, by whether logits are those of one device
     "float32": True,
     "int8": True,
     "bfloat16": True,
+    "scaled and capped scores": True,
     "rows of others kept": False,
+    "rows of others put at the end": False,
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
@@ -118,12 +114,12 @@ def shown() -> dict[str, tuple[str, ...]]:
     return {verb: (verb, *words, *EARLY * (verb == "generate")) for verb, *words in typed}
 
 
-def results(*arguments: str, devices: int = DEVICES) -> list[dict[str, Any]]:
-    """Run this module in a process that has so many devices; an object a case."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]:
+    """Run this module, or another one, in a process that has eight devices; an object a case."""
+    flags = f"--xla_force_host_platform_device_count={DEVICES} {COMPILED_FAST}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.on_devices", *arguments],
+        [sys.executable, "-m", f"tests.{module}", *arguments],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
@@ -189,160 +185,50 @@ def way_of(case: Walk, config: Any) -> Any:
     return ByRows("tensor", lambda ops: gathered(ops, config), kept=P(), hidden=P())
 
 
+def stored(checkpoint: Any) -> Any:
+    """Forget how codes were made, as a file does that holds them."""
+
+    def read(tensor: Any) -> Any:
+        return tensor._replace(codes=tensor.codes and tensor.codes._replace(scheme="", source=None))
+
+    return replace(checkpoint, tensors={name: read(tensor) for name, tensor in checkpoint.tensors.items()})
+
+
 def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
     """Walk through a prompt and a token; the first wrong result, and the worst ratio of an error to its bound."""
     import numpy as np
 
     from model.candidates.walking import random_checkpoint
+    from model.checkpoints.codes import quantized
     from model.ops.cpu import CPU
     from model.ops.xla import XLA
     from model.parallel.walking import walkable_on
     from model.tensors import tensor_shapes
     from verify.precision import precision
-    from verify.walk import first_wrong, walk, weights
+    from verify.walk import walk, weights
 
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
-    options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8, "quantize": case.quantize}
+    options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8}
     table, way = {"xla": XLA, "cpu": CPU}[case.table], way_of(case, config)
     options["way"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
         checkpoint = random_checkpoint(config, arrays)
-        return walkable_on(checkpoint, table, **options)
+        if case.stored and case.quantize:
+            return walkable_on(stored(quantized(checkpoint, case.quantize)), table, **options)
+        return walkable_on(checkpoint, table, **options, quantize=case.quantize)
 
     made = model(change(arrays, config, case.devices) if change else arrays)
     if change:
         made = replace(made, exact=model(arrays).exact)
     tokens = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
-    steps = list(walk(made, tokens, config=config, unit=kind.unit))
-    wrong = first_wrong(steps)
-    worst = max(step.ratio for step in steps)
-    return {"wrong": wrong and wrong.op, "ratio": wrong.ratio if wrong else worst, "steps": len(steps)}
-
-
-def mutant(name: str) -> dict[str, Any]:
-    """Walk through a model with a mistake that people make."""
-    from unittest.mock import patch
-
-    import jax.numpy as jnp
-    import numpy as np
-    from jax import lax
-
-    from model.parallel import context, gathered
-    from model.parallel.tensor import AXIS, tensor_parallel, total
-    from model.tensors import NAMES, row_order
-
-    dtype, _ = MUTANTS[name]
-    case = Walk("biases, scaled RoPE", 2, dtype)
-
-    def with_total(other: Callable) -> Callable:
-        def make(ops: Any) -> Any:
-            added = {op: partial(getattr(ops, op), total=other) for op in ("project_add", "down_add", "moe_add")}
-            return tensor_parallel(ops)._replace(**added)
-
-        return make
-
-    def bias_inside(ops: Any) -> Any:
-        def project_add(h, layer, x):
-            alone = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
-            return (x.astype(jnp.float32) + total(alone)).astype(x.dtype)
-
-        return tensor_parallel(ops)._replace(project_add=project_add)
-
-    def residual_inside(ops: Any) -> Any:
-        def down_add(g, layer, x):
-            bare = layer._replace(ffn=layer.ffn._replace(down=layer.ffn.down._replace(bias=None)))
-            return total(ops.down_add(g, bare, x)) + layer.ffn.down.bias
-
-        return tensor_parallel(ops)._replace(down_add=down_add)
-
-    def residual_of_experts(ops: Any) -> Any:
-        return tensor_parallel(ops)._replace(
-            moe_add=lambda x, layer, *, config: total(ops.moe_add(x, layer, config=config))
-        )
-
-    def backwards(ops: Any) -> Any:
-        def norm_logits(x, params, *, config):
-            logits = lax.all_gather(ops.norm_logits(x, params, config=config), AXIS)[::-1]
-            return jnp.moveaxis(logits, 0, -2).reshape(*x.shape[:-1], -1)[..., : config.vocab]
-
-        return tensor_parallel(ops)._replace(norm_logits=norm_logits)
-
-    def even_cut(arrays: Any, config: Any, devices: int) -> Any:
-        """Weights whose right cut gives each device what an even cut of the right [q; k; v] would."""
-        changed = dict(arrays)
-        for layer in range(config.layers):
-            names = [NAMES[part].format(layer=layer) + ".weight" for part in "qkv"]
-            stack = np.concatenate([arrays[n] for n in names])[np.argsort(row_order(config, devices)["qkv"])]
-            ends = np.cumsum([len(arrays[n]) for n in names])[:-1]
-            changed |= dict(zip(names, np.split(stack, ends), strict=True))
-        return changed
-
-    def other_head(arrays: Any, config: Any, devices: int) -> Any:
-        """Weights whose kv heads lie on each other's devices."""
-        names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
-        return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
-
-    def written_by_all(ops: Any) -> Any:
-        def everyone(rows, new, at):
-            index, sequence = at // lax.axis_size(AXIS), jnp.arange(len(rows))[:, None]
-            return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
-
-        def norm_qkv(*arguments, **static):
-            with patch.object(context, "_own_rows", everyone):
-                return shared.norm_qkv(*arguments, **static)
-
-        shared = context.context_parallel(ops)
-        return shared._replace(norm_qkv=norm_qkv)
-
-    def own_largest(ops: Any) -> Any:
-        def attend(*arguments, **static):
-            with patch.object(lax, "pmax", lambda x, _: x):
-                return context.attend_across(*arguments, **static)
-
-        return context.context_parallel(ops)._replace(attend=attend)
-
-    def in_order(ops: Any) -> Any:
-        def rows(part, rows):
-            return part if len(part) == sum(rows) else lax.all_gather(part, AXIS, tiled=True)
-
-        def patched(op):
-            def call(*arguments, **static):
-                with patch.object(gathered, "gathered_rows", rows):
-                    return op(*arguments, **static)
-
-            return call
-
-        return ops._make(map(patched, gathered.gathered(ops, configs()["even"])))
-
-    def narrow(y):
-        return total(y.astype(jnp.bfloat16)).astype(jnp.float32)
-
-    match name:
-        case "a bias added on every device":
-            return walked(case, bias_inside)
-        case "a residual added on every device":
-            return walked(case, residual_inside)
-        case "one device's sum instead of all":
-            return walked(case, with_total(lambda y: y * lax.axis_size(AXIS)))
-        case "a sum of bfloat16 in float32" | "a sum of bfloat16 in bfloat16":
-            return walked(case, with_total(narrow))
-        case "an even cut through q, k and v":
-            return walked(case, change=even_cut)
-        case "a residual of experts added on every device":
-            return walked(case._replace(model="experts"), residual_of_experts)
-        case "logits gathered backwards":
-            return walked(case, backwards)
-        case "a kv head of another device":
-            return walked(case, change=other_head)
-        case "keys and values written by every device":
-            return walked(Walk("broad", 4, way="context"), written_by_all)
-        case "each device's own largest score":
-            return walked(Walk("broad", 4, way="context"), own_largest)
-        case "a stack gathered in the order of the devices":
-            return walked(Walk("even", 4, way="FSDP"), in_order)
-    raise ValueError(name)
+    ratios = []
+    for step in walk(made, tokens, config=config, unit=kind.unit):
+        if not step.ratio <= 1:
+            return {"wrong": step.op, "ratio": step.ratio, "steps": len(ratios)}
+        ratios.append(step.ratio)
+    return {"wrong": None, "ratio": max(ratios), "steps": len(ratios)}
 
 
 def told(way: Any, devices: int) -> dict[str, Any]:
@@ -378,7 +264,7 @@ def gradient(name: str) -> dict[str, Any]:
 
     devices = 4
     config = replace(configs()["experts" if "experts" in name else "biases, scaled RoPE"], kv_heads=4, vocab=52)
-    config = replace(config, layers=2, tied="tensor" not in name)
+    config = replace(config, layers=1, tied="tensor" not in name)
     tensors = initial_tensors(config, seed=0)
     tensors = {n: a + 0.1 * jax.random.normal(jax.random.key(i), a.shape) for i, (n, a) in enumerate(tensors.items())}
     ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab, (devices, 12)), jnp.int32)
@@ -430,13 +316,26 @@ def gradient(name: str) -> dict[str, Any]:
                 return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
 
             found = inside(of_mine, whole, check=True)
-    due = jax.jit(jax.grad(alone))(tensors)
+    due = _of_one_device(config, tensors, alone)
     off = max(float(jnp.max(jnp.abs(found[n] - due[n])) / jnp.max(jnp.abs(due[n]))) for n in due)
     return {"error": off}
 
 
+_gradients: dict[Any, Any] = {}
+
+
+def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
+    import jax
+
+    if config not in _gradients:
+        _gradients[config] = jax.jit(jax.grad(loss))(tensors)
+    return _gradients[config]
+
+
 def spread_cache(name: str) -> dict[str, Any]:
     """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
+    from unittest.mock import patch
+
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -449,12 +348,21 @@ def spread_cache(name: str) -> dict[str, Any]:
     from model.ops.xla import XLA
     from model.parallel import context
     from model.parallel.partition import mesh
+    from model.parallel.tensor import AXIS
     from model.tensors import tensor_shapes
     from model.weights.params import load_params
     from verify.walk import weights
 
-    devices, rows = 4, 32
+    def others_wrap(rows: Any, new: Any, at: Any) -> Any:
+        devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
+        index, sequence = jnp.where(at % devices == mine, at // devices, -1), jnp.arange(len(rows))[:, None]
+        return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
+
+    # The last row of a device is in use, but where each device keeps all positions.
+    devices, rows = 4, 32 if name == "rows of others kept" else 8
     config = replace(configs()["broad"], layers=2, windows=(None, 3))
+    if name == "scaled and capped scores":  # as in Gemma 2; both change these logits
+        config = replace(config, attention_scale=1.0, attention_cap=1.0)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     dtype = np.dtype(jnp.bfloat16 if name == "bfloat16" else np.float32)
     stored = np.dtype(np.int8) if name == "int8" else dtype
@@ -462,6 +370,13 @@ def spread_cache(name: str) -> dict[str, Any]:
     ops = context.context_parallel(XLA)
     if name == "rows of others kept":
         ops = ops._replace(norm_qkv=XLA.norm_qkv)
+    elif name == "rows of others put at the end":  # as a negative index does
+
+        def norm_qkv(x, layer, cache, positions, **static):
+            with patch.object(context, "_own_rows", others_wrap):
+                return context.context_parallel(XLA).norm_qkv(x, layer, cache, positions, **static)
+
+        ops = ops._replace(norm_qkv=norm_qkv)
     elif name == "largest scores of each device":
         lax.pmax = lambda x, _: x  # the last case of this process
     whole = partial(forward, config=config, ops=XLA)
@@ -484,19 +399,68 @@ def spread_cache(name: str) -> dict[str, Any]:
     return {"error": off / largest}
 
 
+def drawn(*, own_key: bool) -> dict[str, Any]:
+    """Draw tokens on one device and on four, which have a key each where they must not (transformers #36634)."""
+    from contextlib import nullcontext
+    from unittest.mock import patch
+
+    import numpy as np
+    from jax import lax
+
+    from model import sampling
+    from model.candidates.walking import random_checkpoint
+    from model.llama import load_backend
+    from model.options import SamplingOptions
+    from model.parallel.tensor import AXIS
+    from model.running.jax_backend import JaxBackend
+    from model.tensors import tensor_shapes
+    from verify.walk import weights
+
+    def uniform(key: Any, position: Any, right: Callable = sampling.uniform) -> Any:
+        return right(key, position + 1000 * lax.axis_index(AXIS))
+
+    config = configs()["broad"]
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+
+    def text(devices: int) -> tuple[list[int], list[np.ndarray]]:
+        """Draw eight tokens; gives them, and which tokens each device has seen."""
+        backend = load_backend(checkpoint, devices=devices, context=32)
+        assert isinstance(backend, JaxBackend)
+        options = SamplingOptions(temperature=1.0)
+        drawing = backend.begin(3, seen=np.zeros(config.vocab, bool), seed=7, options=options, stops=[])
+        tokens, drawing, _ = backend.decode(backend.start(), drawing, steps=8)
+        return tokens(), [np.asarray(shard.data) for shard in drawing.text.seen.addressable_shards]
+
+    alone, _ = text(1)
+    with patch.object(sampling, "uniform", uniform) if own_key else nullcontext():
+        tokens, seen = text(4)
+    return {"alone": alone, "drawn": tokens, "same": all(np.array_equal(one, seen[0]) for one in seen)}
+
+
+_alone: list[Any] = []
+
+
 def trained(kind: str) -> dict[str, Any]:
     """Train on two devices, and again with a kill and a new start; the differences, also from one device."""
+    import string
     import tempfile
 
     import numpy as np
 
     from model.checkpoints.open import open_checkpoint
+    from model.tokenizers.load import load_tokenizer
     from reference.config import Config
+    from tests import tiny_tokenizers
+    from training.data import Text
     from training.loop import train
     from training.recipe import Recipe
-    from training.stories.source import Stories
 
-    source = Stories()
+    with tempfile.TemporaryDirectory() as folder:
+        text, tokenizer = Path(folder) / "text", Path(folder) / "tokenizer.bin"
+        letters = string.ascii_lowercase * 2  # one length of padding does for all, and so one program
+        text.write_text("\n\n".join(letters[i : i + 20] for i in range(26)))
+        tokenizer.write_bytes(tiny_tokenizers.llama2c())
+        source = Text(text, load_tokenizer(tokenizer), {tokenizer.name: tokenizer.read_bytes()}, context=64)
     sizes: dict[str, Any] = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "ffn": 32, "context": 64}
     config = Config(**sizes, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
     recipe = Recipe(config=config, steps=4, batch=3, lr=0.01, warm_up=1)
@@ -524,10 +488,12 @@ def trained(kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         alone, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
         options: dict[str, Any] = {"devices": 2, "fsdp": kind == "FSDP"}
-        expected, losses = run(alone), run(straight, **options)
+        if not _alone:  # a training on one device, with which both kinds are compared
+            _alone.extend((run(alone), weights(alone)))
+        (expected, a), losses = _alone, run(straight, **options)
         run(killed, die=True, **options)
         run(killed, resume=True, **options)
-        a, b, c = weights(alone), weights(straight), weights(killed)
+        b, c = weights(straight), weights(killed)
         return {
             "losses": max(abs(x - y) for x, y in zip(expected, losses, strict=True)),
             "weights": max(float(np.abs(a[n] - b[n]).max()) for n in a),
@@ -556,8 +522,8 @@ def command(*arguments: str) -> dict[str, Any]:
     return {"code": code or 0, "out": out.read(), "err": err.read()}
 
 
-def commands() -> Iterator[Callable[[], dict[str, Any]]]:
-    """Give a function for each of `COMMANDS`, in a folder of their own, on a machine that is measured briefly."""
+def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Give a function for each command, in a folder of their own, on a machine that is measured briefly."""
     import tempfile
 
     from benchmarks import several
@@ -573,7 +539,7 @@ def commands() -> Iterator[Callable[[], dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         os.chdir(folder)
-        for arguments in (*COMMANDS.values(), *shown().values()):
+        for arguments in typed:
             yield partial(command, *arguments)
 
 
@@ -588,12 +554,14 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
         case "caches":
             yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
+        case "drawn":
+            yield from (partial(drawn, own_key=own) for own in (False, True))
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
         case "commands":
-            yield from commands()
-        case "mutants":
-            yield from ((lambda name=name: mutant(name)) for name in MUTANTS)
+            yield from commands(COMMANDS.values())
+        case "shown":
+            yield from commands(shown().values())
 
 
 if __name__ == "__main__":

@@ -8,45 +8,31 @@ import pytest
 from model.parallel.reading import share_of
 from model.parallel.share import possible, share
 from model.tensors import EMBEDDING, HEAD, row_order, stacks
-from tests.on_devices import GRADIENTS, MORE, MUTANTS, SHARED_BY, SPREAD, TRAINED, WALKS, results
+from tests.device_mutants import MUTANTS
+from tests.on_devices import GRADIENTS, MORE, SHARED_BY, SPREAD, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 
-
-@pytest.fixture(scope="module")
-def found():
-    """The results of a kind of cases, computed once."""
-    known = {}
-
-    def find(kind):
-        if kind not in known:
-            known[kind] = results(kind)
-        return known[kind]
-
-    return find
+# A test has all cases of a kind, which one process computes: two workers would compute them twice.
 
 
-@pytest.mark.parametrize("case", WALKS, ids=str)
-def test_every_op_is_within_the_bound_of_one_device(found, case):
-    walked = found("walk")[WALKS.index(case)]
-    assert (walked["wrong"], walked["ratio"] < 1) == (None, True)
-    assert walked["steps"] > 10
+def test_every_op_is_within_the_bound_of_one_device():
+    for case, walked in zip(WALKS, results("walk"), strict=True):
+        assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case
+        assert walked["steps"] > 10
 
 
-@pytest.mark.parametrize("case", MORE, ids=str)
-def test_every_op_of_more_models_is_within_the_bound(found, case):
-    walked = found("more")[MORE.index(case)]
-    assert (walked["wrong"], walked["ratio"] < 1) == (None, True)
+def test_every_op_of_more_models_is_within_the_bound():
+    for case, walked in zip(MORE, results("more"), strict=True):
+        assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mistake_is_found(found, name):
-    walked = found("mutants")[[*MUTANTS].index(name)]
-    assert walked["wrong"]
-    assert walked["ratio"] > MUTANTS[name][1]
+def test_a_mistake_is_found():
+    for (name, mutant), walked in zip(MUTANTS.items(), results(module="device_mutants"), strict=True):
+        assert walked["wrong"] and walked["ratio"] > mutant.least, name
 
 
-def test_a_story_does_not_depend_on_the_number_of_devices(found):
-    alone, *shared = found("stories")
+def test_a_story_does_not_depend_on_the_number_of_devices():
+    alone, *shared = results("stories")
     for (way, devices), told in zip(SHARED_BY[1:], shared, strict=True):
         assert (told["drawn"], told["greedy"]) == (alone["drawn"], alone["greedy"])
         assert np.allclose(told["logits"], alone["logits"], rtol=0, atol=1e-4)
@@ -107,20 +93,24 @@ def test_numbers_that_are_named_can_share_the_model():
     assert possible(replace(SMALL, heads=16, kv_heads=2, ffn=64)) == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_a_gradient_is_that_of_one_device(found, name):
-    error = found("gradients")[[*GRADIENTS].index(name)]["error"]
-    assert error < 1e-5 if GRADIENTS[name] else error > 0.5
+def test_a_gradient_is_that_of_one_device():
+    for (name, right), found in zip(GRADIENTS.items(), results("gradients"), strict=True):
+        assert found["error"] < 1e-5 if right else found["error"] > 0.5, name
 
 
-@pytest.mark.parametrize("kind", TRAINED)
-def test_a_training_that_was_killed_ends_with_the_same_bits(found, kind):
-    trained = found("trained")[TRAINED.index(kind)]
-    assert (trained["same"], trained["steps"], trained["opens"]) == (True, 4, True)
-    assert trained["losses"] < 1e-4 and 0 < trained["weights"] < 1e-3
+def test_a_training_that_was_killed_ends_with_the_same_bits():
+    for kind, trained in zip(TRAINED, results("trained"), strict=True):
+        assert (trained["same"], trained["steps"], trained["opens"]) == (True, 4, True), kind
+        assert trained["losses"] < 1e-4 and 0 < trained["weights"] < 1e-3
 
 
-@pytest.mark.parametrize("name", SPREAD)
-def test_a_cache_on_several_devices_gives_the_logits_of_one(found, name):
-    error = found("caches")[[*SPREAD].index(name)]["error"]
-    assert error < (2e-2 if name == "bfloat16" else 1e-5) if SPREAD[name] else error > 0.1
+def test_a_cache_on_several_devices_gives_the_logits_of_one():
+    for (name, right), found in zip(SPREAD.items(), results("caches"), strict=True):
+        most = 2e-2 if name == "bfloat16" else 1e-5
+        assert found["error"] < most if right else found["error"] > 0.1, name
+
+
+def test_every_device_draws_the_token_that_one_draws():
+    right, own_key = results("drawn")
+    assert right["same"] and right["drawn"] == right["alone"] and len(set(right["alone"])) > 1
+    assert not own_key["same"]

@@ -17,6 +17,7 @@ import pytest
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.parallel.reading import share_of
+from tests.on_devices import COMPILED_FAST
 from tests.processes import MEASURED, run_llamaspec
 from tests.random_models import SMALL, random_checkpoint
 
@@ -54,7 +55,7 @@ def start(*arguments: str, processes: int = 2, timeout: float = 60, peaks: Path 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment | {"PYTHONPATH": str(REPOSITORY)},
+            env=environment | {"PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": COMPILED_FAST},
         )
         for i in range(processes)
     ]
@@ -80,9 +81,9 @@ def errors(process: subprocess.Popen) -> list[str]:
     return [line for line in err.splitlines() if not line.startswith("float32 on CPU")]
 
 
-@pytest.mark.parametrize("temperature", ["0.8", "0"])
-def test_two_processes_tell_the_text_of_one(started, run, temperature):
-    request = (*STORY, "--max-new-tokens", "32", "--temperature", temperature)
+def test_two_processes_tell_the_text_of_one(started, run):
+    """The likeliest text: a conversation, below, is drawn."""
+    request = (*STORY, "--max-new-tokens", "32", "--temperature", "0")
     both = started(*request)
     told = [process.communicate(timeout=PATIENCE) for process in both]
     assert [process.returncode for process in both] == [0, 0], told

@@ -12,7 +12,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import LayerCache, to_int8
-from model.ops.attention import scores_by_dot, weighted_by_dot
+from model.ops.attention import scores_by_dot, weighted_by_dot, with_cap
+from model.ops.block import score_scale
 from model.ops.table import Ops, Positions
 from model.parallel.tensor import AXIS
 from model.weights.params import Layer
@@ -58,11 +59,11 @@ def attend_across(
     batch, seq = q.shape[:2]
     dtype, devices, mine = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
-    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * config.head_dim**-0.5
+    q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
     row = jnp.arange(cache.k.shape[2]) * devices + mine  # the position of each row
     at = positions.at[:, None, None, :, None]
     visible = row <= at if window is None else (row <= at) & (row > at - window)
-    scores = scores_by_dot(q, cache.k, visible)
+    scores = with_cap(scores_by_dot(q, cache.k, visible), visible, config.attention_cap)
     largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), AXIS)
     p = jnp.exp(scores - largest)  # a query sees itself, so the largest score is finite
     total = lax.psum(jnp.sum(p, axis=-1, keepdims=True), AXIS)
