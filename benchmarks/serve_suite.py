@@ -4,16 +4,17 @@ Every request is sent several times: in a first run all at once, which shows the
 rates. A prompt of one run is never found in the cache by another.
 """
 
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from http.client import HTTPException
 from typing import Any
 
 from benchmarks import svg
@@ -27,6 +28,7 @@ from model.weights.params import Progress, no_progress
 WIDTH = 16  # requests that decode at once
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the most that the server can do: the rates, unless others are asked for
 START = 600.0  # seconds until a server must be ready
+HIDDEN = "LLAMASPEC_API_KEY"  # a variable that would have our server ask for a key
 COLUMNS = [
     Column("requests/s due", "due"),
     Column("served", "requests_a_second", ".2f"),
@@ -58,13 +60,14 @@ def served(command: Sequence[str]) -> Iterator[str]:
         port = free.getsockname()[1]
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + START
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=said, stderr=said)
+        environment = {name: value for name, value in os.environ.items() if name != HIDDEN}
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=said, stderr=said, env=environment)
         try:
             while not _is_healthy(url):
                 if process.poll() is not None or time.monotonic() > end:
                     said.seek(0)
                     last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise ValueError(f"the server {command[0]} did not start: {last or 'it said nothing'}")
+                    raise ValueError(f"the server did not start: {last or 'it said nothing'}")
                 time.sleep(0.1)
             yield url
         finally:
@@ -74,16 +77,22 @@ def served(command: Sequence[str]) -> Iterator[str]:
 
 def _is_healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
-            return reply.status == 200
-    except (OSError, urllib.error.URLError):
+        _read(f"{url}/health", seconds=5)
+    except (OSError, HTTPException):
         return False
+    return True
+
+
+def _read(url: str, *, seconds: float) -> str:
+    """Read what a server of this machine has at an address, past any proxy. Raises OSError unless it answers 200."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(url, timeout=seconds) as reply:
+        return reply.read().decode()
 
 
 def cache_counts(url: str) -> dict[str, float]:
     """Read how many tokens of prompts our server has had, and how many of them it found in its cache."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
-        lines = reply.read().decode().splitlines()
+    lines = _read(f"{url}/metrics", seconds=30).splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(found[f"llamaspec_{name}_total"]) for name in ("prompt_tokens", "cached_tokens")}
 

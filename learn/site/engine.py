@@ -67,7 +67,8 @@ def record() -> list[Step]:
         begun = [number for number in scheduler.running if number in waited]
         gave_way = tuple(names[number] for number in scheduler.waiting if number in ran)
         found = {names[n]: scheduler.running[n].computed for n in begun if scheduler.running[n].computed}
-        states = {names[number]: _state(number, plan, scheduler) for number in [*scheduler.waiting, *scheduler.running]}
+        unended = [*scheduler.waiting, *scheduler.running]
+        states: dict[str, State] = {names[number]: _state(number, plan, scheduler) for number in unended}
         pages = tuple(_held(page, scheduler, names) for page in range(1, LIMITS.pages))
         news = scheduler.done({row.number: Draws((0,) * row.steps, None) for row in plan.rows})
         ended = [names[each.number] for each in news if each.ended]
