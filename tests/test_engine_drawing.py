@@ -45,6 +45,10 @@ def test_the_run_has_one_of_everything(steps):
     assert any(KEPT in step.pages for step in steps) and any("" in step.pages for step in steps)
     assert {state for step in steps for state in step.states.values()} == {"waits", "reads", "draws", "runs"}
     assert set(steps[-1].states) <= set(ASKED) and len(COLORS) == len(ASKED)
+    # docs/engine.md tells these.
+    assert [*steps[0].states] == ["A", "B"] and [step.states["A"] for step in steps[:4]].count("reads") == 3
+    assert steps[4].found == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[11].found
+    assert LIMITS.page * 3 == 12 and (LIMITS.rows, LIMITS.pages - 1, LIMITS.chunk, LIMITS.burst) == (3, 13, 8, 2)
 
 
 def test_nobody_who_waits_holds_a_page_and_rows_and_chunks_are_kept(steps):
