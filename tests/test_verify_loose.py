@@ -89,7 +89,8 @@ def test_plain_code_is_within_the_weaker_contract_alone(op, plain, dtype):
 
 def test_a_weaker_contract_leaves_out_the_laws_that_the_other_does():
     for op in ("rmsnorm", "softmax"):
-        assert [law.sets for law in loosened(CONTRACTS[op], "bfloat16").laws] == [law.sets for law in CONTRACTS[op].laws]
+        weaker = loosened(CONTRACTS[op], "bfloat16")
+        assert [law.sets for law in weaker.laws] == [law.sets for law in CONTRACTS[op].laws]
 
 
 def test_a_sigmoid_of_its_own_is_within_the_weaker_contract():
