@@ -1,22 +1,25 @@
 """Comparison with llama.cpp and transformers: the same weights and prompts, on the same cores, in turn, in one run.
 
 python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
+python -m benchmarks.peers --llama-server PROGRAM
 
 Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
 of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all. llama.cpp quantizes its own files,
 and its cache is in float16, its default; ours has the dtype of the weights. Prints tables in Markdown, and writes every
-figure to benchmarks/results/raw/peers.json.
+figure to benchmarks/results/raw/peers.json. With `--llama-server`, the built-in model is served by llama.cpp's server
+and by ours instead, each with the same requests at the same times (`benchmarks.load`).
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +27,17 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
+from benchmarks.load import Workload, draw_requests
 from benchmarks.random_model import random_checkpoint
-from benchmarks.report import RAW, write_report
+from benchmarks.report import RAW, Column, table, write_report
+from benchmarks.serve_suite import COLUMNS, WIDTH, measure_rates, our_command, served, shown
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.gguf.write import write_gguf
 from model.checkpoints.huggingface.write import write_huggingface
+from model.checkpoints.open import open_checkpoint
 from model.insight.timing import spread
 from model.tokenizers.gguf_writer import vocabulary_keys
+from model.tokenizers.of_model import tokenizer_of
 from reference.config import Config
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +77,34 @@ class Engine(NamedTuple):
 
     ask: Callable[[str, int], dict[str, Any]]
     versions: dict[str, str]
+
+
+def compare_servers(
+    program: str, folder: Path, *, work: Workload, width: int, rates: Sequence[float], tell: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """Load our server and llama.cpp's with the built-in model in float32; returns a row for each server and rate.
+
+    Without `rates`, both get those that are shares of what ours can do. llama.cpp's cache is in float16, its default.
+    """
+    checkpoint = open_checkpoint("stories")
+    config, file = checkpoint.config, str(folder / "stories.gguf")
+    write_gguf(checkpoint, file, vocabulary=vocabulary_keys(checkpoint, tokenizer_of(checkpoint, None)))
+    slots = ["--parallel", str(width), "--ctx-size", str(width * config.context)]
+    theirs = [program, "--model", file, "--host", "127.0.0.1", *slots, "--threads", str(CORES), "--no-webui"]
+    asks = draw_requests(work, vocab=config.vocab, context=config.context)
+    rows: list[dict[str, Any]] = []
+    for name, command in (("llamaspec", our_command("stories", width=width)), ("llama.cpp", theirs)):
+        found = measure_rates(
+            asks,
+            rates,
+            open_server=lambda command=command: served(command),
+            ours=name == "llamaspec",
+            seed=work.seed,
+            progress=lambda stage, share, name=name: tell(f"{name}, {stage}") if share == 1 else None,
+        )
+        rates = rates or [row["rate"] for row in found[1:]]
+        rows += [{"server": name, **row} for row in found]
+    return rows
 
 
 @contextmanager
@@ -220,14 +255,34 @@ def _cells(row: Mapping[str, Any] | None) -> str:
     help="A Python that has llama-cpp-python.  [default: this one, where it has]",
 )
 @click.option("--transformers-python", "transformers", metavar="PYTHON", help="A Python that has transformers.")
+@click.option(
+    "--llama-server",
+    metavar="PROGRAM",
+    help="llama.cpp's server, as its own build makes it: compare servers under load, and nothing else.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
 @click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
-def main(llama_cpp: str | None, transformers: str | None, rounds: int, tiny: bool, kept: Path):
+def main(
+    llama_cpp: str | None, transformers: str | None, llama_server: str | None, rounds: int, tiny: bool, kept: Path
+):
     from model.insight.machine import about
 
+    if llama_server and not (llama_server := shutil.which(llama_server)):
+        raise click.BadParameter("there is no such program", param_hint="--llama-server")
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)  # engines inherit this
+    if llama_server:
+        work = Workload(requests=8, answer=4) if tiny else Workload()
+        with tempfile.TemporaryDirectory() as folder:
+            rows = compare_servers(
+                *(llama_server, Path(folder)),
+                **{"work": work, "width": WIDTH, "rates": [20.0] if tiny else []},
+                tell=lambda line: click.echo(line, err=True),
+            )
+        write_report({"about": about(), "workload": asdict(work), "rows": rows}, kept)
+        click.echo(table([Column("server", "server"), *COLUMNS], map(shown, rows)))
+        return
     checkpoint = random_checkpoint(TINY if tiny else CONFIG)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         click.echo("writing the models", err=True)

@@ -18,7 +18,7 @@ def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1
     names = list(dict.fromkeys(name for series in rows.values() for name in series))
     height = TOP + BOTTOM + ROW * sum(len(series) for series in rows.values())
     span = (WIDTH - LABELS - NUMBER) / BEYOND
-    body = _legend(names)
+    body = _legend(names, LABELS)
     for tenth in range(0, 11, 2):
         x = LABELS + span * tenth / 10
         body.append(_line(x, TOP - 4, x, height - BOTTOM, "#ddd"))
@@ -72,7 +72,7 @@ def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> t
         up = (log10(point[1]) - y_low) / (y_high - y_low)
         return left + (right - left) * across, foot - (foot - TOP) * up
 
-    body = _legend(names)
+    body = _legend(names, left)
     for value in _ticks(x_low, x_high):
         at, _ = place((value, 10**y_low))
         body += [_line(at, TOP, at, foot, "#ddd"), _text(at, foot + 16, f"{value:g}", anchor="middle")]
@@ -101,8 +101,8 @@ def _ticks(low: float, high: float) -> list[float]:
     return [value for value in steps if low <= log10(value) <= high]
 
 
-def _legend(names: Sequence[str]) -> list[str]:
-    marks, x = [], LABELS
+def _legend(names: Sequence[str], x: float) -> list[str]:
+    marks = []
     for i, name in enumerate(names):
         marks.append(f'<rect x="{x}" y="40" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
         marks.append(_text(x + 14, 49, name))

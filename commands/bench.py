@@ -13,23 +13,48 @@ from commands.options import MODEL, Verb, default_model, devices_option, kernels
 from commands.output import fail, write
 from commands.progress import progress_bar
 
+DEFAULT = click.core.ParameterSource.DEFAULT
+
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
 @click.option(
     "--suite",
-    type=click.Choice(["decode", "growth", "collectives", "gpu", "models", "kernels", "variants"]),
+    type=click.Choice(["decode", "growth", "serve", "collectives", "gpu", "models", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="Measure a model (decode), how its speed changes as the work grows (growth), or sums over --devices and, with "
-    "MODEL or --shape, decoding on one and on all of them (collectives). On an H100 or H200: all that matters there "
-    "(gpu), whole models (models), the kernels of published Llamas (kernels) or of others (variants).",
+    help="Measure a model (decode), how its speed changes as the work grows (growth), `llamaspec serve` under load "
+    "(serve), or sums over --devices and, with MODEL or --shape, decoding on one and on all of them (collectives). On "
+    "an H100 or H200: all that matters there (gpu), whole models (models), the kernels of published Llamas (kernels) "
+    "or of others (variants).",
 )
 @click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
-@click.option("--context", type=click.IntRange(1), help="Take a prompt of so many tokens, and decode after them.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Run so many sequences at once.")
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    help="Take a prompt of so many tokens, and decode after them; serve: their median.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1,
+    show_default="1; 16 for serve",
+    help="Run so many sequences at once.",
+)
+@click.option(
+    "--rate",
+    "rates",
+    type=click.FloatRange(0, min_open=True),
+    multiple=True,
+    metavar="R",
+    help="serve: let R requests come in a second, at random; may be repeated.  [default: 1/4, 1/2, 3/4 and all of what "
+    "the server can do]",
+)
+@click.option(
+    "--requests", type=click.IntRange(2), default=64, show_default=True, help="serve: send so many at each rate."
+)
 @kernels_option
 @click.option(
     "--backend",
@@ -58,23 +83,34 @@ def bench(
     """Measure how close a model comes to what this machine allows.
 
     MODEL is the built-in one unless given. The machine is measured first. The suites gpu, kernels and
-    variants take nine minutes each, models three, and run on an H100 or H200. A suite that is
-    interrupted leaves its figures in FILE.interrupted. After the suites decode and growth, `generate`
-    ends with its share of what was measured. After `bench --devices N`, `inspect --plan --devices N` counts
-    with the sums that were measured.
+    variants take nine minutes each, models three, and run on an H100 or H200. A suite of these that is
+    interrupted leaves its figures in FILE.interrupted. The suite serve starts a server, sends it requests of
+    random lengths at random times over HTTP, and reports how long they wait. After the suites decode and
+    growth, `generate` ends with its share of what was measured. After `bench --devices N`, `inspect --plan
+    --devices N` counts with the sums that were measured.
 
     \b
     llamaspec bench
     llamaspec bench --shape llama-3.2-1b --quantize q4 --json figures.json
+    llamaspec bench --suite serve --rate 2 --rate 8 --plot delays.svg
     llamaspec bench --devices 2
     """
+    given = {name for name in invocation.params if invocation.get_parameter_source(name) != DEFAULT}
+    if suite == "serve":
+        if refused := given & {"shape", "backend", "dry_run", "devices", "tune_file"}:
+            raise click.UsageError(f"{_option(invocation, min(refused))} is not for the suite serve")
+        _serve(json_file, plot_file, of, width=of["batch"] if "batch" in given else None)
+        return
+    if refused := given & {"rates", "requests"}:
+        raise click.UsageError(f"{_option(invocation, min(refused))} is not for the suite {suite}")
     devices = of.pop("devices")
+    del of["rates"], of["requests"]
     if suite == "collectives" or devices > 1:
         if suite not in ("collectives", "decode"):
             raise click.UsageError("--devices goes with the suites decode and collectives")
         alone = {"batch": 1, "backend": "jax", "dry_run": False, "plot": None, "tune": None}
-        given = {**of, "dry_run": dry_run, "plot": plot_file, "tune": tune_file}
-        if refused := [name for name, one in alone.items() if given[name] != one]:
+        chosen = {**of, "dry_run": dry_run, "plot": plot_file, "tune": tune_file}
+        if refused := [name for name, one in alone.items() if chosen[name] != one]:
             raise click.UsageError(f"--{refused[0].replace('_', '-')} is not for several devices")
         _several(suite, devices, json_file, **{name: value for name, value in of.items() if name not in alone})
         return
@@ -85,7 +121,7 @@ def bench(
 
     on_gpu = suite in ("gpu", "models", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
-        if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+        if name in given:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")
     if of["shape"] and of["model"]:
         raise click.UsageError("give either MODEL or --shape NAME")
@@ -169,6 +205,45 @@ def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None
         if staged:
             write_report(report, staged)
     write(as_text(report))
+
+
+def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, width: int | None) -> None:
+    """Load a server and print what its clients wait for; a server that fails them ends the command with 1."""
+    from contextlib import ExitStack
+
+    from model.checkpoints.staging import new_file
+
+    try:
+        from benchmarks import serve_suite
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise click.ClickException("aiohttp is missing: pip install 'llamaspec[serve]'") from None
+    from benchmarks.report import write_report
+
+    with ExitStack() as files:
+        staged = [
+            files.enter_context(new_file(path, replace=True)) if path else None for path in (json_file, plot_file)
+        ]
+        with progress_bar() as progress:
+            report = serve_suite.run_suite(
+                model=of["model"] or default_model(),
+                width=width or serve_suite.WIDTH,
+                progress=progress,
+                **{name: of[name] for name in ("rates", "requests", "context", "dtype", "quantize", "kernels")},
+            )
+        if staged[0]:
+            write_report(report, staged[0])
+        if staged[1]:
+            staged[1].write_text(serve_suite.as_svg(report))
+    write(serve_suite.as_text(report))
+    if wrong := serve_suite.wrong(report):
+        fail("; ".join(wrong), 1)
+
+
+def _option(invocation: click.Context, name: str) -> str:
+    """Find the spelling of a parameter's option."""
+    return next(option.opts[0] for option in invocation.command.params if option.name == name)
 
 
 def _interrupt() -> NoReturn:

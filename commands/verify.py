@@ -73,7 +73,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @devices_option
 @parallel_option
 @click.option(
-    "--list", "listing", is_flag=True, help="Print ops, a line each; of a named op its contract: draws, bounds, laws."
+    "--list", "listing", is_flag=True, help="Print ops by group; of a named op its contract: draws, bounds, laws."
 )
 @click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
 @json_option
@@ -139,13 +139,15 @@ def _store_in_the_cache() -> None:
 
 
 def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Implementation], *, in_full: bool):
-    from verify.report import describe, signature
+    from verify.report import describe, group
 
     if not in_full:
-        width = max(len(contract.name) for contract in contracts)
+        groups: dict[str, list[str]] = {}
         for contract in contracts:
-            write_rows(f"{contract.name:{width}}  {signature(contract, brief=True)}")
-        write_rows("", "llamaspec verify --list OP prints what the contract of an op draws, its bound and its laws.")
+            groups.setdefault(group(contract), []).append(contract.name)
+        width = max(map(len, groups))
+        write_rows(*(f"{name:{width}}  {' '.join(ops)}" for name, ops in sorted(groups.items())))
+        write_rows("", "llamaspec verify --list OP prints how an op is called, what is drawn, its bound and its laws.")
         return
     for contract in contracts:
         right = implementations.get(contract.name)

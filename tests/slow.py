@@ -70,6 +70,7 @@ SLOW: dict[str, int] = {
     "tests/test_programs.py::test_the_end_of_a_long_cache_takes_no_more_memory": 0,  # 5
     "tests/test_process_memory.py::test_it_can_be_measured_again": 0,  # 6
     "tests/test_bench.py::test_how_it_changes_as_the_work_grows": 0,  # 8
+    "tests/test_bench_serve.py::test_the_built_in_model_is_loaded_by_a_server_of_its_own": 0,  # 10
     "tests/test_bench.py::test_what_a_cache_holds_has_no_share_of_what_memory_gives": 0,  # 7
     "tests/test_bench.py::test_a_story_ends_with_what_it_read_a_second": 0,  # 4 each
     "tests/test_bench.py::test_the_speed_of_a_model": 0,  # 10

@@ -34,6 +34,14 @@ def test_every_page_that_is_named_is_staged_and_links_lead_to_pages(source: Path
     assert "(../reference/quantizers/index.md)" in page and (source / "reference/quantizers/index.md").is_file()
 
 
+def test_a_drawing_that_moves_stands_in_its_page_with_a_box_that_stops_it(source: Path):
+    page = (source / "docs/engine.md").read_text()
+    drawing = page.split('<div class="moving" data-search-exclude>\n')[1].split("\n</div>")[0]
+    box, svg = drawing.split("\n", 1)
+    assert 'type="checkbox"' in box and svg == (REPOSITORY / "docs/images/engine.svg").read_text().strip()
+    assert "\n\n" not in drawing  # a blank line would end a block of HTML in Markdown
+
+
 def test_a_document_without_a_place_is_refused(tmp_path: Path):
     for path in [FIRST, *(path for section in SECTIONS.values() for path in section), "docs/reading.md", "docs/new.md"]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

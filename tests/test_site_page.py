@@ -16,6 +16,7 @@ PAGES = {
     "gallery": "docs/gallery.html",
     "notebook": "docs/first-steps.ipynb.html",
     "a text": "xray.html",
+    "engine": "docs/engine.html",
 }
 SERIOUS = ("serious", "critical")
 
@@ -25,8 +26,9 @@ def opened(browser):
     if not (SITE / "index.html").is_file():
         pytest.skip("needs the built site: make docs")
 
-    def at(page, width=1600, scheme="light"):
+    def at(page, width=1600, scheme="light", motion="no-preference"):
         options = {"offline": True, "viewport": {"width": width, "height": 1000}, "color_scheme": scheme}
+        options["reduced_motion"] = motion
         return silent_page(browser, (SITE / PAGES[page]).as_uri(), **options)
 
     return at
@@ -60,6 +62,19 @@ def test_a_derivation_stands_beside_its_code(opened):
     with opened("definition", 400) as page:
         said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
         assert said["y"] + said["height"] <= code["y"]
+
+
+def test_the_drawing_that_moves_can_be_stopped_and_stands_still_for_who_asks(opened):
+    state = "getComputedStyle(document.querySelector('#engine .head')).{}"
+    with opened("engine") as page:
+        assert page.evaluate(state.format("animationName")) == "engine-head"
+        assert page.evaluate(state.format("animationPlayState")) == "running"
+        page.get_by_label("Stop").check()
+        assert page.evaluate(state.format("animationPlayState")) == "paused"
+    with opened("engine", 400, motion="reduce") as page:
+        assert page.evaluate(state.format("animationName")) == "none"
+        page.locator("#engine").scroll_into_view_if_needed()
+        picture(page, "site-engine-still-400")
 
 
 def test_search_works_from_files_and_by_keyboard_alone(opened):

@@ -276,8 +276,11 @@ def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
 
 
 def test_the_list_of_contracts(verify):
-    *ops, _, how = verify("--list").stdout.splitlines()
-    assert len(ops) == len(CONTRACTS) and "rmsnorm                 (x, weight, *, eps)" in ops
+    *groups, _, how = verify("--list").stdout.splitlines()
+    names = {name: ops.split() for name, _, ops in (line.partition(" ") for line in groups)}
+    assert sorted(op for ops in names.values() for op in ops) == sorted(CONTRACTS)
+    assert {"layers", "attention", "fused", "quantized", "backward"} == set(names)
+    assert "rmsnorm" in names["layers"] and "attention_paged" in names["attention"]
     assert how.startswith("llamaspec verify --list OP prints")
     text = verify("--list", "rmsnorm", "add").stdout
     assert "rmsnorm(x: Float[*batch dim], weight: Float[dim], *, eps: float) -> Float[*batch dim]" in text

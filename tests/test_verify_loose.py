@@ -87,6 +87,12 @@ def test_plain_code_is_within_the_weaker_contract_alone(op, plain, dtype):
     assert judged(op, plain, dtype, weaker=False).outcome == "violated"
 
 
+def test_a_weaker_contract_leaves_out_the_laws_that_the_other_does():
+    for op in ("rmsnorm", "softmax"):
+        weaker = loosened(CONTRACTS[op], "bfloat16")
+        assert [law.sets for law in weaker.laws] == [law.sets for law in CONTRACTS[op].laws]
+
+
 def test_a_sigmoid_of_its_own_is_within_the_weaker_contract():
     assert judged("swiglu", plain_swiglu, "bfloat16", weaker=True).outcome == "within bounds"
 

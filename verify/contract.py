@@ -50,6 +50,7 @@ class Law(NamedTuple):
 
     name: str
     check: Callable[[Trial], Claim | None]  # None where the law does not apply
+    sets: tuple[str, ...] = ()  # draws that it replaces by values of its own: left out where one of them is narrowed
 
 
 @dataclass(frozen=True)

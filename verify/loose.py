@@ -83,7 +83,7 @@ def _loosened(law: Law, contract: Contract) -> Law:
             return claim
         return claim._replace(tolerance=claim.tolerance + sum(bounds))
 
-    return Law(law.name, check)
+    return law._replace(check=check)
 
 
 def _largest(contract: Contract, arguments: dict[str, Any]) -> float:

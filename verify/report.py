@@ -54,6 +54,8 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
         lines.append(f"  a weaker contract: {report.weaker}")
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
+        if contract and (left := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
+            lines.append(f"  laws that draw otherwise are left out: {'; '.join(left)}")
     if report.differs:
         lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
     if finding is None:
@@ -271,13 +273,24 @@ def _defined(candidate: str) -> dict[str, str]:
     return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
 
 
-def signature(contract: Contract, *, brief: bool = False) -> str:
-    """Parameters of a definition with shapes and dtypes; `brief`: their names alone."""
-    parameters = inspect.signature(contract.definition)
-    if brief:
-        bare = [one.replace(annotation=one.empty) for one in parameters.parameters.values()]
-        return str(inspect.Signature(bare))
-    return re.sub(r"jaxtyping\.|(?<=\[)(np\.|numpy\.)?ndarray, |np\.|numpy\.", "", str(parameters)).replace("'", "")
+def signature(contract: Contract) -> str:
+    """Parameters of a definition with shapes and dtypes."""
+    parameters = str(inspect.signature(contract.definition))
+    return re.sub(r"jaxtyping\.|(?<=\[)(np\.|numpy\.)?ndarray, |np\.|numpy\.", "", parameters).replace("'", "")
+
+
+def group(contract: Contract) -> str:
+    """The group that `--list` names an op in, by where its definition is.
+
+    >>> from verify.contracts.rmsnorm import CONTRACT
+    >>> group(CONTRACT)
+    'layers'
+    """
+    if contract.name.endswith("_backward"):
+        return "backward"
+    module = contract.definition.__module__
+    parts = {"quantizers": "quantized", "attention": "attention", "fused": "fused"}
+    return next((name for part, name in parts.items() if part in module), "layers")
 
 
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
@@ -291,7 +304,8 @@ def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
     width = max(map(len, contract.draws))
     for i, (name, strategy) in enumerate(contract.draws.items()):
         lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {domain(strategy)}")
-    lines += [f"  law     {law.name}" for law in contract.laws]
+    for law in contract.laws:
+        lines.append(f"  law     {law.name}" + f" (left out where {', '.join(law.sets)} is narrowed)" * bool(law.sets))
     if mutants:
         lines.append(f"  kills   {len(mutants)} mutants: {'; '.join(mutants)}")
     return lines

@@ -19,6 +19,10 @@ FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 COPIED = (".svg", ".png")
 ASSETS = Path(__file__).parent / "assets"
 FIRST = "README.md"
+# A drawing that moves stands in its page, where it can be stopped, and where it stands still for who asks for that:
+# browsers do not tell an image. A box that is ticked stops it, without a script.
+MOVING = ("docs/images/engine.svg",)
+STOP = '<input type="checkbox" id="stop"> <label for="stop">Stop</label>'
 # `make docs` has `llamaspec xray` write the page that this one leads to.
 XRAY = """# A text in the model
 
@@ -130,6 +134,9 @@ def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
         if (root / goal / "README.md").is_file():
             goal = f"{goal}/README.md"
         linked.append(goal)
+        if goal in MOVING:
+            drawing = (root / goal).read_text(encoding="utf-8").strip()
+            return f'<div class="moving" data-search-exclude>\n{STOP}\n{drawing}\n</div>'
         leads = os.path.relpath(target_of(goal), os.path.dirname(path) or ".")
         return f"{found[1]}{leads}{'#' * bool(anchor)}{anchor}{found[3]}"
 

@@ -330,9 +330,9 @@ ATTENTION = Contract(
     laws=[
         alone("a sequence", "q", "k", "v", "mask"),
         Law("values of 1 give 1, where anything is seen", _ones),
-        Law("the order of the keys is of no account", _reversed_keys),
+        Law("the order of the keys is of no account", _reversed_keys, sets=("mask",)),
         Law("shared keys are the same as repeated ones", _repeated_heads),
-        Law("a key alone gives its value", _one_key),
+        Law("a key alone gives its value", _one_key, sets=("mask",)),
     ],
     large=Large(
         {"batch": beyond(8, 64), "queries": beyond(16, 64, 128), "keys": beyond(128, 512, 1024, 4096), **MANY_HEADS},
@@ -387,7 +387,7 @@ DECODE = Contract(
     laws=[
         alone("a sequence", "q", "k", "v", "lengths"),
         Law("what lies beyond a length is of no account, bit for bit", _beyond),
-        Law("a key alone gives its value", _one_position),
+        Law("a key alone gives its value", _one_position, sets=("lengths",)),
     ],
     large=Large(
         {

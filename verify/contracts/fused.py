@@ -277,7 +277,7 @@ NORM_QKV = Contract(
     bound=STEPS + "and RoPE as rope_halves has it; rows of the caches at other positions exact",
     laws=[
         alone("a sequence", "x", "k_cache", "v_cache", "positions"),
-        Law("values are the same at every position, bit for bit", _values_do_not_turn),
+        Law("values are the same at every position, bit for bit", _values_do_not_turn, sets=("positions",)),
     ],
     large=Large(
         {

@@ -98,7 +98,7 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
         bound="hard and alarm: (2 u angle + 4 u) (|a| + |b|) for cos and sin, gamma_3 (|a cos| + |b sin|) for the rest",
         laws=[
             alone("a sequence", "x", "positions"),
-            Law("position 0 changes nothing", _still),
+            Law("position 0 changes nothing", _still, sets=("start",)),
             Law("a rotation keeps lengths", _length),
         ],
         large=Large(

@@ -32,6 +32,6 @@ CONTRACT = Contract(
     expect=expect,
     domain=HALVES.domain.replace("x [", "dy ["),
     bound=HALVES.bound,
-    laws=[alone("a sequence", "dy", "positions"), Law("position 0 changes nothing", _still)],
+    laws=[alone("a sequence", "dy", "positions"), Law("position 0 changes nothing", _still, sets=("start",))],
     large=HALVES.large,
 )

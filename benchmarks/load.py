@@ -1,0 +1,190 @@
+"""Load for a server of completions: prompts of random lengths that come at random times, and how long each waits.
+
+Requests come as a Poisson process: at a rate of r, the times between two of them are exponential with mean 1 / r, and
+nobody waits for the answer before (an open loop). A server that falls behind is therefore seen to fall behind. A delay
+counts from the moment at which a request was due.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import aiohttp
+import numpy as np
+from jaxtyping import Float
+
+PERCENTILES = (50, 95, 99)
+HOPELESS = 600.0  # seconds without a byte, after which a request has failed
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Distribution of requests. Lengths are in tokens."""
+
+    requests: int = 64
+    prompt: int = 64  # median of the tokens that a prompt shares with no other, which are log-normal
+    spread: float = 0.7  # standard deviation of their logarithm
+    shared: float = 0.5  # share of the prompts that begin with a prefix others have, too
+    prefix: int = 128  # length of such a prefix
+    prefixes: int = 4  # different ones
+    answer: int = 32  # mean length of an answer, which is geometric
+    seed: int = 0
+
+
+class Ask(NamedTuple):
+    """A request: the ids of its prompt, the tokens of its answer, and the seed that they are drawn with."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+
+
+class Answered(NamedTuple):
+    """An answer, with times in seconds since the first request was due."""
+
+    due: float
+    pieces: tuple[float, ...]  # when each piece of text came
+    ended: float
+    text: str
+    prompt_tokens: int
+    tokens: int
+    cached: int  # tokens of the prompt that the server says it had, 0 where it does not say
+    error: str | None
+
+
+def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
+    """Draw requests with ids below `vocab`; prompt and answer fit a `context`, half of it each at most."""
+    rng = np.random.default_rng(work.seed)
+    most = context // 2
+    heads = rng.integers(0, vocab, (work.prefixes, min(work.prefix, most // 2)))
+    found = []
+    for number in range(work.requests):
+        head = heads[rng.integers(work.prefixes)] if rng.random() < work.shared else heads[0][:0]
+        own = min(max(1, round(work.prompt * np.exp(work.spread * rng.standard_normal()))), most - len(head))
+        ids = (*head.tolist(), *rng.integers(0, vocab, own).tolist())
+        found.append(Ask(ids, min(int(rng.geometric(1 / work.answer)), most), number))
+    return found
+
+
+def arrivals(count: int, rate: float | None, *, seed: int) -> Float[np.ndarray, " count"]:
+    """Draw the moments at which requests are due, `rate` a second from 0 on; without a rate, all at once."""
+    if rate is None:
+        return np.zeros(count)
+    gaps = np.random.default_rng(seed).exponential(1 / rate, count)
+    return np.cumsum(gaps) - gaps[0]
+
+
+def send(
+    url: str,
+    asks: Sequence[Ask],
+    due: Sequence[float],
+    *,
+    extra: Mapping[str, Any],
+    done: Callable[[int], object] = lambda count: None,
+) -> list[Answered]:
+    """Send each request to the server at `url` when it is due, with the fields `extra`, and wait for all answers.
+
+    `done` is called with the number of answers after each. A request that fails has an error in place of its text.
+    """
+
+    async def all_of_them() -> list[Answered]:
+        patience = aiohttp.ClientTimeout(total=None, sock_read=HOPELESS)
+        ended = 0
+
+        async def one(ask: Ask, when: float) -> Answered:
+            nonlocal ended
+            await asyncio.sleep(began + when - perf_counter())
+            found = await _answered(session, url, ask, when, began, extra)
+            ended += 1
+            done(ended)
+            return found
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=patience) as session:
+            began = perf_counter()
+            return await asyncio.gather(*(one(ask, float(when)) for ask, when in zip(asks, due, strict=True)))
+
+    return asyncio.run(all_of_them())
+
+
+async def _answered(
+    session: aiohttp.ClientSession, url: str, ask: Ask, due: float, began: float, extra: Mapping[str, Any]
+) -> Answered:
+    body = {"prompt": list(ask.prompt), "max_tokens": ask.max_tokens, "seed": ask.seed, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, **extra}
+    texts, pieces, usage, error = [], [], {}, None
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                error = f"{response.status} {(await response.text())[:200]}"
+            async for line in response.content:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                event = json.loads(line[len(b"data: ") :])
+                if "error" in event:
+                    error = str(event["error"])
+                if text := "".join(choice["text"] for choice in event.get("choices", [])):
+                    texts.append(text)
+                    pieces.append(perf_counter() - began)
+                usage = event.get("usage") or usage
+    except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    if not usage:
+        error = error or "the answer has no usage"
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    counted = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    return Answered(due, tuple(pieces), perf_counter() - began, "".join(texts), *counted, cached, error)
+
+
+def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -> dict[str, Any]:
+    """Compute throughput, and percentiles of what each request waited for, in seconds.
+
+    - `first_token`: from the moment when a request is due to its first piece of text
+    - `between_tokens`: between two tokens of a text, on average over the text. Where a piece has several tokens, those
+      of the first piece are taken for its fair share. A text of one piece has none.
+    - `longest_pause`: the longest time between two pieces of a text
+    - `whole`: from the moment when a request is due to the end of its answer
+
+    `different` counts the answers whose text is not the one at its place in `texts`.
+    """
+    good = [each for each in answers if each.error is None]
+    several = [each for each in good if len(each.pieces) > 1]
+    seconds = max((each.ended for each in answers), default=0.0)
+    report: dict[str, Any] = {
+        "requests": len(answers),
+        "errors": [each.error for each in answers if each.error is not None],
+        "seconds": seconds,
+        "requests_a_second": len(good) / seconds if seconds else 0.0,
+        "tokens_a_second": sum(each.tokens for each in good) / seconds if seconds else 0.0,
+        "prompt_tokens": sum(each.prompt_tokens for each in good),
+        "cached_tokens": sum(each.cached for each in good),
+        "tokens": sum(each.tokens for each in good),
+        "first_token": percentiles([(each.pieces or (each.ended,))[0] - each.due for each in good]),
+        "between_tokens": percentiles([between_tokens(each.pieces, each.tokens) for each in several]),
+        "longest_pause": percentiles([float(np.diff(each.pieces).max()) for each in several]),
+        "whole": percentiles([each.ended - each.due for each in good]),
+    }
+    if texts is not None:
+        pairs = zip(answers, texts, strict=True)
+        report["different"] = sum(each.error is None and each.text != text for each, text in pairs)
+    return report
+
+
+def between_tokens(pieces: Sequence[float], tokens: int) -> float:
+    """Compute the mean time between tokens that came in two pieces or more, each with as many tokens.
+
+    >>> between_tokens([1.0, 2.0, 3.0], 3), between_tokens([1.0, 2.0, 3.0], 12)
+    (1.0, 0.25)
+    """
+    return (pieces[-1] - pieces[0]) / (tokens * (1 - 1 / len(pieces)))
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """Compute percentiles, linear between two values.
+
+    >>> percentiles([0.0, 1.0, 2.0])["p50"], percentiles([])["p99"]
+    (1.0, None)
+    """
+    return {f"p{p}": float(np.percentile(values, p)) if values else None for p in PERCENTILES}
