@@ -12,6 +12,7 @@ from model.weights.params import Matrix
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
+MOST_ONE_BY_ONE = 6  # vectors that a CPU multiplies by codes one after the other
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
 
@@ -46,8 +47,12 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
-    if x.size != x.shape[-1] or not (block := _block(weight)):
+    vectors = x.size // x.shape[-1]
+    if not (block := _block(weight)):
         return _dot_of_many(x, weight)
+    if vectors > 1:
+        few = isinstance(weight, QuantizedMatrix) and vectors <= MOST_ONE_BY_ONE
+        return _one_by_one(x, weight) if few else _dot_of_many(x, weight)
     v = x.reshape(-1).astype(jnp.float32)
     y = _quantized_sums(v, weight, block) if isinstance(weight, QuantizedMatrix) else _plain_sums(v, weight, block)
     return y.reshape(*x.shape[:-1], -1)
@@ -86,6 +91,15 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     if not isinstance(weight, QuantizedMatrix):
         return dot(x, weight)
     return _decoded_dot(x, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
+
+
+def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Float[Array, "*batch rows"]:
+    """Multiply a few vectors one after the other: decoding in registers again costs less than a matrix in memory.
+
+    The barrier ties codes to the loop's state. Without it XLA would decode them before the loop.
+    """
+    y = lax.map(lambda v: cpu_product(*lax.optimization_barrier((v, weight))), x.reshape(-1, x.shape[-1]))
+    return y.reshape(*x.shape[:-1], -1)
 
 
 def _block(weight: Array | QuantizedMatrix | jax.ShapeDtypeStruct) -> int | None:
