@@ -180,8 +180,9 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
     assert_product(product(x, placed(tensor)), x, tensor, part)
     text = product.lower(x, placed(tensor)).compile().as_text()
     assert text is not None
-    assert f"f32[{at_once},192]" in text
-    assert "f32[48,192]" not in text
+    width = 192 if name == "dot" else 96  # a CPU keeps low and high halves of bytes apart
+    assert f"f32[{at_once},{width}]" in text
+    assert not any(f"f32[48,{cols}]" in text for cols in (96, 192))
 
 
 GROUPED: list[tuple[Form | None, int]] = [
@@ -189,16 +190,18 @@ GROUPED: list[tuple[Form | None, int]] = [
 ]
 
 
-def test_a_few_vectors_have_the_bits_that_each_has_alone():
+@pytest.mark.parametrize("kept", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
+def test_a_few_vectors_have_the_bits_that_each_has_alone(monkeypatch, kept):
     """And their program decodes no codes ahead, so that it needs the memory of one vector's product."""
+    monkeypatch.setattr(products, "MOST_KEPT", kept)
     tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
     matrix, x = placed(tensor), Noise(seed=8)(products.MOST_ONE_BY_ONE, 1, 512)
-    product = jax.jit(cpu_product).lower(x, matrix).compile(compiler_options("cpu"))
+    product = jax.jit(partial(cpu_product)).lower(x, matrix).compile(compiler_options("cpu"))
     alone = jax.jit(cpu_product).lower(x[:1], matrix).compile(compiler_options("cpu"))
     np.testing.assert_array_equal(product(x, matrix), [alone(x[i : i + 1], matrix)[0] for i in range(len(x))])
     few, one = product.memory_analysis(), alone.memory_analysis()
     assert few and one
-    assert few.temp_size_in_bytes <= one.temp_size_in_bytes + 4 * 2 * x.size + 4 * len(x) * 256 + 1024
+    assert few.temp_size_in_bytes <= one.temp_size_in_bytes + 4 * 2 * x.size + 4 * 2 * len(x) * 256 + 1024
 
 
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
