@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -133,6 +134,19 @@ def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
     np.testing.assert_array_equal(weights[:, : shape[1]], exact.astype(np.float32))
     np.testing.assert_array_equal(weights[:, : shape[1]], tensor.read())
     assert np.isfinite(weights).all()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [("int8", False, 64), ("int4", True, 64), ("int4", False, 16), ("int4_min", False, 16), ("mxfp4", False, 32)],
+    ids=str,
+)
+def test_the_parts_of_a_matrix_have_the_columns_that_split_takes(kind):
+    matrix = placed(Matrix(*kind, seed=9)(2, 512)[0])
+    columns = [np.asarray(own, np.int32) for own in matrix.split(jnp.arange(matrix.cols, dtype=jnp.float32))]
+    for part, own in zip(matrix.parts(), columns, strict=True):
+        np.testing.assert_array_equal(part, matrix.weights()[:, own])
+    assert sorted(np.concatenate(columns)) == list(range(matrix.cols))
 
 
 def test_every_form_has_a_kind():

@@ -15,7 +15,7 @@ from model.weights.params import Matrix
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
-MOST_ONE_BY_ONE = 12  # vectors that a CPU multiplies by codes one after the other
+MOST_ONE_BY_ONE = 8  # vectors that a CPU multiplies by codes one after the other
 MOST_KEPT = 1 << 22  # weights whose codes stay in a CPU's caches from one vector to the next
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
@@ -36,16 +36,18 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 
     As a sum of 16-lane slices the product is elementwise, and XLA makes one vectorized loop over both cores of it. The
     barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
-    dot would first widen the whole matrix in memory.
+    dot would first widen the whole matrix in memory. Several vectors are multiplied by dots, but a few by codes one
+    after the other; how depends on their number alone, so that a row of a batch has its bits whatever the others are.
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.size // x.shape[-1]
     if not (block := _block(weight)):
         return _dot_of_many(x, weight)
+    if 1 < vectors <= MOST_ONE_BY_ONE and isinstance(weight, QuantizedMatrix):
+        return _one_by_one(x, weight)
     if vectors > 1:
-        few = isinstance(weight, QuantizedMatrix) and vectors <= MOST_ONE_BY_ONE
-        return _one_by_one(x, weight) if few else _dot_of_many(x, weight)
+        return _dot_of_many(x, weight)
     v = x.reshape(-1).astype(jnp.float32)
     y = _quantized_sums(v, weight, block) if isinstance(weight, QuantizedMatrix) else _plain_sums(v, weight, block)
     return y.reshape(*x.shape[:-1], -1)
