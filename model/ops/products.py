@@ -15,7 +15,7 @@ from model.weights.params import Matrix
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
-MOST_ONE_BY_ONE = 8  # vectors that a CPU multiplies by codes one after the other
+MOST_ONE_BY_ONE = 6  # vectors that a CPU multiplies by codes one after the other
 MOST_KEPT = 1 << 22  # weights whose codes stay in a CPU's caches from one vector to the next
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
