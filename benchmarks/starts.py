@@ -37,7 +37,7 @@ PHASES = ("import", "device", "read", "compile", "upload", "first_token", "total
 
 def write_model(config: Config, folder: Path) -> None:
     """Write a model of these sizes, whose weights repeat, so that it is written as fast as a disk allows."""
-    told = open_checkpoint("stories")
+    stories = open_checkpoint("stories")
     drawn = np.random.default_rng(0).standard_normal(FEW, np.float32)
 
     def tensor(shape: tuple[int, ...]) -> Tensor:
@@ -48,7 +48,7 @@ def write_model(config: Config, folder: Path) -> None:
         return Tensor(shape, np.dtype(ml_dtypes.bfloat16), read)
 
     tensors = {name: tensor(shape) for name, shape in tensor_shapes(config).items()}
-    checkpoint = Checkpoint("random", "memory", config, tensors, bos=told.bos, stops=told.stops)
+    checkpoint = Checkpoint("random", "memory", config, tensors, bos=stories.bos, stops=stories.stops)
     tokenizer = place_of("stories") / "tokenizer.model"
     write_huggingface(checkpoint, folder, files={tokenizer.name: tokenizer.read_bytes()})
 

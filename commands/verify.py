@@ -212,7 +212,7 @@ def _verify(
     at_once = 1 if candidate or replay else _at_once(jobs)
     if not replay:
         click.echo(f"seed {campaign.seed}", err=True)
-    reports, told, problem = [], [], None
+    reports, printed, problem = [], [], None
     with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
@@ -225,7 +225,7 @@ def _verify(
             for report, lines in itertools.chain(verified, walks):
                 heed()
                 reports.append(report)
-                told.append(lines)
+                printed.append(lines)
                 if not as_json_text:
                     with aside():
                         write("\n".join(lines) + "\n")
@@ -239,7 +239,7 @@ def _verify(
         if options["junit"]:
             _save(options["junit"], as_junit(reports, contracts))
         if options["html"]:
-            _save(options["html"], page(reports, contracts, told))
+            _save(options["html"], page(reports, contracts, printed))
     if problem:
         raise problem
     wrong = ("violated", "suspicious") if options["strict"] else ("violated",)

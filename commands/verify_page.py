@@ -31,10 +31,10 @@ def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Se
         f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>llamaspec verify</h1>",
         _summary(reports),
     ]
-    for number, (report, told) in enumerate(zip(reports, lines, strict=True)):
+    for number, (report, printed) in enumerate(zip(reports, lines, strict=True)):
         parts += [
             f'<h2 id="r{number}">{escape(f"{report.op} {report.dtype}  {report.candidate}")}</h2>',
-            f"<pre>{escape(chr(10).join(told))}</pre>",
+            f"<pre>{escape(chr(10).join(printed))}</pre>",
             '<div class="plots">',
             *_plots(report),
             "</div>",

@@ -51,7 +51,7 @@ def judged(job: Job, *, examples: int, seed: int, replays: Path) -> Iterator[tup
         }
         if finding := report.worst.finding:
             draw = report.worst.draw
-            told = Replay(
+            replay = Replay(
                 op=job.op,
                 candidate=job.candidate,
                 arrays=job.arrays or "numpy",
@@ -60,7 +60,7 @@ def judged(job: Job, *, examples: int, seed: int, replays: Path) -> Iterator[tup
                 inputs=digest(contract, dtype, draw),
                 finding=f"{finding.kind}: {finding.message}",
             )
-            row["replay"] = str(save(told, replays))
+            row["replay"] = str(save(replay, replays))
         yield row, counterexample(report, contract)
 
 

@@ -53,11 +53,11 @@ def replay_of(library: str, function: str) -> str:
 def _row(library: str, function: str, rows: Sequence[dict[str, Any]], what: str) -> str:
     accepted = [f"{SHORT[r['dtype']]} {r['share']:.2f}" for r in rows if r["outcome"] == "within bounds"]
     refused = [SHORT[r["dtype"]] for r in rows if r["outcome"] != "within bounds"]
-    told = ""
+    not_accepted = ""
     if refused:
         _, why = REFUSED[f"{library}:{function}"]
-        told = f"{', '.join(refused)}: {why} ([replay]({replay_of(library, function)}))"
-    return f"| {what} | {rows[0]['op']} | {', '.join(accepted)} | {told} | `{library}_ops:{function}` |"
+        not_accepted = f"{', '.join(refused)}: {why} ([replay]({replay_of(library, function)}))"
+    return f"| {what} | {rows[0]['op']} | {', '.join(accepted)} | {not_accepted} | `{library}_ops:{function}` |"
 
 
 def table(logs: Sequence[Path]) -> str:

@@ -402,7 +402,7 @@ def calls(
         return LayerPages(k, v, _array(rows, -(-capacity // pages.size), dtype=np.dtype(np.int32)))
 
     prompts = 1 if pages else batch
-    cache = cache_of(batch)
+    cache, cache_of_prompts = cache_of(batch), cache_of(prompts)  # of any layer
 
     def positions(batch: int, seq: int) -> Positions:
         angles = _array(batch, seq, config.turned // 2, dtype=np.dtype(np.float32))
@@ -417,7 +417,7 @@ def calls(
         attending = {"window": config.window(i), "config": config}
         yield Call("norm_qkv", (x, layer, cache, one), with_config)
         yield Call("attend", (q(batch, 1), cache, one), attending)
-        yield Call(PROMPT, (q(prompts, CHUNK), cache_of(prompts), many), attending)
+        yield Call(PROMPT, (q(prompts, CHUNK), cache_of_prompts, many), attending)
         yield Call("project_add", (h, layer, x))
         if not config.experts:
             yield Call("norm_gate_up", (x, layer), with_config)

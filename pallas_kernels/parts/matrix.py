@@ -121,6 +121,8 @@ def product_of(
         raise Unsupported(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
     all_rows, cols = w.shape
     asked, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
+    if asked is None and tile.rows > MOST_ROWS and isinstance(w, ScaledCodes) and w.levels is not None:
+        tile = Tile(rows=MOST_ROWS)  # measured for integers; looking up levels takes the registers of more rows
     of_run, rows = rows, rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
         raise Unsupported(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")

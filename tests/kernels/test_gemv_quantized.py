@@ -279,3 +279,12 @@ def test_int4_codes_are_bytes_in_place():
 def test_int4_packs_only_what_it_can_unpack(codes, words):
     with pytest.raises(ValueError, match=words):
         int4.pack(codes)
+
+
+def test_levels_take_no_more_rows_than_registers_hold():
+    rows, cols = 8192, 28_672
+    codes = jax.ShapeDtypeStruct((rows, cols // 8), jnp.int32)
+    scales = jax.ShapeDtypeStruct((rows, cols // 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((1, cols), jnp.bfloat16)
+    matrices = [ScaledCodes(codes, scales, levels=levels) for levels in (None, LEVELS["nf4"])]
+    assert [product_of("gemv", w, x, normed=False).rows for w in matrices] == [64, 16]
