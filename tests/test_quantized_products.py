@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,7 +73,14 @@ EVERY = [
 matrices = st.builds(lambda kind, seed: Matrix(*kind, seed=seed), st.sampled_from(EVERY), seeds)
 # Whole blocks, a short last group, less than a group, and rows that no block of 256 divides.
 shapes = st.sampled_from([(5, 512), (3, 172), (2, 24), (4, 832)])
-FORMS = {"dot": (dot, 1), "dot of many": (dot, 3), "cpu": (cpu_product, 1), "cpu, many": (cpu_product, 2)}
+MANY = products.MOST_ONE_BY_ONE + 1
+FORMS = {
+    "dot": (dot, 1),
+    "dot of many": (dot, 3),
+    "cpu": (cpu_product, 1),
+    "cpu, few": (cpu_product, 2),
+    "cpu, many": (cpu_product, MANY),
+}
 
 
 def placed(tensor: Tensor) -> QuantizedMatrix:
@@ -128,6 +136,19 @@ def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
     assert np.isfinite(weights).all()
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [("int8", False, 64), ("int4", True, 64), ("int4", False, 16), ("int4_min", False, 16), ("mxfp4", False, 32)],
+    ids=str,
+)
+def test_the_parts_of_a_matrix_have_the_columns_that_split_takes(kind):
+    matrix = placed(Matrix(*kind, seed=9)(2, 512)[0])
+    columns = [np.asarray(own, np.int32) for own in matrix.split(jnp.arange(matrix.cols, dtype=jnp.float32))]
+    for part, own in zip(matrix.parts(), columns, strict=True):
+        np.testing.assert_array_equal(part, matrix.weights()[:, own])
+    assert sorted(np.concatenate(columns)) == list(range(matrix.cols))
+
+
 def test_every_form_has_a_kind():
     assert {form: kind.form for form, kind in CLASS_OF_FORM.items()} == {form: form for form in CLASS_OF_FORM}
 
@@ -168,18 +189,33 @@ def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at
     """A prompt's product never holds all of it in float32, on a CPU of no matrix."""
     monkeypatch.setattr(products, "MOST_DECODED", 16 * 192)
     tensor, part = Matrix("int4", False, 64, seed=3)(48, 172)
-    x = Noise(seed=4)(1, 3, 172)
+    x = Noise(seed=4)(1, MANY, 172)
     product = jax.jit(partial(FORMS[name][0]))  # a function of its own: the others were compiled for another limit
     assert_product(product(x, placed(tensor)), x, tensor, part)
     text = product.lower(x, placed(tensor)).compile().as_text()
     assert text is not None
-    assert f"f32[{at_once},192]" in text
-    assert "f32[48,192]" not in text
+    width = 192 if name == "dot" else 96  # a CPU keeps low and high halves of bytes apart
+    assert f"f32[{at_once},{width}]" in text
+    assert not any(f"f32[48,{cols}]" in text for cols in (96, 192))
 
 
 GROUPED: list[tuple[Form | None, int]] = [
     (form, {"int8": 64, "int4": 64, "nf4": 64, "fp4": 64, "fp8": 0}.get(form, 32)) for form in CLASS_OF_FORM
 ]
+
+
+@pytest.mark.parametrize("kept", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
+def test_a_few_vectors_have_the_bits_that_each_has_alone(monkeypatch, kept):
+    """And their program decodes no codes ahead, so that it needs the memory of one vector's product."""
+    monkeypatch.setattr(products, "MOST_KEPT", kept)
+    tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
+    matrix, x = placed(tensor), Noise(seed=8)(products.MOST_ONE_BY_ONE, 1, 512)
+    product = jax.jit(partial(cpu_product)).lower(x, matrix).compile(compiler_options("cpu"))
+    alone = jax.jit(cpu_product).lower(x[:1], matrix).compile(compiler_options("cpu"))
+    np.testing.assert_array_equal(product(x, matrix), [alone(x[i : i + 1], matrix)[0] for i in range(len(x))])
+    few, one = product.memory_analysis(), alone.memory_analysis()
+    assert few and one
+    assert few.temp_size_in_bytes <= one.temp_size_in_bytes + 4 * 2 * x.size + 4 * 2 * len(x) * 256 + 1024
 
 
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])

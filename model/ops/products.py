@@ -1,5 +1,8 @@
 """Products of vectors with a matrix of floats or codes: one form for any device, and one for XLA on a CPU."""
 
+from collections.abc import Callable
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +15,8 @@ from model.weights.params import Matrix
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
+MOST_ONE_BY_ONE = 6  # vectors that a CPU multiplies by codes one after the other
+MOST_KEPT = 1 << 22  # weights whose codes stay in a CPU's caches from one vector to the next
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
 
@@ -20,21 +25,10 @@ def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch 
     if isinstance(weight, Stacked):
         return jnp.concatenate([dot(x, part) for part in weight.parts], axis=-1)
     if isinstance(weight, QuantizedMatrix):
-        return _decoded_dot(x, weight, most=MOST_DECODED)
+        x = _padded(x.astype(jnp.float32), weight)
+        return _by_blocks(lambda part: dot(x, part.weights()), weight, most=MOST_DECODED)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x, weight, contract, lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-
-
-def _decoded_dot(x: Float[Array, "*batch cols"], weight: QuantizedMatrix, *, most: int) -> Float[Array, "*batch rows"]:
-    """Decode as many rows at a time as keep at most `most` weights in float32 at once."""
-    x = _padded(x.astype(jnp.float32), weight)
-    rows = len(weight.codes)
-    block = max((size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= most), default=1)
-    if block == rows or block < FEWEST_ROWS:
-        return dot(x, weight.weights())
-    blocks = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), weight)
-    y = lax.map(lambda part: dot(x, part.weights()), blocks)  # [blocks, *batch, block]
-    return jnp.moveaxis(y, 0, -2).reshape(*x.shape[:-1], rows)
 
 
 def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
@@ -42,11 +36,17 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 
     As a sum of 16-lane slices the product is elementwise, and XLA makes one vectorized loop over both cores of it. The
     barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
-    dot would first widen the whole matrix in memory.
+    dot would first widen the whole matrix in memory. Several vectors are multiplied by dots, but a few by codes one
+    after the other; how depends on their number alone, so that a row of a batch has its bits whatever the others are.
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
-    if x.size != x.shape[-1] or not (block := _block(weight)):
+    vectors = x.size // x.shape[-1]
+    if not (block := _block(weight)):
+        return _dot_of_many(x, weight)
+    if 1 < vectors <= MOST_ONE_BY_ONE and isinstance(weight, QuantizedMatrix):
+        return _one_by_one(x, weight)
+    if vectors > 1:
         return _dot_of_many(x, weight)
     v = x.reshape(-1).astype(jnp.float32)
     y = _quantized_sums(v, weight, block) if isinstance(weight, QuantizedMatrix) else _plain_sums(v, weight, block)
@@ -85,7 +85,38 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     """
     if not isinstance(weight, QuantizedMatrix):
         return dot(x, weight)
-    return _decoded_dot(x, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
+    xs = weight.split(_padded(x.astype(jnp.float32), weight))
+
+    def by(block: QuantizedMatrix) -> Float[Array, "*batch some"]:
+        return reduce(jnp.add, map(dot, xs, block.parts()))
+
+    return _by_blocks(by, weight, most=min(MOST_CPU_DECODED, len(weight.codes) * weight.cols // 2))
+
+
+def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Float[Array, "*batch rows"]:
+    """Multiply a few vectors one after the other by as many rows of codes as stay in a cache.
+
+    Decoding in registers again costs less than decoding a matrix in memory once. The barrier ties codes to the loop's
+    state, or XLA would decode them before the loop.
+    """
+    vectors = x.reshape(-1, x.shape[-1])
+
+    def by(part: QuantizedMatrix) -> Float[Array, "vectors rows"]:
+        return lax.map(lambda v: cpu_product(*lax.optimization_barrier((v, part))), vectors)
+
+    return _by_blocks(by, weight, most=MOST_KEPT).reshape(*x.shape[:-1], -1)
+
+
+def _by_blocks(
+    product: Callable[[QuantizedMatrix], Float[Array, "*batch some"]], weight: QuantizedMatrix, *, most: int
+) -> Float[Array, "*batch rows"]:
+    """Apply `product` to as many rows of a matrix at a time as have at most `most` weights."""
+    rows = len(weight.codes)
+    block = max((size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= most), default=1)
+    if block == rows or block < FEWEST_ROWS:
+        return product(weight)
+    y = lax.map(product, jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), weight))
+    return jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], rows)  # y is [blocks, *batch, block]
 
 
 def _block(weight: Array | QuantizedMatrix | jax.ShapeDtypeStruct) -> int | None:

@@ -93,24 +93,37 @@ class QuantizedMatrix(_Arrays):
 
     def weights(self) -> Float[Array, "rows cols"]:
         """Decode the whole matrix to float32, each weight rounded once, with its padded columns."""
+        rows = len(self.codes)
+        return jnp.stack([part.reshape(rows, -1, LANES) for part in self.parts()], axis=2).reshape(rows, -1)
+
+    def parts(self) -> list[Float[Array, "rows some"]]:
+        """Decode the whole matrix as `weights` does, but keep the low and the high halves of bytes apart.
+
+        A part has the columns that `split` gives. To put columns in order takes XLA on a CPU ten times as long.
+        """
         rows, groups = self.scales.shape
         halves = 2 if self.packed and self.group == LANES else 1  # groups in 16 bytes
 
-        def spread(a: Array) -> Array:
-            return a.reshape(rows, groups // halves, 1, halves, 1)
+        def of_groups(a: Array, part: int) -> Array:
+            return a.reshape(rows, -1, halves)[:, :, part % halves, None]
 
-        # Halves are decoded apart and then joined: a shift for each code would take XLA on a CPU half as long again.
-        if self.packed:
-            codes = self.codes.reshape(rows, groups // halves, -1, LANES)
-            levels = jnp.stack(self.decode_pairs(codes), axis=3)
-        else:
-            levels = self.decode(self.codes).reshape(rows, groups, 1, 1, -1)
-        if self.zeros is not None:
-            levels = levels - spread(self.zeros).astype(jnp.float32)
-        levels = levels * self.unit * spread(self.real_scales(self.scales))  # [rows, groups, pairs, 2, lanes]
-        if self.minima is not None:
-            levels = levels + spread(self.minima)
-        return levels.reshape(rows, -1)
+        decoded = []
+        for part, levels in enumerate(self.decode_pairs(self.codes) if self.packed else [self.decode(self.codes)]):
+            levels = levels.reshape(rows, groups // halves, -1)
+            if self.zeros is not None:
+                levels = levels - of_groups(self.zeros, part).astype(jnp.float32)
+            levels = levels * self.unit * of_groups(self.real_scales(self.scales), part)
+            if self.minima is not None:
+                levels = levels + of_groups(self.minima, part)
+            decoded.append(levels.reshape(rows, -1))
+        return decoded
+
+    def split(self, x: Float[Array, "*batch cols"]) -> list[Float[Array, "*batch some"]]:
+        """Take the columns of each of `parts` out of vectors."""
+        if not self.packed:
+            return [x]
+        pairs = x.reshape(*x.shape[:-1], -1, 2, LANES)
+        return [pairs[..., half, :].reshape(*x.shape[:-1], -1) for half in range(2)]
 
     @classmethod
     def shapes(cls, rows: int, cols: int, codes: Codes) -> "QuantizedMatrix":
