@@ -42,7 +42,7 @@ def stacked(*parts: Linear) -> tuple[np.ndarray, np.ndarray]:
 @given(noise=noises)
 def test_a_feed_forward_layer_in_two_ops(noise):
     layer = draw_layer(noise)
-    assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
+    assert isinstance(layer.ffn, FeedForward) and layer.ffn.gate is not None and layer.ffn_norm is not None
     x = noise(3, CONFIG.dim)
     hidden = norm_gate_up(x, layer.ffn_norm, *stacked(layer.ffn.gate, layer.ffn.up), eps=CONFIG.eps)
     y = linear_add(hidden, *layer.ffn.down, residual=x)

@@ -79,7 +79,8 @@ class Tiny:
         def feed_forward() -> FeedForward | Experts:
             up, down = (c.ffn, c.dim), (c.dim, c.ffn)
             if c.experts:
-                return Experts(matrix(c.experts, c.dim), *(matrix(c.experts, *shape) for shape in (up, up, down)))
+                gate, up, down = (matrix(c.experts, *shape) for shape in (up, up, down))
+                return Experts(matrix(c.experts, c.dim), gate, up, down)
             return FeedForward(*(linear(*shape, c.ffn_bias) for shape in (up, up, down)))
 
         def layer() -> Layer:
@@ -229,7 +230,8 @@ def test_equal_experts_are_one_feed_forward_layer(seed, tokens, experts_per_toke
     def mixture(layer: Layer) -> Layer:
         assert isinstance(layer.ffn, FeedForward)
         router = np.random.default_rng(seed).normal(size=(3, config.dim))
-        gate, up, down = (np.stack([linear.weight] * 3) for linear in layer.ffn)
+        assert layer.ffn.gate is not None
+        gate, up, down = (np.stack([linear.weight] * 3) for linear in (layer.ffn.gate, layer.ffn.up, layer.ffn.down))
         return layer._replace(ffn=Experts(router, gate, up, down))
 
     mixed = params._replace(layers=[mixture(layer) for layer in params.layers])

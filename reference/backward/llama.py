@@ -122,7 +122,9 @@ def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, confi
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
-        dnormed, *slopes = moe_backward(normed, *layer.ffn, dy, experts_per_token=chosen, renormalized=renormalized)
+        *matrices, biases = layer.ffn
+        assert biases is None  # `check_llama`
+        dnormed, *slopes = moe_backward(normed, *matrices, dy, experts_per_token=chosen, renormalized=renormalized)
         ffn = Experts(*slopes)
     else:
         assert layer.ffn.gate is not None  # `check_llama`
