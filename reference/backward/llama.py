@@ -122,10 +122,12 @@ def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, confi
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
-        *matrices, biases = layer.ffn
-        assert biases is None  # `check_llama`
-        dnormed, *slopes = moe_backward(normed, *matrices, dy, experts_per_token=chosen, renormalized=renormalized)
-        ffn = Experts(*slopes)
+        assert layer.ffn.biases is None  # `check_llama`
+        experts = layer.ffn[:4]
+        dnormed, router, gate, up, down = moe_backward(
+            normed, *experts, dy, experts_per_token=chosen, renormalized=renormalized
+        )
+        ffn = Experts(router, gate, up, down)
     else:
         assert layer.ffn.gate is not None  # `check_llama`
         gate, up = linear(normed, *layer.ffn.gate), linear(normed, *layer.ffn.up)
