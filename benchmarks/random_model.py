@@ -13,7 +13,7 @@ from model.checkpoints.codes import quantized
 from model.insight.machine import random_numbers
 from model.running.process import give_back_compilers_memory
 from model.tensors import tensor_shapes
-from model.weights.codes import Embedding
+from model.weights.embedding import Embedding
 from model.weights.params import Params, abstract_params, aligned_zeros, rope_table
 from reference.config import Config
 

@@ -28,7 +28,8 @@ from model.running.device import HOPPER, Device
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
 from model.tensors import EMBEDDING
-from model.weights.codes import Embedding, Int8, Int8Min, QuantizedMatrix
+from model.weights.codes import Int8, Int8Min, QuantizedMatrix
+from model.weights.embedding import Embedding
 from model.weights.gpu_codes import Int4MinWords, Stacked, arranged
 from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from reference.quantizers import ggml

@@ -5,7 +5,6 @@ multiplies by any of them as by a plain array. `reference.quantizers.schemes` de
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, UInt8
 
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
 from reference.quantizers.affine import Affine
@@ -318,21 +317,6 @@ class MXFP4(QuantizedMatrix):
     def decode(codes: Array) -> Array:
         bits = codes.astype(jnp.uint16)
         return lax.bitcast_convert_type((bits & 8) << 12 | (bits & 7) << 9, jnp.float16).astype(jnp.float32)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Embedding:
-    """A matrix [vocab, dim] of codes whose rows are looked up; only those of the tokens are decoded."""
-
-    matrix: QuantizedMatrix
-    dim: int = field(metadata={"static": True})
-    dtype: np.dtype = field(metadata={"static": True})  # dtype of the rows
-
-    def __getitem__(self, tokens: Int[Array | np.ndarray, "*batch"]) -> Float[Array, "*batch dim"]:
-        tokens = jnp.asarray(tokens)
-        rows = jax.tree.map(lambda array: array[tokens.reshape(-1)], self.matrix)
-        return rows.weights()[:, : self.dim].reshape(*tokens.shape, self.dim).astype(self.dtype)
 
 
 CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {

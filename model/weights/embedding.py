@@ -1,0 +1,25 @@
+"""An embedding in codes, whose rows are looked up."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from model.weights.codes import QuantizedMatrix
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Embedding:
+    """A matrix [vocab, dim] of codes whose rows are looked up; only those of the tokens are decoded."""
+
+    matrix: QuantizedMatrix
+    dim: int = field(metadata={"static": True})
+    dtype: np.dtype = field(metadata={"static": True})  # dtype of the rows
+
+    def __getitem__(self, tokens: Int[Array | np.ndarray, "*batch"]) -> Float[Array, "*batch dim"]:
+        tokens = jnp.asarray(tokens)
+        rows = jax.tree.map(lambda array: array[tokens.reshape(-1)], self.matrix)
+        return rows.weights()[:, : self.dim].reshape(*tokens.shape, self.dim).astype(self.dtype)
