@@ -14,6 +14,9 @@ from serving.streaming import Drawn, Inbox, Piece, TextReader
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 
+# OpenAI's clients repeat a request after a 500 or a 503 unless they read this. The same request would end as before.
+NO_RETRY = {"x-should-retry": "false"}
+
 
 class Choice:
     """One text. Its piece begins with the prompt where that is echoed."""
@@ -186,6 +189,6 @@ def _refusal(event: Finished) -> Refusal:
         case "cancelled":  # Clients that leave are not there to read this.
             return shutting_down()
         case "expired":
-            headers = {"Retry-After": "5"}
+            headers = {"Retry-After": "5"} | NO_RETRY
             return Refusal("the request took longer than it may", status=503, code="expired", headers=headers)
-    return Refusal(event.message or "the engine failed", status=500, code="engine_error")
+    return Refusal(event.message or "the engine failed", status=500, code="engine_error", headers=NO_RETRY)

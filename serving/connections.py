@@ -31,7 +31,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """ClientLimits on what clients take. Each has a flag of `llamaspec serve`."""
+    """Limits on what clients take. Each has a flag of `llamaspec serve`."""
 
     body_bytes: int = 4 << 20
     body_seconds: float = 60.0  # for a client to send its body

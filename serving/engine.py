@@ -1,5 +1,6 @@
 """The engine: a thread that plans, has a device carry the plan out, and delivers what it drew."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -26,6 +27,9 @@ from serving.request import (
 from serving.scheduler import Ended, Limits, Plan, Scheduler
 
 NOT_NUMBERS = "the logits are not numbers"
+FAILED = "the engine failed: the server's log says why"  # Clients are told no more, since errors name what is inside.
+
+log = logging.getLogger("llamaspec.serving")
 
 
 @dataclass
@@ -125,10 +129,11 @@ class BatchingEngine:
             while self._turn():
                 pass
         except BaseException as error:
+            log.exception("the engine failed")
             with self._changed:
                 self.failed, self._accepts = error, False
                 for number, each in self._open.items():
-                    each.message = f"the engine failed: {error}"
+                    each.message = FAILED
                     self._scheduler.cancel(number, "error")
                 ended = self._scheduler.ended()
             self._tell(ended)

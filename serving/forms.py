@@ -190,9 +190,9 @@ class ChatForm:
         return Said(said.text + rest.text, said.calls + rest.calls)
 
     def _reason(self, choice: Choice) -> FinishReason | None:
-        """Say why an answer ends: one that came to its own end with calls waits for what they give."""
+        """Say why an answer ends: one that came to its own end with whole calls waits for what they give."""
         reader = self._readers.get(choice.index)
-        return "tool_calls" if choice.finish_reason == "stop" and reader and reader.count else choice.finish_reason
+        return "tool_calls" if choice.finish_reason == "stop" and reader and reader.whole else choice.finish_reason
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(**self._head, choices=[choice], usage=self._usage)

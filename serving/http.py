@@ -277,8 +277,8 @@ class Site:
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
         """Say whether requests are welcome."""
-        if failed := self.api.engine.failed:
-            raise Refusal(f"the engine has failed: {failed}", status=503, code="engine_failed")
+        if self.api.engine.failed is not None:
+            raise Refusal("the engine has failed: the server's log says why", status=503, code="engine_failed")
         if self.api.draining:
             raise shutting_down()
         return in_json({"status": "ready"})

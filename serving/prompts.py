@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from model.chat.chat import LONGEST_TOKEN
-from model.chat.template import ChatTemplate, SpecialTokens, turn_stops
+from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, turn_stops
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
-# A tool with all that templates look for, by which one shows whether it knows tools.
+# A tool that has all that templates look for. A template that renders it knows tools.
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
 
@@ -118,8 +118,10 @@ class Prompts:
         try:
             return self.template.render(messages, **variables)
         except ValueError as error:  # whose file is nobody's business
-            reason = str(error).removeprefix(f"{self.template.name}: ")
-            raise Refusal(f"messages: the chat template {reason}", param="messages") from None
+            reason = f"the chat template {str(error).removeprefix(f'{self.template.name}: ')}"
+            if isinstance(error, CannotRender):
+                raise Refusal(reason, status=503, code="busy", headers={"Retry-After": "5"}) from None
+            raise Refusal(f"messages: {reason}", param="messages") from None
 
     def _calls(self) -> CallForm:
         """Find the form of calls that the template knows. Raises Refusal."""
@@ -127,7 +129,7 @@ class Prompts:
             probe = [{"role": "user", "content": "a"}]
             if self._rendered(probe) == self._rendered(probe, tools=[PROBE]):
                 raise Refusal("tools: this model's chat template does not know tools", param="tools", code=UNSUPPORTED)
-            self._call_form = form_of(self.template.source if self.template else "")
+            self._call_form = form_of(self.template.rendered_source(tools=True) if self.template else "")
         if self._call_form is None:
             message = "tools: this model's chat template writes calls in a form that this server cannot read"
             raise Refusal(message, param="tools", code=UNSUPPORTED)
@@ -151,15 +153,18 @@ class Prompts:
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
         """Write an earlier call as templates read it: with arguments as an object."""
+        param = f"{place}.function.arguments"
         try:
             arguments = json.loads(call.function.arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
-            param = f"{place}.function.arguments"
             raise Refusal(f"{param}: not a JSON object in a text", param=param)
         function = {"name": call.function.name, "arguments": arguments}
-        return self._disguise_all({"id": call.id, "type": "function", "function": function})
+        try:
+            return self._disguise_all({"id": call.id, "type": "function", "function": function})
+        except ValueError as error:  # An escape in the arguments can be half of a surrogate pair.
+            raise Refusal(f"{param}: {error}", param=param) from None
 
     def _disguise_all(self, value: Any) -> Any:
         """Disguise every text of a JSON value, since templates write them wherever they want."""

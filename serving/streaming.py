@@ -112,7 +112,7 @@ class TextReader:
 
     def _decode(self, token: int) -> str:
         if token in self._spelled:
-            return self._spelled[token]
+            return self._decoder.finish() + self._spelled[token]  # Bytes of an unfinished character come before it.
         self._first = self._first and not self._tokenizer.bytes_of(token)
         return self._decoder.feed(token)
 

@@ -4,8 +4,8 @@ r"""Calls of tools in a model's text, in the forms that families write them:
 - Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`
 - Llama 3.1 and later: an answer that is `{"name": ..., "parameters": {...}}`, or several with semicolons between
 
-A template says which form its model writes, by the words that it spells earlier calls with. A call names one of the
-tools that the request has; whatever does not is text.
+The form that a model writes is the one in which its template spells earlier calls. A call names one of the request's
+tools. Whatever does not is text.
 
 Sources: https://github.com/NousResearch/Hermes-Function-Calling,
 https://docs.mistral.ai/capabilities/function_calling,
@@ -78,6 +78,11 @@ def wanted_tools(body: ChatRequest) -> tuple[list[Tool], bool]:
     names = [tool.function.name for tool in tools]
     if len({*names}) < len(names):
         raise Refusal("tools: two have one name", param="tools")
+    for i, tool in enumerate(tools):
+        stated = (tool.function.parameters or {}).get("type", "object")
+        if stated != "object":
+            param = f"tools[{i}].function.parameters"
+            raise Refusal(f"{param}: arguments are an object, not of type {str(stated)[:64]}", param=param)
     if isinstance(choice, ToolChoice):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
         if not tools:
@@ -98,7 +103,7 @@ def _parameters(tool: Tool, number: int) -> dict[str, Any]:
     parameters = tool.function.parameters
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"$id": f"urn:tool:{number}"} | parameters
+    return {"$id": f"urn:tool:{number}", "type": "object"} | parameters
 
 
 class CallPiece(NamedTuple):
@@ -159,7 +164,7 @@ class CallReader:
         self._rest = ""  # text that is not certain
         self._before = ""  # of the object that is being read: what led to it
         self._object: str | None = None
-        self._called = False  # whether the latest object was a call
+        self._called = False  # whether the latest object was a call, and no opening has followed
         self._balance = Balance()
         self._arguments: Balance | None = None  # of the call that has begun
         self._calling = begun or not form.opens
@@ -168,6 +173,12 @@ class CallReader:
         self._begins = re.compile(
             rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=\{{)'
         )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the answer has calls so far, and the last one of them is whole."""
+        is_cut = self._object is not None and self._arguments is not None and self._shows()
+        return self.count > 0 and not is_cut
 
     def feed(self, text: str) -> Said:
         """Take new text."""
@@ -200,6 +211,7 @@ class CallReader:
         if at >= 0:
             self._say(self._rest[:at].rstrip())
             self._rest, self._before, self._calling = self._rest[at + len(opens) :], self._rest[at:][: len(opens)], True
+            self._called = False
             return True
         sizes = range(min(len(opens) - 1, len(self._rest)), 0, -1)
         held = next((size for size in sizes if self._rest.endswith(opens[:size])), 0)
@@ -277,8 +289,12 @@ class CallReader:
         if name is not None:
             self.count += 1
             self._called = True
-        if self._most is None or self.count <= self._most:
+        if self._shows():
             self._said.calls.append(CallPiece(self.count - 1, name, arguments))
+
+    def _shows(self) -> bool:
+        """Whether the latest call is not one of those that are left out."""
+        return self._most is None or self.count <= self._most
 
     def _say(self, text: str) -> None:
         self._said = self._said._replace(text=self._said.text + text)

@@ -125,8 +125,8 @@ class FakeEngine:
     def _run(self, number: int, request: Request, deliver: Deliver) -> None:
         reason, drawn = self._draw(number, request, deliver)
         with self._lock:
+            self.ends[reason] += 1  # first, since who sees that it is no longer open may count
             self._open.discard(number)
-            self.ends[reason] += 1
         message = "logits are not finite" if reason == "error" else None
         deliver(Finished(reason, len(request.prompt), drawn, 0, message))
 
@@ -285,7 +285,7 @@ def running(
         assert not thread.is_alive()
 
 
-def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -332,3 +332,12 @@ def test_the_openapi_document_names_every_field(site):
     assert "logit_bias" in schemas["ChatRequest"]["properties"]
     assert schemas["ChatRequest"]["additionalProperties"] is False
     assert document["paths"]["/v1/completions"]["post"]["responses"]["4XX"]
+
+
+def test_a_machine_without_time_for_a_template_is_no_fault_of_the_request(site, monkeypatch):
+    def busy(request):
+        raise TimeoutError("the machine is busy")
+
+    monkeypatch.setattr("model.chat.template.run_worker", busy)
+    reply = site.ask("/v1/chat/completions", {"messages": ASK})
+    assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "busy", "5")

@@ -7,7 +7,7 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 
-from serving.engine import BatchingEngine
+from serving.engine import FAILED, BatchingEngine
 from serving.executor import Outcome, Reports
 from serving.request import (
     Engine,
@@ -246,16 +246,22 @@ def test_draining_lets_texts_end_and_accepts_none(engine, fake):
         engine.submit(endless(), Client())
 
 
-def test_draining_cancels_what_takes_too_long(engine, fake):
+def test_draining_cancels_what_takes_too_long(engine, fake, monkeypatch):
     fake.goes_on.clear()
+    cancel_all = engine._cancel_all
+
+    def cancel_and_go_on() -> None:
+        cancel_all()
+        fake.goes_on.set()
+
+    monkeypatch.setattr(engine, "_cancel_all", cancel_and_go_on)
     client = Client()
     engine.submit(endless(), client)
-    threading.Timer(0.1, fake.goes_on.set).start()
     assert not engine.drain(0.01)
     assert client.wait().reason == "cancelled"
 
 
-def test_a_failure_is_told_to_all(engine, fake):
+def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog):
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
     for client in clients:
@@ -263,7 +269,8 @@ def test_a_failure_is_told_to_all(engine, fake):
     fake.error = MemoryError("no room")
     fake.goes_on.set()
     for client in clients:
-        assert client.wait()[0::4] == ("error", "the engine failed: no room")
+        assert client.wait()[0::4] == ("error", FAILED) and "no room" not in FAILED
+    assert "MemoryError: no room" in caplog.text
     assert isinstance(engine.failed, MemoryError)
     with pytest.raises(QueueFull, match="failed"):
         engine.submit(endless(), Client())

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.chat.template import ChatTemplate
 from model.tokenizers.tokenizer import decode
+from serving.openai import Function, Message, Tool
+from serving.prompts import Prompts
 from serving.streaming import Drawn, TextReader
 from serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
 from tests.serving_site import TOKENIZER, FakeEngine, obedient, running, spelling
@@ -69,6 +72,13 @@ def test_each_form_is_read(name):
     assert form_of(TEMPLATES[name]) == FORMS[name]
 
 
+def test_calls_have_the_form_of_the_template_for_tools():
+    template = ChatTemplate("t", "{{ messages[0].content }}", named={"tool_use": TEMPLATES["hermes"]})
+    prompts = Prompts(TOKENIZER, template=template, stops=frozenset(), context=4000, vocab=1024)
+    tool = Tool(type="function", function=Function(name="add"))
+    assert prompts.from_messages([Message(role="user", content="a")], tools=[tool]).calls == HERMES
+
+
 @pytest.mark.parametrize(
     ("form", "text", "calls"),
     [
@@ -106,6 +116,29 @@ def test_whatever_calls_no_tool_is_text(form, text):
     assert read(form, [text]) == read(form, [*text]) == (text, [])
 
 
+@pytest.mark.parametrize("rest", ["<tool_call>\nadd(1)", "<tool_call>", "<tool_call>\nadd(1)\n</tool_call>"])
+def test_an_opening_after_a_call_is_text_where_no_call_follows(rest):
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n' + rest
+    assert read(HERMES, [text]) == read(HERMES, [*text]) == (rest, [("add", '{"a": 1}')])
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "whole"),
+    [
+        ("It is warm.", None, False),
+        (ANSWERS["hermes"], None, True),
+        (ANSWERS["hermes"][:-14], None, False),  # within the second call's arguments
+        (ANSWERS["hermes"][:-14], 1, True),
+        (ANSWERS["hermes"].removesuffix("\n</tool_call>"), None, True),
+    ],
+)
+def test_an_answer_waits_for_tools_only_where_its_last_call_is_whole(text, most, whole):
+    reader = CallReader(HERMES, NAMES, most=most)
+    reader.feed(text)
+    reader.finish()
+    assert reader.whole == whole
+
+
 FRAGMENTS = [
     *ANSWERS.values(),
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[", "]", ",", ";", " ", "\n", "{", "}", '"', "\\", "a"),
@@ -136,6 +169,14 @@ def test_a_control_token_can_be_part_of_the_text():
         reader.finish()
         assert reader.piece().text == text
     assert MISTRAL.spelled({"[TOOL_CALLS]": 5, "<s>": 1}) == {5: "[TOOL_CALLS]"}
+
+
+def test_a_character_that_a_control_token_cuts_comes_before_it():
+    token, half = TOKENIZER.special["<|user|>"], next(i for i in range(1024) if TOKENIZER.bytes_of(i) == b"\xe7")
+    reader = TextReader(TOKENIZER, begins=True, spelled={token: "[TOOL_CALLS]"})
+    reader.feed([Drawn(half), Drawn(token)])
+    reader.finish()
+    assert reader.piece().text == "\ufffd[TOOL_CALLS]"
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -205,6 +246,12 @@ def test_a_forced_call_keeps_to_its_schema(served, choice):
     assert prompt.endswith(FORMS[name].beginning())
 
 
+@pytest.mark.parametrize("parameters", [{}, {"properties": {"a": {"type": "integer"}}}])
+def test_forced_arguments_are_an_object_whatever_the_schema_says(parameters):
+    schema = HERMES.schema([Tool(type="function", function=Function(name="add", parameters=parameters))])
+    assert schema["properties"]["arguments"] == {"$id": "urn:tool:0", "type": "object"} | parameters
+
+
 @pytest.fixture(scope="module")
 def hermes():
     with running(FakeEngine(spelling(ANSWERS["hermes"]), context=4000), template=TEMPLATES["hermes"]) as site:
@@ -245,11 +292,17 @@ def test_a_tool_never_writes_special_tokens(hermes):
         ({"answer_ids": [5]}, "answer_ids"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": "CALL"}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": "BAD"}]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": "HALF"}]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "assistant", "tool_calls": "DEEP"}]}, ""),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "integer"}}}]},
+            "tools[0].function.parameters",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(hermes, change, param):
-    named = {"CALL": "{}", "BAD": "[1]", "DEEP": '{"a": ' * 400 + "1" + "}" * 400}
+    deep = '{"a": ' * 400 + "1" + "}" * 400
+    named = {"CALL": "{}", "BAD": "[1]", "HALF": '{"a": "\\ud83d"}', "DEEP": deep}
     for message in change.get("messages", []):
         if (arguments := named.get(str(message["tool_calls"]))) is not None:
             message["tool_calls"] = [{"id": "1", "type": "function", "function": {"name": "a", "arguments": arguments}}]

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from model.chat.template_process import SECONDS, run_worker
-from model.checkpoints.checkpoint import os_errors, refused
+from model.chat.template_process import CPU_SECONDS, run_worker
+from model.checkpoints.checkpoint import CheckpointError, os_errors, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF, leads_out
 from model.checkpoints.strict_json import short
@@ -54,6 +54,10 @@ WHITE_AT_START, WHITE_AT_END = re.compile(rf"\A{WHITE}+"), re.compile(rf"{WHITE}
 Message = Mapping[str, Any]
 
 
+class CannotRender(CheckpointError):
+    """A template that the machine has no place or no time for at present, through no fault of its own."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A template in the Jinja language, rendered as transformers does."""
@@ -72,25 +76,29 @@ class ChatTemplate:
         in `THOUGHTS`.
 
         The template runs in a process of its own, which takes a tenth of a second and is stopped if it takes too much.
-        Raises CheckpointError, one line that names the template, also where the template refuses the conversation.
+        Raises CheckpointError, one line that names the template, also where the template refuses the conversation. It
+        is a CannotRender where the machine is the reason.
         """
         given = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
         given |= {"add_generation_prompt": True, **self.tokens, **variables}
-        source = self.source if given["tools"] is None else self.named.get(WITH_TOOLS, self.source)
-        request = {"source": source, "variables": given}
+        request = {"source": self.rendered_source(tools=given["tools"] is not None), "variables": given}
         try:
             answer, status = run_worker(json.dumps(request).encode())
         except OSError as error:
-            raise refused(self.name, f"cannot be rendered: {error}") from error
+            raise CannotRender(str(refused(self.name, f"cannot be rendered: {error}"))) from error
         try:
             said = json.loads(answer)
         except ValueError:  # The process was stopped, or crashed. Its status is a negative signal number.
             slow = -status in (signal.SIGKILL, signal.SIGXCPU)
-            what = f"takes more than {SECONDS:.0f} seconds" if slow else f"ends its process with status {status}"
+            what = f"takes more than {CPU_SECONDS} seconds" if slow else f"ends its process with status {status}"
             raise refused(self.name, what) from None
         if "error" in said:
             raise refused(self.name, said["error"][:LONGEST_ERROR])
         return said["text"]
+
+    def rendered_source(self, *, tools: bool) -> str:
+        """Give the source of the template that is rendered where there are `tools`, or none."""
+        return self.named.get(WITH_TOOLS, self.source) if tools else self.source
 
     def reads(self, variable: str) -> bool:
         """Whether the template, or another one of the model, has the name of a variable in it."""

@@ -22,7 +22,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_SECONDS = 2
 MEMORY = 512 << 20  # bytes of address space, of which Python takes a tenth
 LONGEST = 4_000_000  # characters of a rendered conversation: about a million tokens
 
@@ -122,10 +121,10 @@ def answer(request: bytes) -> dict[str, str]:
         return {"error": f"fails: {type(error).__name__}: {error}"}
 
 
-def limit_this_process() -> None:
-    """Let this process compute for seconds, hold some memory, write no file, and start no other process."""
+def limit_this_process(cpu_seconds: int) -> None:
+    """Let this process compute for so many seconds, hold some memory, write no file, and start no other process."""
     for limit, value in {
-        resource.RLIMIT_CPU: CPU_SECONDS,
+        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_AS: MEMORY,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
@@ -141,7 +140,7 @@ def limit_this_process() -> None:
 
 
 def main() -> None:
-    limit_this_process()
+    limit_this_process(int(sys.argv[2]))
     sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
     sys.stdout.buffer.write(json.dumps(answer(sys.stdin.buffer.read())).encode())
