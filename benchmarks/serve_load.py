@@ -17,6 +17,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -74,8 +75,11 @@ class Load:
         self.outcomes: Counter[str] = Counter()
         self.seconds: list[float] = []
 
-    async def ask(self, number: int, *, stream: bool, leave: bool = False) -> tuple[int, str, float]:
-        """Ask once; returns status, text, and the seconds that the server wants before the next try."""
+    async def ask(self, number: int, *, stream: bool, leave: bool = False) -> tuple[int | str, str, float]:
+        """Ask once; returns status, text, and the seconds that the server wants before the next try.
+
+        The status is 0 after leaving, -1 of a stream that breaks off, and the code of an error within a stream.
+        """
         path, body = self.asks[number]
         async with self.session.post(self.url + path, json=body | {"stream": stream}) as reply:
             if reply.status != 200:
@@ -88,7 +92,10 @@ class Load:
                 if line == b"data: [DONE]\n":
                     ended = True
                 elif line.startswith(b"data: "):
-                    text += text_in(json.loads(line[6:])["choices"][0])
+                    said = json.loads(line[6:])
+                    if "error" in said:
+                        return str(said["error"]["code"]), text, 1.0
+                    text += text_in(said["choices"][0])
                     if leave:
                         return 0, text, 0.0
             return (200 if ended else -1), text, 0.0
@@ -112,6 +119,16 @@ class Load:
             else:
                 self.outcomes["left" if status == 0 else str(status)] += 1
                 await asyncio.sleep(wait * (1 + draw.random()))
+
+
+def ends(values: list[float]) -> list[float] | None:
+    """Give the least and the greatest; None where a short run has no values."""
+    return [min(values), max(values)] if values else None
+
+
+def percentiles(values: list[float]) -> list[float] | None:
+    """Give the 50th and the 99th percentile; None where a short run has fewer than two values."""
+    return [statistics.quantiles(values, n=100)[i] for i in (49, 98)] if len(values) > 1 else None
 
 
 def resident(pid: int) -> float:
@@ -163,11 +180,11 @@ async def run(options: argparse.Namespace, url: str, pid: int) -> dict[str, Any]
         "together": options.together,
         "minutes": options.minutes,
         "outcomes": dict(load.outcomes),
-        "seconds of an answer, p50, p99": [statistics.quantiles(load.seconds, n=100)[i] for i in (49, 98)],
+        "seconds of an answer, p50, p99": percentiles(load.seconds),
         "tokens a second": figures["completion_tokens"] / (60 * options.minutes),
         "engine": figures,
-        "MB, first half": [min(first), max(first)],
-        "MB, second half": [min(second), max(second)],
+        "MB, first half": ends(first),
+        "MB, second half": ends(second),
     }
 
 
@@ -175,10 +192,24 @@ def judge(result: dict[str, Any]) -> list[str]:
     """List what must not be."""
     allowed = {"right", "left", "429", "503"}
     wrong = [f"{count} times {name}" for name, count in result["outcomes"].items() if name not in allowed]
-    (low, high), (_, later) = result["MB, first half"], result["MB, second half"]
-    if later > high + max(high - low, 0.01 * high):
-        wrong.append(f"memory grew from {high:.0f} to {later:.0f} MB")
+    first, second = result["MB, first half"], result["MB, second half"]
+    if first and second:
+        (low, high), (_, later) = first, second
+        if later > high + max(high - low, 0.01 * high):
+            wrong.append(f"memory grew from {high:.0f} to {later:.0f} MB")
     return wrong
+
+
+def address(log: Path, server: subprocess.Popen[str]) -> str:
+    """Wait for the line of a log that says where the server is. Raises ValueError where the server ends before."""
+    while True:
+        ended = server.poll() is not None  # We look at it first, so that we read all of what an ended one has said.
+        said = log.read_text()
+        if found := re.search(r"(http://\S+)\n", said):
+            return found[1]
+        if ended:
+            raise ValueError(f"the server did not start: {said.strip()}")
+        time.sleep(0.1)
 
 
 def main() -> None:
@@ -190,15 +221,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=40, help="different requests")
     options = parser.parse_args()
     limits = ["--max-batch", str(options.together), "--max-connections", str(options.connections + 8)]
-    with subprocess.Popen([*SERVE, *limits], cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            lines = iter(server.stderr.readline, "")
-            url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
-            result = asyncio.run(run(options, url, server.pid))
-        finally:
-            server.terminate()
-        result["exit status"] = server.wait(120)
+    with tempfile.NamedTemporaryFile() as log:  # A pipe that nobody reads fills, and then the server waits.
+        with subprocess.Popen([*SERVE, *limits], cwd=ROOT, stderr=log, text=True) as server:
+            try:
+                result = asyncio.run(run(options, address(Path(log.name), server), server.pid))
+            finally:
+                server.terminate()
+            result["exit status"] = server.wait(120)
     wrong = judge(result) + ([] if result["exit status"] == 0 else [f"exit status {result['exit status']}"])
     print(json.dumps(result | {"wrong": wrong}, indent=2))
     sys.exit(1 if wrong else 0)

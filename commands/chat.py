@@ -14,7 +14,7 @@ import click
 
 from commands.interrupt import handled_by
 from commands.loading import cache_folder, checked_request, load, print_seed
-from commands.options import BUILT_IN, Verb, generation_options
+from commands.options import BUILT_IN, Verb, generation_options, template_option
 from commands.output import say, stream
 
 if TYPE_CHECKING:
@@ -58,19 +58,14 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
             raise click.BadParameter(f"{each!r} is not NAME=VALUE")
         try:
             values[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[name] = value
     return values
 
 
 @click.command(cls=Verb)
 @click.option("--system", metavar="TEXT", help="Tell the model TEXT before the conversation.")
-@click.option(
-    "--template",
-    metavar="NAME|FILE",
-    help="Use this chat template: a file, llama3, chatml, mistral, llama2, vicuna, or one of the model's own by name.  "
-    "[default: the model's own]",
-)
+@template_option
 @click.option(
     "--template-option",
     "template_options",

@@ -11,16 +11,19 @@ import click
 
 from commands.interrupt import SIGNALS, first_handled_by
 from commands.loading import prepare_jax
-from commands.options import MODEL, Verb, combined, default_model, serving_options, tokenizer_option
+from commands.options import MODEL, Verb, combined, default_model, serving_options, template_option, tokenizer_option
 from commands.output import fail, say
 from commands.progress import progress_bar
 
 if TYPE_CHECKING:
+    from model.chat.template import ChatTemplate
     from model.checkpoints.checkpoint import Checkpoint
+    from model.tokenizers.tokenizer import Tokenizer
     from serving.connections import Access, ClientLimits
     from serving.http import Site
     from serving.request import Engine
 
+MIXED = "It's 12345,  a\tB-c\r\n\n  of 3.14 \u00e9e\u0301 \u72d0\u72f8 \U0001f98a don't STOP {x: [1]};\u00a0 \u0130"
 NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
@@ -44,11 +47,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
 )
 @click.option("--no-api-key", is_flag=True, help="Serve other machines without a key.")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this origin ask, as https://example.org.")
-@click.option(
-    "--template",
-    metavar="NAME|FILE",
-    help="Use this chat template: a file, or llama3, chatml, mistral, llama2, vicuna.  [default: the model's own]",
-)
+@template_option
 @combined(
     tokenizer_option,
     serving_options,
@@ -188,7 +187,7 @@ def _site(
     about = Model(name, int(time.time()), owner, engine.context)
     api = Api(
         *(engine, prompts, about, Metrics(engine)),
-        fingerprint=_fingerprint(name, options),
+        fingerprint=_fingerprint(name, options, tokenizer, template),
         request_seconds=limits.request_seconds,
     )
     allowed = allow_files(limits.connections)
@@ -205,8 +204,8 @@ def _name(model: str) -> str:
     return path.resolve().name if path.is_dir() else path.stem
 
 
-def _fingerprint(name: str, options: dict[str, Any]) -> str:
-    """Name all that a text depends on besides its request: model, programs and options of the engine."""
+def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
+    """Name all that a text depends on besides its request: model, words, programs and options of the engine."""
     import hashlib
     from importlib.metadata import version
 
@@ -214,7 +213,20 @@ def _fingerprint(name: str, options: dict[str, Any]) -> str:
 
     chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch")]
     device = jax.devices()[0].device_kind
-    parts = repr([name, version("llamaspec"), version("jax"), version("jaxlib"), device, chosen])
+    ids = range(tokenizer.vocab)
+    pieces = [(tokenizer.bytes_of(id), tokenizer.first_bytes_of(id)) for id in ids]
+    rules = [
+        tokenizer.bos,
+        tokenizer.dummy_prefix,
+        sorted(tokenizer.special.items()),
+        sorted(tokenizer.absorbs.items()),
+    ]
+    turns = None
+    if template:
+        turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
+    programs = [version("llamaspec"), version("jax"), version("jaxlib"), device]
+    # One vocabulary can be split in several ways, which a text of all sorts of characters shows.
+    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, programs, chosen])
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 
 

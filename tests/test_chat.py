@@ -167,6 +167,8 @@ def test_options_on_the_command_line_are_json_or_text():
     stated = ("enable_thinking=false", "effort=high", "n=[1, 2]", "empty=", "a=b=c")
     expected = {"enable_thinking": False, "effort": "high", "n": [1, 2], "empty": "", "a": "b=c"}
     assert named_values(stated) == expected
+    deep = "[" * 100_000  # more than Python's parser can follow
+    assert named_values([f"a={deep}"]) == {"a": deep}
     for wrong in ("enable_thinking", "=false", "a b=1"):
         done = CliRunner().invoke(llamaspec, ["chat", "--template-option", wrong])
         assert (done.exit_code, done.stdout) == (2, "")

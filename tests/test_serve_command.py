@@ -16,7 +16,12 @@ from typing import Any
 
 import pytest
 
+from commands.serve import _fingerprint
+from model.chat.template import ChatTemplate
+from model.tokenizers.load import load_tokenizer
+from tests import tiny_tokenizers
 from tests.processes import REPOSITORY, run_llamaspec
+from tests.serving_site import TOKENIZER
 
 ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."}]
 
@@ -192,3 +197,22 @@ def test_a_missing_package_is_one_line():
 
     done = run_python(script, "serve")
     assert (done.code, done.err) == (1, "error: aiohttp is missing: pip install 'llamaspec[serve]'\n")
+
+
+def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
+    options = dict.fromkeys(("context", "dtype", "quantize", "cache", "kernels", "max_batch"))
+    template = ChatTemplate("t", "a")
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
+    prints = [
+        _fingerprint("stories", options, TOKENIZER, template),
+        _fingerprint("other", options, TOKENIZER, template),
+        _fingerprint("stories", options | {"max_batch": 2}, TOKENIZER, template),
+        _fingerprint("stories", options, load_tokenizer(tmp_path), template),
+        _fingerprint("stories", options, TOKENIZER, None),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b")),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", named={"tool_use": "b"})),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"})),
+    ]
+    assert len({*prints}) == len(prints)
+    # The name of the file does not matter, only what it says.
+    assert _fingerprint("stories", options, TOKENIZER, ChatTemplate("u", "a")) == prints[0]

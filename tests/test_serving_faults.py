@@ -1,13 +1,16 @@
 """Clients that leave, stall or send nonsense, engines that fail, and the way out: what each gets, and nobody else."""
 
+import asyncio
 import json
 import socket
 import struct
 import threading
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from serving.connections import ClientLimits
+from serving.openai import Refusal
 from tests.processes import run_python
 from tests.serving_site import (
     TOKENIZER,
@@ -316,6 +319,8 @@ def test_a_failed_engine_ends_the_server():
         assert site.ask("/ready").json == {"status": "ready"}
         engine.failed = RuntimeError("out of memory")
         until(lambda: site.ended() is False)
+        with pytest.raises(Refusal, match=r"^the engine has failed: the server's log says why$"):
+            asyncio.run(site.site._ready(make_mocked_request("GET", "/ready")))
 
 
 def test_idle_connections_cost_others_nothing():
