@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from model.tokenizers.tokenizer import Tokenizer
-from serving.openai import JsonFormat, Refusal, SchemaFormat, TextFormat
+from serving.openai import JsonFormat, Refusal, SchemaFormat
 from serving.request import Allowed
 
 if TYPE_CHECKING:
@@ -30,17 +30,15 @@ class Grammars:
         self._stops = stops
         self._learned: Any = None
 
-    def allowed_by(self, form: TextFormat | JsonFormat | SchemaFormat) -> Rules:
-        """Compile a `response_format`; each call of the result gives the rule of one answer, None where all may follow.
+    def allowed_by(self, form: JsonFormat | SchemaFormat) -> Callable[[], Allowed]:
+        """Compile a `response_format` that asks for JSON; each call of the result gives the rule of one answer.
 
         Raises Refusal for a schema that cannot be used, and where llguidance is missing.
         """
-        if isinstance(form, TextFormat):
-            return lambda: None
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
         return self.of_schema(schema, param="response_format")
 
-    def of_schema(self, schema: dict[str, Any], *, param: str) -> Rules:
+    def of_schema(self, schema: dict[str, Any], *, param: str) -> Callable[[], Allowed]:
         """Compile a JSON schema, as `allowed_by` does; `param` is the field of the request that wants it."""
         if not self._stops:
             raise _unusable(param, "this model has no token that ends an answer")

@@ -200,7 +200,8 @@ def test_a_missing_package_is_one_line():
 
 
 def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
-    options = dict.fromkeys(("context", "dtype", "quantize", "cache", "kernels", "max_batch"))
+    names = ("context", "dtype", "quantize", "cache", "kernels", "max_batch")
+    options: dict[str, Any] = {name: None for name in names}
     template = ChatTemplate("t", "a")
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
     prints = [
