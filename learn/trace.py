@@ -35,7 +35,7 @@ from reference.softmax import softmax
 from reference.squared_relu import squared_relu
 from reference.swiglu import swiglu
 from verify.precision import U, precision
-from verify.walk import Result, ratios, results
+from verify.walk import TRACED, Result, ratios, results
 
 TIMED = 3  # calls of an op after the first; the shortest counts
 LIKELIEST = 5  # tokens that a layer's guess names
@@ -184,7 +184,7 @@ def record(
 
     Raises ValueError for an unknown layer, and for a model with switches that no Llama has.
     """
-    config.check_llama("traces")
+    config.check_llama("traces", known=TRACED)
     if wrong := [i for i in layers or () if not 0 <= i < config.layers]:
         raise ValueError(f"the model has layers 0 to {config.layers - 1}: got {wrong[0]}")
     times: list[float] = []

@@ -1,6 +1,6 @@
 r"""Layer normalization (Ba, Kiros & Hinton, 2016, https://arxiv.org/abs/1607.06450).
 
-Each vector is centred on its own mean and divided by its own standard deviation, then scaled and shifted per feature:
+Each vector is centered on its own mean and divided by its own standard deviation, then scaled and shifted per feature:
 
     y_i = g_i (x_i - m) / sqrt(mean_j((x_j - m)^2) + eps) + b_i        m = mean_j(x_j)
 
@@ -26,7 +26,7 @@ def layernorm(
     array([-0.5, 10. ])
     """
     x, weight = x.astype(np.float64, copy=False), weight.astype(np.float64, copy=False)
-    centred = x - np.mean(x, axis=-1, keepdims=True)
-    variance = np.mean(centred**2, axis=-1, keepdims=True)  # [*batch, 1]
-    y = weight * centred / np.sqrt(variance + eps)
+    centered = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(centered**2, axis=-1, keepdims=True)  # [*batch, 1]
+    y = weight * centered / np.sqrt(variance + eps)
     return y if bias is None else y + bias.astype(np.float64, copy=False)

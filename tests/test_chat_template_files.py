@@ -51,6 +51,13 @@ def test_in_the_tokenizers_configuration(tmp_path, stated):
     assert find_template(LLAMA3, tmp_path).source == "T"
 
 
+def test_a_name_that_leads_out_of_a_folder_is_refused(tmp_path):
+    stated = [{"name": "default", "template": "T"}, {"name": "../../evil", "template": "U"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": stated}))
+    with pytest.raises(CheckpointError, match=r'name of a chat template, "../../evil", is not of letters and digits'):
+        find_template(LLAMA3, tmp_path)
+
+
 def test_links_out_of_the_folder_and_too_many_others_are_refused(tmp_path):
     others = tmp_path / "model/additional_chat_templates"
     others.mkdir(parents=True)

@@ -31,6 +31,7 @@ from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, Tensor
 from model.checkpoints.open import open_checkpoint
 from model.ops.table import Ops, Positions
+from model.ops.xla import XLA
 from model.running.reference_backend import load_reference_params
 from model.tensors import tensor_shapes
 from model.tokenizers.load import load_tokenizer
@@ -597,3 +598,16 @@ def test_a_long_paragraph_is_several_documents(alphabet, tmp_path, bos, lengths)
     parts = {tuple(e.ids): e.weights for e in [*text.held_out(), *text.training(0, replace(RECIPE, batch=8))]}
     assert sorted(map(len, parts), reverse=True) == lengths
     assert all(sum(weights) == len(ids) - (bos is not None) for ids, weights in parts.items())
+
+
+@pytest.mark.parametrize("changes", [{"attention_scale": 0.3}, {"attention_cap": 2.0}])
+def test_attention_over_whole_sequences_knows_the_scale_and_the_cap(changes):
+    config = Config(8, 1, 4, 2, 4, 8, vocab=5, context=8, eps=1e-5, theta=1e4, **changes)
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.normal(size=(2, 5, 4, 4)), jnp.float32)
+    cache = LayerCache(*(jnp.asarray(rng.normal(size=(2, 2, 5, 4)), jnp.float32) for _ in range(2)))
+    at = jnp.broadcast_to(jnp.arange(5), (2, 5))
+    positions = Positions(at, jnp.zeros((2, 5, 2)), jnp.zeros((2, 5, 2)))
+    expected = XLA.attend(q, cache, positions, window=3, config=config)
+    found = attend_whole(q, cache, positions, window=3, config=config)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

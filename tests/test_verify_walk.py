@@ -11,7 +11,7 @@ from model.candidates.walking import random_checkpoint, tables, walkable
 from model.ops.table import Ops
 from model.ops.xla import XLA
 from model.tensors import tensor_shapes
-from verify.walk import CONFIGS, first_wrong, report, table, walk, walk_through, weights
+from verify.walk import BEYOND, CONFIGS, first_wrong, report, table, walk, walk_through, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)
 TOKENS = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
@@ -87,7 +87,7 @@ def test_a_table_of_ops_is_walked_through_from_python():
 
 
 def test_sinks_and_biased_experts_are_walked_through():
-    config = replace(CONFIGS["sinks, experts with biases"], layers=1, windows=None)
+    config = replace(BEYOND["sinks, experts with biases"], layers=1, windows=None)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     model = walkable(checkpoint, XLA, dtype=FLOAT32, rows=8)
 

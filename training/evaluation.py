@@ -68,6 +68,8 @@ def evaluate_model(path: str | Path, source: Source) -> Evaluation:
     config = checkpoint.config
     if config.vocab < source.tokenizer.vocab:
         raise refused(path, f"knows {config.vocab} ids, not the {source.tokenizer.vocab} of the documents' tokenizer")
+    if config.sinks:
+        raise refused(path, "has sinks, which the attention of training does not know")
     check_weights(checkpoint)
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
     score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=np.dtype(np.float32)))

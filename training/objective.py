@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from model.cache import LayerCache, empty_cache
 from model.forward import forward
+from model.ops.block import capped, score_scale
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
 from model.running.compile import compiler_options
@@ -151,7 +152,8 @@ def attend_whole(
     shared = heads // config.kv_heads
     rows = q.astype(jnp.float32).swapaxes(1, 2).reshape(batch, config.kv_heads, shared * seq, head_dim)
     k, v = (a.astype(jnp.float32) for a in cache)
-    scores = jnp.matmul(rows * head_dim**-0.5, k.swapaxes(2, 3), precision=lax.Precision.HIGHEST)
+    scores = jnp.matmul(rows * score_scale(config), k.swapaxes(2, 3), precision=lax.Precision.HIGHEST)
+    scores = scores if config.attention_cap is None else capped(scores, config.attention_cap)
     i, j = jnp.arange(seq)[:, None], jnp.arange(seq)
     seen = j <= i if window is None else (j <= i) & (j > i - window)
     p = jax.nn.softmax(jnp.where(jnp.tile(seen, (shared, 1)), scores, -jnp.inf), axis=-1)

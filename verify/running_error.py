@@ -114,7 +114,7 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     return Approx(value, error + flushed(np.abs(weight), x.size, exact))
 
 
-def centred(x: Approx) -> Approx:
+def centered(x: Approx) -> Approx:
     """x less its mean, of n terms in any order and a division by n, or a product with 1/n."""
     mean = np.mean(x.value, axis=-1, keepdims=True)
     terms = gamma(x.value.shape[-1] + 1) * np.mean(x.size, axis=-1, keepdims=True)
@@ -123,8 +123,8 @@ def centred(x: Approx) -> Approx:
 
 
 def layer_normalized(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, eps: float) -> Approx:
-    """LayerNorm: RMSNorm of what is centred, and a sum. The mean's error counts in every feature."""
-    y = normalized(centred(x), weight, eps=eps)
+    """LayerNorm: RMSNorm of what is centered, and a sum. The mean's error counts in every feature."""
+    y = normalized(centered(x), weight, eps=eps)
     return y if bias is None else added(y, exactly(bias))
 
 

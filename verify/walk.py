@@ -22,11 +22,9 @@ from verify.precision import precision
 from verify.runner import Report
 from verify.running_error import Approx, exactly
 
-# Switches that no Llama has, for which bounds are derived.
-BOUNDED = (
-    *("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim"),
-    *("sinks", "expert_bias"),
-)
+# Switches that no Llama has and that `trace` knows as well, and all for which bounds are derived.
+TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
+BOUNDED = (*TRACED, "sinks", "expert_bias")
 PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
@@ -288,18 +286,8 @@ CONFIGS = {
     "7 heads to 1": replace(_SMALL, heads=14, kv_heads=2, head_dim=4, theta=500_000.0),
     "2 heads to 1, wide": replace(_SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320),
     "experts": replace(_SMALL, kv_heads=2, experts=4, experts_per_token=2),
-    "sinks, experts with biases": replace(
-        _SMALL,
-        kv_heads=2,
-        experts=4,
-        experts_per_token=2,
-        sinks=True,
-        expert_bias=True,
-        activation="clamped_silu",
-        windows=(3, None),
-    ),
 }
-# Models with the switches of `BOUNDED`: Starcoder 2's, StableLM 2's and Nemotron's.
+# Models with the switches of `BOUNDED`: Starcoder 2's, StableLM 2's, Nemotron's and gpt-oss's.
 BEYOND = {
     "LayerNorm, GELU without a gate": replace(
         _SMALL, layer_norm=True, gated=False, activation="gelu_tanh", qkv_bias=True, ffn_bias=True, windows=(3, None)
@@ -309,6 +297,16 @@ BEYOND = {
     ),
     "squared ReLU, RoPE of a part": replace(
         _SMALL, kv_heads=1, layer_norm=True, gated=False, activation="relu2", rotary_dim=4
+    ),
+    "sinks, experts with biases": replace(
+        _SMALL,
+        kv_heads=2,
+        experts=4,
+        experts_per_token=2,
+        sinks=True,
+        expert_bias=True,
+        activation="clamped_silu",
+        windows=(3, None),
     ),
 }
 # One more has widths that kernels are made for.

@@ -320,6 +320,8 @@ def _by_name(stated: object, path: Path) -> dict[str, str]:
     for name, source in (stated if isinstance(stated, dict) else {"default": stated}).items():
         if not isinstance(source, str):
             raise refused(path, f"chat_template is {short(source)}, not a text")
+        if not re.fullmatch(r"[\w-]{1,100}", name, re.ASCII):  # names become names of files
+            raise refused(path, f"the name of a chat template, {short(name)}, is not of letters and digits")
         sources[name] = source
     return sources
 

@@ -39,6 +39,7 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
     require(config.turned % 2 == 0, f"RoPE turns {config.turned} features, but it turns pairs")
     require(0 <= config.shared_ffn <= LARGEST, f"the shared expert is {_short(config.shared_ffn)} wide")
     require(not config.shared_ffn or config.experts > 0, "a shared expert, but no experts")
+    require(not config.shared_ffn or config.activation == "silu", "a shared expert with another activation than SiLU")
     joined = config.post_norms or not config.pre_norms or config.residual_scale != 1
     joined = joined or config.activation not in ("silu", "clamped_silu")
     joined = joined or config.layer_norm or not config.gated or config.parallel_residual
@@ -48,7 +49,7 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
     require(config.layer_norm or not config.head_qk_norm, "norms of heads by RMSNorm, with weights for each head")
     mixed = (config.layer_norm and config.qk_norm) or (config.parallel_residual and not config.pre_norms)
     require(not mixed, "LayerNorm and norms of another family")
-    known = config.activation in (("silu", "gelu_tanh") if config.gated else ("gelu_tanh", "relu2"))
+    known = config.activation in (("silu", "gelu_tanh", "clamped_silu") if config.gated else ("gelu_tanh", "relu2"))
     require(known, f"a feed-forward layer {'with' if config.gated else 'without'} a gate, of {config.activation}")
     layers = config.rotary_layers
     require(layers is None or len(layers) == config.layers, f"RoPE is named for other than {config.layers} layers")

@@ -38,11 +38,14 @@ def matrix_weights(config: Config, *, head: bool) -> int:
 
     >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
     184
+    >>> ungated = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, gated=False, activation="relu2")
+    >>> matrix_weights(ungated, head=True)
+    152
     """
     attention = config.dim * (2 * config.heads + 2 * config.kv_heads) * config.head_dim
     chosen = config.experts_per_token if config.experts else 1
     shared = (3 * config.shared_ffn + 1) * config.dim if config.shared_ffn else 0
-    ffn = 3 * config.dim * config.ffn * chosen + config.dim * config.experts + shared
+    ffn = (2 + config.gated) * config.dim * config.ffn * chosen + config.dim * config.experts + shared
     return config.layers * (attention + ffn) + head * config.vocab * config.dim
 
 

@@ -164,9 +164,9 @@ def layernorm(
 ) -> Float[Array, "*batch n"]:
     """`reference.layernorm` in float32."""
     x = x.astype(jnp.float32)
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    scale = lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
-    y = centred * scale * weight.astype(jnp.float32)
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    scale = lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + eps)
+    y = centered * scale * weight.astype(jnp.float32)
     return y if bias is None else y + bias.astype(jnp.float32)
 
 

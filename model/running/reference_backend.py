@@ -193,8 +193,9 @@ def load_reference_params(
         """Read the matrices of all experts, stacked, or a single matrix, or the norms of all heads in a row."""
         names = [weight.name for weight in weights]
         arrays = [tensor(name) for name in names]
-        joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]  # the norms of heads
-        return rounding(np.stack(arrays) if weights[0].role is Role.EXPERT else joined, *names)
+        if weights[0].role is Role.EXPERT:
+            return rounding(np.stack(arrays), *names)
+        return rounding(np.concatenate(arrays) if len(arrays) > 1 else arrays[0], *names)  # the norms of heads
 
     def linear(weight: Weight) -> Linear:
         return Linear(matrix([weight]), bias(weight))

@@ -88,7 +88,7 @@ CONTRACT = Contract(
     laws=[
         alone("a sequence", "x", "positions"),
         Law("features beyond the pairs stay as they are, bit for bit", _kept),
-        Law("twice the magnitude gives twice the result", _twice),
+        Law("twice the magnitude gives twice the result", _twice, sets=("magnitude",)),
     ],
     large=Large(
         {

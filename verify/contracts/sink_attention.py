@@ -67,7 +67,7 @@ CONTRACT = Contract(
     bound="hard and alarm: running error analysis as for attention, with one score more",
     laws=[
         alone("a sequence", "q", "k", "v", "mask"),
-        Law("a key with the sink's own score gives half of its value", _halved),
+        Law("a key with the sink's own score gives half of its value", _halved, sets=("mask",)),
         Law("a sink is of one head alone, bit for bit", _heads_apart),
     ],
     large=Large(ATTENTION.large.sizes, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}),

@@ -193,7 +193,8 @@ def read_compressed_tensors(fields: Fields) -> Rule:
     groups = [group for group in groups if group.object("weights")]  # others are about activations
     if not groups:
         raise refuse("no config_groups with weights")
-    if all(group.object("weights") == groups[0].object("weights") for group in groups):
+    alike = [(group.values.get("format"), group.object("weights")) for group in groups]
+    if all(one == alike[0] for one in alike):
         return _read_group(groups[0], fields)
     return ByTarget([(read_targets(group), _read_group(group, fields)) for group in groups])
 

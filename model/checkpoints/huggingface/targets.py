@@ -57,7 +57,8 @@ def read_targets(group: Fields) -> list[str]:
         raise group.refused(f"quantization_config: targets {short(targets)} of a group are no list of texts")
     for target in targets:
         if target.startswith(PREFIX) and not _readable(target.removeprefix(PREFIX)):
-            raise group.refused(f"quantization_config: target {short(target)} is not read: it repeats too much")
+            what = f"quantization_config: target {short(target)} is not read"
+            raise group.refused(f"{what}: only names, `.`, `|`, groups and {MOST_REPEATS} repeats are")
     return targets
 
 
