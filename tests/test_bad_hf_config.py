@@ -113,7 +113,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": ["llama"]}, "model_type a list is not supported"),
     ({"model_type": "x" * 10**6}, 'model_type "xxxx'),
     ({"hidden_act": "gelu"}, 'hidden_act "gelu" is not supported'),
-    ({"quantization_config": {"quant_method": "hqq"}}, 'quant_method "hqq" is not read'),
+    ({"quantization_config": {"quant_method": "aqlm"}}, 'quant_method "aqlm" is not read'),
     ({"tie_word_embeddings": "false"}, "tie_word_embeddings is"),
     ({"tie_word_embeddings": None}, "tie_word_embeddings is null"),
     ({"tie_word_embeddings": True}, "lm_head.weight differs"),

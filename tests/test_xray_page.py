@@ -62,7 +62,7 @@ def text(value: float, digits: int = 4) -> str:
 
 
 def choose(page, group: str, value) -> None:
-    page.locator(f"input[name={group}][value='{value}']").check()
+    page.locator(f'input[name={group}][value="{value}"]').check()
 
 
 def set_slider(page, label: str, value: float) -> None:

@@ -60,7 +60,7 @@ EVERY_FORM = SCHEME_FORMS | {
     if group != SCHEME_FORMS[f"q{bits}"].group
 }
 EVERY_FORM |= {f"q{bits}_{group}_min": Coded(bits, group, minima=True) for bits in (8, 4) for group in GROUPS}
-EVERY_FORM["iq4_nl"] = Coded(4, 32, levels=LEVELS["iq4_nl"])
+EVERY_FORM |= {"iq4_nl": Coded(4, 32, levels=LEVELS["iq4_nl"]), "fp4": Coded(4, 64, levels=LEVELS["fp4"])}
 # A file may hold q and k in codes of one form and v in another: Q4_K_M and Q5_K_M do so in half of the layers.
 MIXED = ("q4_32_min+q8_16", "q8_32_min+q8_16")
 

@@ -105,7 +105,7 @@ class Rerun:
         x = self._given(i, "moe_add")
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
         n = run(rmsnorm, x, layer.ffn_norm, eps=config.eps)
-        y = run(add, x, run(moe, n, *experts, experts_per_token=chosen, renormalized=renormalized))
+        y = run(add, x, run(moe, n, *experts[:4], experts_per_token=chosen, renormalized=renormalized))
         self._keep("moe_add", run, _=y)
 
     def _logits(self) -> None:

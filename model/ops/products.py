@@ -15,7 +15,7 @@ from model.weights.params import Matrix
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
-MOST_ONE_BY_ONE = 6  # vectors that a CPU multiplies by codes one after the other
+MOST_ONE_BY_ONE = 4  # vectors that a CPU multiplies by integer codes one after the other
 MOST_KEPT = 1 << 22  # weights whose codes stay in a CPU's caches from one vector to the next
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
@@ -36,7 +36,7 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 
     As a sum of 16-lane slices the product is elementwise, and XLA makes one vectorized loop over both cores of it. The
     barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
-    dot would first widen the whole matrix in memory. Several vectors are multiplied by dots, but a few by codes one
+    dot would first widen the whole matrix in memory. Several vectors are multiplied by dots, but a few by integers one
     after the other; how depends on their number alone, so that a row of a batch has its bits whatever the others are.
     """
     if isinstance(weight, Stacked):
@@ -44,7 +44,7 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     vectors = x.size // x.shape[-1]
     if not (block := _block(weight)):
         return _dot_of_many(x, weight)
-    if 1 < vectors <= MOST_ONE_BY_ONE and isinstance(weight, QuantizedMatrix):
+    if 1 < vectors <= MOST_ONE_BY_ONE and isinstance(weight, QuantizedMatrix) and weight.integers:
         return _one_by_one(x, weight)
     if vectors > 1:
         return _dot_of_many(x, weight)
@@ -96,13 +96,18 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
 def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Float[Array, "*batch rows"]:
     """Multiply a few vectors one after the other by as many rows of codes as stay in a cache.
 
-    Decoding in registers again costs less than decoding a matrix in memory once. The barrier ties codes to the loop's
-    state, or XLA would decode them before the loop.
+    Decoding integers in registers again costs less than decoding a matrix in memory once. The barrier makes each
+    product wait for the one before, or XLA would decode once for all. A loop would not do: XLA compiles a short one as
+    a kernel of a single thread.
     """
     vectors = x.reshape(-1, x.shape[-1])
 
     def by(part: QuantizedMatrix) -> Float[Array, "vectors rows"]:
-        return lax.map(lambda v: cpu_product(*lax.optimization_barrier((v, part))), vectors)
+        products: list[Array] = []
+        for vector in vectors:
+            vector, part, *_ = lax.optimization_barrier((vector, part, *products[-1:]))
+            products.append(cpu_product(vector, part))
+        return jnp.stack(products)
 
     return _by_blocks(by, weight, most=MOST_KEPT).reshape(*x.shape[:-1], -1)
 

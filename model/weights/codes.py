@@ -41,6 +41,7 @@ class QuantizedMatrix(_Arrays):
     __slots__ = ()
     form: ClassVar[Form]
     packed: ClassVar[bool] = True  # a byte has two codes of 4 bits; otherwise one
+    integers: ClassVar[bool] = False  # whether a level is its code less a number
     dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # dtype of the bytes
     scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
     unit: ClassVar[float] = 1.0  # power of 2 that all levels of `decode` must still be multiplied by
@@ -173,6 +174,7 @@ class Int8(QuantizedMatrix):
     __slots__ = ()
     form = "int8"
     packed = False
+    integers = True
     dtype = np.dtype(np.int8)
     middle = 128
 
@@ -195,6 +197,7 @@ class _Integers4(QuantizedMatrix):
     """Integers of 4 bits, stored with `middle` added."""
 
     __slots__ = ()
+    integers = True
 
     @classmethod
     def decode_pairs(cls, codes: Array) -> tuple[Array, Array]:
@@ -215,6 +218,7 @@ class Int8Min(QuantizedMatrix):
     __slots__ = ()
     form = "int8_min"
     packed = False
+    integers = True
     dtype = np.dtype(np.int8)
     shifted = True
     decode = staticmethod(Int8.decode)
