@@ -14,7 +14,6 @@ import asyncio
 import json
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+
+from benchmarks.load import percentiles
 
 ROOT = Path(__file__).parents[1]
 SERVE = [sys.executable, "-c", "import cli; cli.main()", "serve", "--port", "0"]
@@ -126,11 +127,6 @@ def ends(values: list[float]) -> list[float] | None:
     return [min(values), max(values)] if values else None
 
 
-def percentiles(values: list[float]) -> list[float] | None:
-    """Give the 50th and the 99th percentile; None where a short run has fewer than two values."""
-    return [statistics.quantiles(values, n=100)[i] for i in (49, 98)] if len(values) > 1 else None
-
-
 def resident(pid: int) -> float:
     """Read the resident memory of a process, in MB."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
@@ -172,6 +168,7 @@ async def run(options: argparse.Namespace, url: str, pid: int) -> dict[str, Any]
             r"^llamaspec_((?:completion|cached|prompt)_tokens|preemptions)_total (\S+)", metrics, re.M
         )
     }
+    waited = percentiles(load.seconds)
     settled = [megabytes for seconds, megabytes in memory if seconds >= min(SETTLE, 30 * options.minutes)]
     half = len(settled) // 2
     first, second = settled[:half], settled[half:]
@@ -180,7 +177,7 @@ async def run(options: argparse.Namespace, url: str, pid: int) -> dict[str, Any]
         "together": options.together,
         "minutes": options.minutes,
         "outcomes": dict(load.outcomes),
-        "seconds of an answer, p50, p99": percentiles(load.seconds),
+        "seconds of an answer, p50, p99": [waited["p50"], waited["p99"]],
         "tokens a second": figures["completion_tokens"] / (60 * options.minutes),
         "engine": figures,
         "MB, first half": ends(first),

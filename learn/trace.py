@@ -23,17 +23,14 @@ from model.ops.table import Ops
 from reference.add import add
 from reference.attention import attention, attention_weights, causal_mask
 from reference.config import Config
-from reference.geglu import geglu
-from reference.gelu import gelu
 from reference.layernorm import layernorm
 from reference.linear import linear
+from reference.llama import GATED, UNGATED
 from reference.moe import moe
 from reference.qk_norm import head_qk_norm, qk_norm
 from reference.rmsnorm import rmsnorm
 from reference.rope import rope_halves
 from reference.softmax import softmax
-from reference.squared_relu import squared_relu
-from reference.swiglu import swiglu
 from verify.precision import U, precision
 from verify.walk import TRACED, Result, ratios, results
 
@@ -220,7 +217,7 @@ def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
     """Give the functions of `definitions`, by op."""
     norm, norms = layernorm if config.layer_norm else rmsnorm, [qk_norm] if config.qk_norm else []
     norms = [head_qk_norm] if config.head_qk_norm else norms
-    activations = {"silu": swiglu, "gelu_tanh": geglu} if config.gated else {"gelu_tanh": gelu, "relu2": squared_relu}
+    activations = GATED if config.gated else UNGATED
     made_of: dict[str, list[Callable]] = {
         "norm_qkv": [norm, linear, *norms, rope_halves],
         "attend": [attention],

@@ -281,13 +281,11 @@ def row_order(config: Config, n: int) -> dict[str, Int[np.ndarray, " rows"]]:
     for what, size in (("heads", config.heads), ("kv heads", config.kv_heads), ("ffn", config.ffn)):
         if n < 1 or size % n:
             raise ValueError(f"{size} {what} cannot be cut into {n} equal parts")
-    feed_forward = _EXPERT if config.experts else _FEED_FORWARD
-    stacked: dict[str, list[int]] = {}  # the rows of each matrix
-    for part in (*_ATTENTION, *feed_forward):
-        if part.field in ("qkv", "gate_up"):
-            rows = next(_made(part, config, 0, 0)).shape[0]
-            stacked.setdefault(part.field, []).append(rows)
-    return {field: _interleaved(sizes, n) for field, sizes in stacked.items()}
+    return {
+        stack.field: _interleaved([weight.shape[0] for weight in stack.weights], n)
+        for stack in stacks(config)
+        if stack.field in ("qkv", "gate_up")
+    }
 
 
 def _interleaved(sizes: Sequence[int], n: int) -> Int[np.ndarray, " rows"]:

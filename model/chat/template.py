@@ -101,7 +101,7 @@ class ChatTemplate:
         return self.named.get(WITH_TOOLS, self.source) if tools else self.source
 
     def reads(self, variable: str) -> bool:
-        """Whether the template, or another one of the model, has the name of a variable in it."""
+        """Tell whether the template, or another one of the model, has the name of a variable in it."""
         return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in (self.source, *self.named.values()))
 
 

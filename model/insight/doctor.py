@@ -30,11 +30,12 @@ def examine() -> dict[str, dict[str, str]]:
     device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
     missing = _missing(versions, device)
+    on_h200 = {name: _choice(name, H200) for name in SHAPES}
     return {
         "this machine": _machine(device),
         "ops here": _ops(_choice(TYPICAL, device)),
-        "ops on an H200": _ops(_choice(TYPICAL, H200)),
-        "plain there": _plain_shapes(),
+        "ops on an H200": _ops(on_h200[TYPICAL]),
+        "plain there": {name: ", ".join(choice.plain) for name, choice in on_h200.items() if choice.plain},
         "versions": {"python": platform.python_version(), **versions},
         "caches": {"compiled": jax.config.jax_compilation_cache_dir or "none: nothing can be written"},
         "missing": missing,
@@ -68,12 +69,6 @@ def _ops(choice: Choice) -> dict[str, str]:
         return {"all": choice.name}
     prompts = {"attend": "pallas"}
     return {op: prompts.get(op, "pallas; xla for a prompt") if op in choice.kernels else "xla" for op in Ops._fields}
-
-
-def _plain_shapes() -> dict[str, str]:
-    """Name the ops that an H200 runs by XLA, of the published shapes that have such ops."""
-    choices = {name: _choice(name, H200) for name in SHAPES}
-    return {name: ", ".join(choice.plain) for name, choice in choices.items() if choice.plain}
 
 
 def _missing(versions: dict[str, str], device: Device) -> dict[str, str]:

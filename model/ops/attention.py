@@ -102,8 +102,7 @@ def attend(
     lengths = spans.up_to(min(capacity, spans.longest), growth=2 if seq == 1 else spans.growth)
     branches = [over(span) for span in lengths]
     if capacity > spans.longest:
-        in_blocks = partial(_attend_in_blocks, block=spans.longest, window=window, cap=config.attention_cap)
-        branches.append(lambda q, k, v, at: in_blocks(q, k, v, at, z))
+        branches.append(partial(_attend_in_blocks, z=z, block=spans.longest, window=window, cap=config.attention_cap))
     used = jnp.max(positions.at) + 1
     first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # span that covers the rows in use
     h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
@@ -111,7 +110,7 @@ def attend(
 
 
 def _attend_in_blocks(
-    q: Array, k: Array, v: Array, at: Array, z: Array | None, *, block: int, window: int | None, cap: float | None
+    q: Array, k: Array, v: Array, at: Array, *, z: Array | None, block: int, window: int | None, cap: float | None
 ) -> Array:
     """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time.
 

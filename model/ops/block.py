@@ -12,7 +12,7 @@ from model.ops.table import Positions, Product, Total
 from model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Activation, Config
 
-# Of the clamped SwiGLU: see `reference.clamped_swiglu`.
+# The clamped SwiGLU of `reference.clamped_swiglu`, which is a layer, so that its numbers are not imported.
 SLOPE, LIMIT = 1.702, 7.0
 
 

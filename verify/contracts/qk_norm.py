@@ -1,5 +1,7 @@
 """Normalized queries and keys: RMSNorm of every head, or of all heads of a token as one vector."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -39,26 +41,10 @@ def expect(
     return rmsnorm.expect(q, q_weight, eps=eps), rmsnorm.expect(k, k_weight, eps=eps)
 
 
-def wide_arguments(
-    *,
-    precision: Precision,
-    batch: int,
-    seq: int,
-    group: int,
-    kv_heads: int,
-    head_dim: int,
-    q: Values,
-    k: Values,
-    weights: Values,
-    eps: float,
-) -> Arguments:
-    return {
-        "q": q.array("q", batch, seq, group * kv_heads, head_dim, precision=precision),
-        "k": k.array("k", batch, seq, kv_heads, head_dim, precision=precision),
-        "q_weight": weights.array("q_weight", group * kv_heads * head_dim, precision=precision),
-        "k_weight": weights.array("k_weight", kv_heads * head_dim, precision=precision),
-        "eps": eps,
-    }
+def wide_arguments(*, precision: Precision, weights: Values, **draws: Any) -> Arguments:
+    made = arguments(precision=precision, weights=weights, **draws)
+    widths = {f"{name}_weight": made[name].shape[-2] * made[name].shape[-1] for name in "qk"}
+    return made | {name: weights.array(name, width, precision=precision) for name, width in widths.items()}
 
 
 def expect_wide(

@@ -103,7 +103,7 @@ class HQQ(Rule):
 
 
 class ByTag(HQQ):
-    """Settings for some modules, by the last two parts of their names, as in "self_attn.q_proj"."""
+    """Settings for some modules, by their names within a layer, as "self_attn.q_proj"."""
 
     def __init__(self, rules: dict[str, HQQ]):
         first = next(iter(rules.values()))

@@ -188,8 +188,7 @@ class _Stack:
         return array
 
     def _read(self, name: str) -> np.ndarray:
-        array = self._checkpoint.tensors[name].read()
-        return array[:, None] if array.ndim == 1 else array
+        return self._checkpoint.tensors[name].read()
 
     def _coded(self, name: str) -> list[Any]:
         codes = self._checkpoint.tensors[name].codes
