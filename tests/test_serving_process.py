@@ -106,13 +106,9 @@ def test_a_load_is_judged(outcomes, later, wrong):
 
 
 def test_a_short_load_has_no_figures():
-    assert (ends([]), ends([2.0]), percentiles([1.0]), judge({"outcomes": {}, **MEMORY})) == (
-        None,
-        [2.0, 2.0],
-        None,
-        [],
-    )
-    assert percentiles([1.0, 1.0]) == [1.0, 1.0]
+    nothing = {"p50": None, "p95": None, "p99": None}
+    assert (ends([]), ends([2.0]), judge({"outcomes": {}, **MEMORY})) == (None, [2.0, 2.0], [])
+    assert (percentiles([]), percentiles([1.0])) == (nothing, dict.fromkeys(nothing, 1.0))
 
 
 @pytest.mark.parametrize(("data", "status"), [('{"error": {"code": "expired"}}', "expired"), ("[DONE]", 200)])
