@@ -65,7 +65,7 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
         register = vector.from_elements(ir.VectorType.get((len(some),), some[0].type), some)
         elements = len(some) * 32 // utils.bitwidth(element)
         found[place] = vector.bitcast(ir.VectorType.get((elements,), element), register)
-    signed = None if element == float32() else True
+    signed = True if isinstance(element, ir.IntegerType) else None
     return fragmented_array.FragmentedArray(_registers=found, _layout=layout, _is_signed=signed)
 
 

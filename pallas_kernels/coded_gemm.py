@@ -1,0 +1,282 @@
+r"""A matrix of codes times 3 to 64 vectors: Y = X W^T, on the tensor cores.
+
+    y_rb = sum_g s_rg sum_(k in g) q_rk x_bk
+
+A thread block multiplies 64 or 128 rows of W by all vectors. Codes become bfloat16 in registers, exactly
+(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors; a group's sum is scaled in float32.
+So each weight is read once, as its code, however many vectors there are. Steps of W and of x pass through a ring in
+shared memory (`parts/row_tiles.py`). A matrix of few rows is also cut along its columns, and the sums of the parts are
+added up in a fixed order.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, BFloat16, Float32
+
+from pallas_kernels.parts import decoded_codes, int4
+from pallas_kernels.parts.compat import MAX_SHARED_MEMORY, Target, current_target
+from pallas_kernels.parts.decoded_codes import LINE, ROWS, Codes, decoded, in_order, row_scales, scales_of, store_turned
+from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.operands import check_operand
+from pallas_kernels.parts.row_tiles import MOST_STAGES, RowTiles, even_share
+from pallas_kernels.parts.staging import own_meetings
+from pallas_kernels.parts.wgmma import across, filled
+from pallas_kernels.unsupported import Unsupported
+
+MOST_VECTORS = 64
+GROUPS = (32, 64, 128)  # columns that may share a scale
+WIDTHS = (8, 16, 32, 64)  # vectors that the tensor cores multiply by at once
+PIECE = 64  # columns of a vector in a line of shared memory
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The way a product is cut into thread blocks."""
+
+    blocks: int = 1  # of 64 rows, in a tile
+    parts: int = 1  # of the columns
+    stages: int | None = None  # of the ring; None: as many as an even share of shared memory holds
+    turn: int = 128  # columns that are multiplied before the sums are waited for
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a product in one thread block."""
+
+    rows: int
+    cols: int
+    width: int  # vectors, filled up
+    bits: int
+    group: int | None
+    cut: Cut
+
+    @property
+    def columns(self) -> int:
+        """Columns of a step: whole lines of codes, and rows of 16 bytes of scales."""
+        return max(256, 4 * (self.group or 1))
+
+    @property
+    def steps(self) -> int:
+        """Steps of a tile. The last may be a part of one, which copies fill up with zeros."""
+        return -(-self.cols // (self.columns * self.cut.parts))
+
+    @property
+    def tile_rows(self) -> int:
+        return ROWS * self.cut.blocks
+
+    @property
+    def tiles(self) -> int:
+        return self.rows // self.tile_rows * self.cut.parts
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row in a step."""
+        return self.columns // self.group if self.group else 0
+
+    @property
+    def piece(self) -> int:
+        """Columns of one product: those of a group, or of a line of x where a group has more."""
+        return min(PIECE, self.group or PIECE)
+
+    @property
+    def step_bytes(self) -> int:
+        return self.tile_rows * (self.columns * self.bits // 8 + 4 * self.groups) + 2 * self.width * self.columns
+
+    @property
+    def stages(self) -> int:
+        fit = max(2, even_share(self.tiles) // self.step_bytes)
+        return min(self.cut.stages or fit, self.steps, MOST_STAGES)
+
+    def scratch(self, target: Target) -> dict[str, Any]:
+        """Name the shared memory and barriers."""
+        swizzle = 2 * self.piece
+        lines = plgpu.TilingTransform((8, self.piece)), plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
+        staged = {
+            "codes": decoded_codes.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits),
+            "x": plgpu.SMEM((self.stages, self.width, self.columns), jnp.bfloat16, transforms=lines),
+            "filled": plgpu.Barrier(num_arrivals=3 if self.group else 2, num_barriers=self.stages),
+            "decoded": plgpu.SMEM((ROWS, self.columns), jnp.bfloat16, transforms=lines) if target.interpret else None,
+        }
+        if self.group:
+            staged["scales"] = plgpu.SMEM((self.stages, self.tile_rows, self.groups), jnp.float32)
+        return staged
+
+
+def coded_gemm(
+    w: ScaledCodes, x: BFloat16[Array, "batch cols"], *, cut: Cut | None = None
+) -> Float32[Array, "batch rows"]:
+    """Multiply each of up to 64 vectors by W^T, exactly but for the roundings of float32 sums.
+
+    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, or codes of eight bits with
+    one for each row. What a vector gives does not depend on the others, as long as their number, filled up to 8, 16, 32
+    or 64, is the same.
+
+    Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for minima and
+    levels, for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for four bits),
+    and for more vectors.
+
+    Reads rows x cols weights of one byte or half a byte once, and 4 bytes a scale.
+    """
+    geometry = geometry_of(w, x, cut)
+    padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))))
+    y = _coded_gemm(w.codes, w.scales, padded, geometry=geometry, target=current_target())
+    return (y[0] if len(y) == 1 else jnp.sum(y, axis=0))[: len(x)]
+
+
+def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
+    """Choose the sizes of a product, or raise what `coded_gemm` says."""
+    op = "coded_gemm"
+    if w.codes.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
+        raise ValueError(f"{op} takes codes [rows, cols] and x [batch, cols], got {w.codes.shape} and {x.shape}")
+    rows, cols = w.shape
+    if w.minima is not None or w.levels is not None:
+        raise Unsupported(f"{op} takes codes without minima and levels")
+    if w.codes.dtype not in (jnp.int8, jnp.int32) or x.dtype != jnp.bfloat16:
+        raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
+    if w.group not in GROUPS and (w.four_bits or w.group is not None):
+        raise Unsupported(f"{op} takes a scale for each of {GROUPS} columns, got {w.scales.shape} for {cols}")
+    check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
+    if not 1 <= len(x) <= MOST_VECTORS:
+        raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
+    multiple = max(2 * LINE if w.four_bits else LINE, 4 * (w.group or 1))
+    if rows % ROWS or cols % multiple or not rows or not cols:
+        raise Unsupported(f"{op} takes rows in multiples of {ROWS} and columns of {multiple}, got {w.shape}")
+    width = next(width for width in WIDTHS if len(x) <= width)
+    bits = 4 if w.four_bits else 8
+    cut = cut or cut_for(rows, cols, width=width, bits=bits, group=w.group)
+    geometry = Geometry(rows, cols, width, bits, w.group, cut)
+    if rows % geometry.tile_rows or (cut.parts > 1 and cols % (geometry.columns * cut.parts)):
+        raise Unsupported(f"{op} cannot cut {w.shape} by {cut}")
+    return geometry
+
+
+def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
+    """Choose the cut of a matrix: enough tiles for all processors."""
+    columns = max(256, 4 * (group or 1))
+    parts = 1
+    while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
+        parts *= 2
+    return Cut(1, parts)
+
+
+@partial(jax.jit, static_argnames=("geometry", "target"))
+def _coded_gemm(codes, scales, x, *, geometry: Geometry, target: Target):
+    cut, group = geometry.cut, geometry.group
+
+    def coded_gemm(codes_ref, scales_ref, x_ref, y_ref, staged):
+        started: list[bool] = []  # whether x may be read
+
+        def place(tile) -> tuple[Any, Any]:
+            """First row of a tile, and its part of the columns."""
+            row, part = (tile, tile * 0) if cut.parts == 1 else (lax.div(tile, cut.parts), lax.rem(tile, cut.parts))
+            return pl.multiple_of(row * geometry.tile_rows, ROWS), part
+
+        def step_of(tile, step):
+            return place(tile)[1] * geometry.steps + step  # no constant: one beyond the end would be refused
+
+        def fetch_x(tile, step, slot):
+            columns = pl.ds(step_of(tile, step) * geometry.columns, geometry.columns)
+            plgpu.copy_gmem_to_smem(x_ref.at[:, columns], staged["x"].at[slot], staged["filled"].at[slot])
+
+        def fetch(tile, step, slot):
+            (row, _), step_, filled_ = place(tile), step_of(tile, step), staged["filled"].at[slot]
+            rows, words = pl.ds(row, geometry.tile_rows), geometry.columns // (1 if geometry.bits == 8 else int4.WORD)
+            plgpu.copy_gmem_to_smem(codes_ref.at[rows, pl.ds(step_ * words, words)], staged["codes"].at[slot], filled_)
+            if group:
+                groups = pl.ds(lax.div(step_ * geometry.columns, group), geometry.groups)
+                plgpu.copy_gmem_to_smem(scales_ref.at[rows, groups], staged["scales"].at[slot], filled_)
+            if started:
+                fetch_x(tile, step, slot)
+
+        def prepare():
+            target.wait_for_previous()
+            started.append(True)
+            for slot in range(geometry.stages):
+                fetch_x(block, slot, slot)
+
+        def begin():
+            return [filled(0.0, ROWS, geometry.width) for _ in range(cut.blocks)]
+
+        def step(i, slot, sums):
+            del i
+            sums = list(sums)
+            for which in range(cut.blocks):
+                mine = pl.ds(which * ROWS, ROWS)
+                held = Codes(
+                    geometry.bits,
+                    False,
+                    geometry.columns,
+                    staged["codes"].at[slot, mine],
+                    staged["scales"].at[slot, mine] if group else None,
+                )
+                scale = scales_of(held, target) if group else None
+                for first in range(0, geometry.columns, cut.turn):
+                    a = decoded(held, first, cut.turn, geometry.piece, staged["decoded"], target)
+                    places = range(first, first + cut.turn, geometry.piece)
+                    b = [staged["x"].at[slot, :, pl.ds(at, geometry.piece)].T for at in places]
+                    sums[which] = _add(sums[which], a, b, scale, first, geometry)
+            return sums
+
+        def ahead(tile):
+            if group:
+                return []
+            row, _ = place(tile)
+            return [row_scales(scales_ref.at[pl.ds(row + which * ROWS, ROWS)], target) for which in range(cut.blocks)]
+
+        def finish(tile, sums, read):
+            row, part = place(tile)
+            for which, y in enumerate(sums):
+                y = y * across(read[which], geometry.width) if read else y
+                store_turned(y_ref.at[part, :, pl.ds(row + which * ROWS, ROWS)], y, geometry.rows, target)
+
+        block = lax.axis_index("block")
+        tiles = RowTiles(geometry.tiles, geometry.tiles, geometry.steps, geometry.stages)
+        tiles.walk(
+            block,
+            fetch=fetch,
+            prepare=prepare,
+            begin=begin,
+            ahead=ahead,
+            wait=lambda slot: plgpu.barrier_wait(staged["filled"].at[slot]),
+            step=step,
+            finish=finish,
+            target=target,
+        )
+
+    kernel = target.kernel(
+        coded_gemm,
+        out_type=jax.ShapeDtypeStruct((cut.parts, geometry.width, geometry.rows), jnp.float32),
+        grid=(geometry.tiles,),
+        grid_names=("block",),
+        compiler_params=own_meetings(),
+        scratch_types={"staged": geometry.scratch(target)},
+    )
+    return kernel(codes, scales, x)
+
+
+def _add(sums, a, b, scales, first: int, geometry: Geometry):
+    """Add to sums [64, width] the products of pieces, those of each group times its scale."""
+    together = max(1, (geometry.group or geometry.cut.turn) // geometry.piece)  # pieces that share a scale
+    count = len(a) // together
+
+    def run(*accumulators):
+        for i, (left, right) in enumerate(zip(a, b, strict=True)):
+            plgpu.wgmma(accumulators[i // together], left, right)
+        plgpu.wgmma_wait(0)
+        return [accumulator[...] for accumulator in accumulators]
+
+    accumulator = plgpu.WGMMAAccumulatorRef((ROWS, geometry.width), jnp.float32)
+    for i, found in enumerate(pl.run_scoped(run, *[accumulator] * count)):
+        if scales is None:
+            sums = sums + found
+        else:
+            sums = sums + found * across(scales[first // geometry.group + i], geometry.width)
+    return sums

@@ -1,0 +1,262 @@
+r"""Codes as the tensor cores multiply them as floats: decoded to bfloat16 in registers, exactly, 64 rows at once.
+
+`wgmma` multiplies A [64, K] in registers by B [K, N] in shared memory. In a product of 16 columns a lane of a quad has
+two neighbors of the first eight columns and two of the last eight, in rows i and i + 8 of its warp's sixteen, where i
+is its quad. The order of columns is free as long as A and B agree, so a lane takes columns that lie side by side in
+memory, eight of each 32, and the vectors are put in that order before (`in_order`):
+
+    column  8 t + 4 u + 2 p + h  of 32   is place   16 u + 8 h + 2 t + p       lane t; u, p and h are 0 or 1
+
+Eight codes of eight bits are two words, u = 0 and 1; eight of four bits are one, the lower halves of its bytes u = 0
+and the upper halves u = 1 (`int4.py`, in order "bytes"). Of a word, bytes 0 and 2 are neighbors (h = 0) and bytes 1 and
+3 are.
+
+A bfloat16 has seven bits below its leading one. 128 + c, for c in 0 to 127, has the bits of c in the lowest places, so
+a code needs no conversion, only bits around it and a subtraction, of two codes at once:
+
+    four bits     (128 + c) - 136, where c is the code with its upper bit flipped, or - 128 if codes are unsigned
+    eight bits    (128 + c) - 128 or - 256, where c is the lower seven bits, and the upper bit is one of the exponent
+                  that tells the two numbers apart
+
+Row i of eight is quad i with its bits reversed: eight bytes of each lane are then never in the same banks, nor are
+those of two quads that read 16 (`matrices` in swizzled lines of 128 bytes).
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxtyping import Array, BFloat16
+
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import Target
+from pallas_kernels.parts.inline import array, float32, int32, load, ptx, times, total, word
+from pallas_kernels.parts.wgmma import WGMMA
+
+ROWS = 64  # of A
+OCTET = 8  # rows that lie together in memory
+LINE = 128  # bytes of a row that lie together
+RUN = 32  # columns that are put in another order
+ROW_NUMBERS = WGMMA.reduce(1)  # layout of a number for each row
+
+BOTH = "lop3.b32 $0, $1, $2, $3, {table};"
+AND_OR, AND_XOR = 0xEA, 0x6A
+ADD = "add.rn.bf16x2 $0, $1, $2;"
+
+
+def pair(number: float) -> int:
+    """Give the bits of two bfloat16 of this value.
+
+    >>> f"{pair(128.0):x}"
+    '43004300'
+    """
+    return int(np.float32(number).view(np.uint32) >> 16) * 0x10001
+
+
+def in_order(x: BFloat16[Array, "batch cols"]) -> BFloat16[Array, "batch cols"]:
+    """Put the columns of vectors, a multiple of 32, in the order that they are multiplied in.
+
+    >>> in_order(jnp.arange(32)[None])[0, :20].tolist()
+    [0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27, 4, 6, 12, 14]
+    """
+    rows, cols = x.shape
+    runs = x.reshape(rows, cols // RUN, 4, 2, 2, 2)  # t, u, p, h
+    return runs.transpose(0, 1, 3, 5, 2, 4).reshape(rows, cols)
+
+
+class Codes(NamedTuple):
+    """Codes in shared memory, and scales where there are some for groups: of 64 rows and the columns of a step."""
+
+    bits: int
+    unsigned: bool
+    columns: int  # of a step
+    codes: Any  # int8 [64, columns], or words of `int4.pack`; in a `ring`
+    scales: Any  # float32 [64, groups], or None
+
+    @property
+    def transforms(self) -> tuple[Any, ...]:
+        return transforms(self.bits)
+
+
+def ring(*shape: int, columns: int, bits: int) -> Any:
+    """Name the shared memory for codes [*shape, columns]."""
+    dtype, size = (jnp.int8, columns) if bits == 8 else (jnp.int32, columns // int4.WORD)
+    return plgpu.SMEM((*shape, size), dtype, transforms=transforms(bits))
+
+
+def transforms(bits: int) -> tuple[Any, ...]:
+    line = LINE if bits == 8 else LINE // 4
+    return plgpu.TilingTransform((OCTET, line)), plgpu.SwizzleTransform(LINE)  # pyright: ignore[reportAbstractUsage]
+
+
+class Lane(NamedTuple):
+    """Position of a thread in the rows of A, and in its quad."""
+
+    warp: Any
+    row: Any  # of eight
+    place: Any
+
+    @classmethod
+    def mine(cls) -> "Lane":
+        thread = utils.thread_idx()
+
+        def bit(at: int, to: int) -> Any:
+            """Take a bit of the thread's number to another place."""
+            found = arith.andi(arith.shrui(thread, word(at)), word(1))
+            return arith.shli(found, word(to)) if to else found
+
+        row = total(bit(2, 2), bit(3, 1), bit(4, 0))
+        return cls(arith.shrui(thread, word(5)), row, arith.andi(thread, word(3)))
+
+
+def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, target: Target) -> list[Any]:
+    """Decode `count` columns from `first` on, in pieces [64, piece] of A, in the order of `in_order`.
+
+    The interpreter multiplies only what is in shared memory, and puts them in `scratch`.
+    """
+    shape = (ROWS, piece)
+    if target.interpret:
+        scratch[:, pl.ds(first, count)] = _interpreted(codes)[:, first : first + count]
+        plgpu.commit_smem()
+        return [scratch.at[:, pl.ds(first + at, piece)] for at in range(0, count, piece)]
+
+    def run(_, ref):
+        lane = Lane.mine()
+        found = [_columns(codes, ref, lane, half, first, count) for half in range(2)]  # registers, in order
+        registers = list(zip(*found, strict=True))  # by eight columns, then upper and lower rows
+        size = piece // 8
+        return [
+            array(([one] for both in registers[at : at + size] for one in both), shape, np.dtype(jnp.bfloat16), WGMMA)
+            for at in range(0, count // 8, size)
+        ]
+
+    one = plgpu.ShapeDtypeStruct(shape, np.dtype(jnp.bfloat16), layout=WGMMA)
+    inlined: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(codes.transforms),), return_type=[one] * (count // piece)
+    )
+    return list(inlined(run)(codes.codes))
+
+
+def _interpreted(codes: Codes) -> Any:
+    held = plgpu.load(codes.codes, layout=None)
+    if codes.bits == 4:
+        held = int4.unpacked(held, "bytes")
+        held = held if codes.unsigned else int4.signed(held)
+    return in_order(held.astype(jnp.bfloat16))
+
+
+def _columns(codes: Codes, ref: Any, lane: Lane, half: int, first: int, count: int) -> list[Any]:
+    """Load and decode a lane's part of one of its rows: a word of two bfloat16 for each eight columns."""
+    size = codes.columns * codes.bits // 8  # bytes of a row
+    # Octets of rows lie one after the other: two for each warp.
+    start = total(times(lane.warp, 2 * OCTET * size), times(lane.row, LINE), word(half * OCTET * size))
+    swizzle = times(lane.row, LINE // OCTET)
+    found: list[Any] = []
+    if codes.bits == 8:
+        within = arith.xori(times(lane.place, 8), swizzle)
+        for column in range(first, first + count, RUN):
+            lines, rest = divmod(column, LINE)
+            at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
+            for one in load(ref, at, int32(), 2):
+                found += _of_eight_bits(one)
+        return found
+    within = arith.xori(times(lane.place, 16), swizzle)
+    for column in range(first, first + count, int4.BLOCK):
+        lines, rest = divmod(column // 2, LINE)
+        at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
+        for one in load(ref, at, int32(), 4)[: count // RUN]:
+            found += _of_four_bits(one, unsigned=codes.unsigned)
+    return found
+
+
+def _of_eight_bits(codes: Any) -> list[Any]:
+    """Decode bytes 0 and 2 of a word, then bytes 1 and 3."""
+    return [_signed_bytes(one) for one in (codes, arith.shrui(codes, word(8)))]
+
+
+def _signed_bytes(codes: Any) -> Any:
+    lower = _bits(codes, 0x007F007F, pair(128.0), AND_OR)
+    upper = _bits(codes, 0x00800080, pair(-128.0), AND_OR)  # -256 where the code is negative
+    return ptx(ADD, [lower, upper], results=1)[0]
+
+
+def _of_four_bits(codes: Any, *, unsigned: bool) -> list[Any]:
+    """Decode the lower halves of bytes 0 and 2 of a word, of bytes 1 and 3, and the upper halves likewise."""
+    magic, less = (pair(128.0), pair(-128.0)) if unsigned else (pair(128.0) ^ 0x00080008, pair(-136.0))
+    found = []
+    for shift in (0, 8, 4, 12):
+        shifted = arith.shrui(codes, word(shift)) if shift else codes
+        found += ptx(ADD, [_bits(shifted, 0x000F000F, magic, AND_XOR), word(less)], results=1)
+    return found
+
+
+def _bits(x: Any, mask: int, others: int, table: int) -> Any:
+    return ptx(BOTH.format(table=hex(table)), [x, word(mask), word(others)], results=1)[0]
+
+
+def scales_of(codes: Codes, target: Target) -> list[Any]:
+    """Load the scales of a step, [64] for each group, in the layout of a product's rows."""
+    groups = codes.scales.shape[-1]
+    if target.interpret:
+        scales = plgpu.load(codes.scales, layout=None)
+        return [scales[:, group] for group in range(groups)]
+
+    def run(_, ref):
+        lane = Lane.mine()
+        start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups))
+        halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), groups) for half in range(2)]
+        return [
+            array(([one] for one in both), (ROWS,), np.dtype("float32"), ROW_NUMBERS)
+            for both in zip(*halves, strict=True)
+        ]
+
+    one = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * groups)
+    return list(inlined(run)(codes.scales))
+
+
+def row_scales(ref: Any, target: Target) -> Any:
+    """Load a scale for each of 64 rows from global memory, in the layout of a product's rows."""
+    if target.interpret:
+        return plgpu.load(ref, layout=None)
+
+    def run(_, ref):
+        lane = Lane.mine()
+        start = total(times(lane.warp, 2 * OCTET), lane.row)
+        found = []
+        for half in range(2):
+            address = utils.getelementptr(utils.memref_ptr(ref), [total(start, word(half * OCTET))], float32())
+            found.append([llvm.load(float32(), address)])
+        return array(found, (ROWS,), np.dtype("float32"), ROW_NUMBERS)
+
+    one = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=one)
+    return inlined(run)(ref)
+
+
+def store_turned(ref: Any, y: Any, stride: int, target: Target) -> None:
+    """Store products [64, vectors] in global memory [vectors, 64], where vectors are `stride` numbers apart."""
+    if target.interpret:
+        ref[...] = y.T
+        return
+    vectors = y.shape[1]
+
+    def run(_, ref, y):
+        lane = Lane.mine()
+        base = total(times(lane.warp, 2 * OCTET), lane.row, times(lane.place, 2 * stride))
+        registers = iter(y.registers.flat)
+        for eight in range(vectors // 8):
+            for half in range(2):
+                register = next(registers)
+                for which in range(2):
+                    at = total(base, word((8 * eight + which) * stride + half * OCTET))
+                    address = utils.getelementptr(utils.memref_ptr(ref), [at], float32())
+                    number = vector.extract(register, dynamic_position=[], static_position=[which])
+                    llvm.store(number, address)
+
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), WGMMA))
+    inlined(run)(ref, y)
