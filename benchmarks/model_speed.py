@@ -30,7 +30,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 class Programs:
     """Programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
 
-    prefill: Callable[..., Cache]
+    prefill: Callable[..., Cache] | None  # None: prompts are not read
     decode: Callable[[bool], Any]  # by greedy: a program, compiled when it is first needed
     config: Config
     capacity: int
@@ -53,7 +53,7 @@ def compile_programs(
 ) -> Programs:
     """Compile for the default device, as `model.running.programs` does unless XLA is given other `options`.
 
-    `capacity` counts the tokens of a sequence and the padding of its last chunk.
+    `capacity` counts the tokens of a sequence and the padding of its last chunk. Prompts are not read if `chunk` is 0.
     """
     platform = jax.default_backend()
     keep_heaps_small(config, platform=platform)
@@ -75,7 +75,7 @@ def compile_programs(
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
     decode_program(GREEDY.greedy)
     return Programs(
-        prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)),
+        prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)) if chunk else None,
         decode=decode_program,
         config=config,
         capacity=capacity,

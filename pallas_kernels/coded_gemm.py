@@ -44,7 +44,7 @@ class Cut:
     blocks: int = 1  # of 64 rows, in a tile
     parts: int = 1  # of the columns
     stages: int | None = None  # of the ring; None: as many as an even share of shared memory holds
-    turn: int = 128  # columns that are multiplied before the sums are waited for
+    turn: int = 128  # columns that are multiplied before their sums are waited for
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from verify.running_error import (
 from verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
+PARTS = 16  # of the columns of a product with several vectors, at most, and a rounding
 KEYS = 64  # keys in a tile of attention, at least
 
 
@@ -77,6 +78,22 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
         return y
     least = _of_minima(x, np.asarray(w.minima, np.float64), roundings=roundings, rms=rms)
     return Approx(y.value + least.value, y.error + least.error)
+
+
+def coded_gemm(w, x) -> Approx:
+    """W x, where the tensor cores add up a group's products in float32, and a sum of groups follows.
+
+    They add sixteen products and a sum at once, and cut each of the seventeen off at about the last bit of the largest:
+    a group's sum is off by (17 / 16) 2 U of its terms for each of them, and 3 U are allowed. Then a scale rounds, and
+    an addition, for each group, and the additions of parts. Codes and vectors are exact in bfloat16.
+    """
+    (rows, cols), group = w.shape, w.group or max(GROUPS)
+    scales = np.asarray(w.scales, np.float64).reshape(rows, -1)
+    weights = levels_of(w) * np.repeat(scales, cols // scales.shape[1], axis=1)
+    x = exactly(x)
+    sizes = x.size @ np.abs(weights).T
+    tiny = TINY * (1 + np.max(scales)) * np.sum(x.size + 1, axis=-1, keepdims=True)
+    return Approx(x.value @ weights.T, gamma(3 * group + cols // group + PARTS) * sizes + 256 * tiny)
 
 
 def levels_of(w: ScaledCodes) -> np.ndarray:

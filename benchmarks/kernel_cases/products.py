@@ -171,7 +171,7 @@ def _gemv(
 ) -> Case:  # fmt: skip
     """Make a case of W, x and `other`, in a `form` that takes the three."""
     dtype = np.dtype(other.dtype)
-    w, x = _matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
+    w, x = coded_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
     case = Case(
         op=f"{_named('gemv', scheme)} {what}",
         shape=f"{rows}x{cols}{times(batch)}",
@@ -190,7 +190,7 @@ def _norm_gate_up(
     config: Config, dtype: np.dtype, *, batch: int = 1, scheme: str | None = None, bias: bool = False
 ) -> Case:
     rows, cols = 2 * config.ffn, config.dim
-    w, x = _matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
+    w, x = coded_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
     case = Case(
         op=_named("norm_gate_up", scheme),
         shape=f"{rows}x{cols}{times(batch)}",
@@ -214,9 +214,9 @@ def _norm_qkv(
     turns = array(batch, head_dim // 2, dtype=FLOAT32)
     first, *last = (scheme or "").split("+")
     cut = rows - kv_heads * head_dim if last else rows
-    w = _matrix(cut, config.dim, dtype, first or None)
+    w = coded_matrix(cut, config.dim, dtype, first or None)
     if last:
-        w = w, _matrix(rows - cut, config.dim, dtype, last[0])
+        w = w, coded_matrix(rows - cut, config.dim, dtype, last[0])
     x = array(batch, config.dim, dtype=dtype)
     case = Case(
         op=_named("norm_qkv", scheme),
@@ -267,7 +267,8 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
     return product_limits(product, normed=how["normed"])
 
 
-def _matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
+def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
+    """Give the shapes of a matrix in a form of `EVERY_FORM`; None: in floats."""
     if scheme is None:
         return array(rows, cols, dtype=dtype)
     bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]

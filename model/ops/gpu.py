@@ -32,6 +32,7 @@ from model.weights.params import FeedForward, Layer, Linear, Matrix, Params
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
+from pallas_kernels.coded_gemm import coded_gemm, geometry_of
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
@@ -43,6 +44,8 @@ from reference.config import Config
 # Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
 # (docs/performance-gpu.md).
 MOST_SEQUENCES = 2
+# For more sequences than these, codes that `coded_gemm` takes are multiplied by all of them at once.
+MOST_ONE_BY_ONE = 2
 CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
 PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
 
@@ -118,6 +121,8 @@ def norm_qkv(
         raise Unsupported("norm_qkv has no kernel for a cache in pages")
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
+    if _at_once(layer.qkv.weight, x):
+        return AT_ONCE.norm_qkv(x, layer, cache, positions, config=config)
     assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
         _multiplied_apart(layer.qkv.weight, x),
@@ -163,6 +168,8 @@ def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
     """`block.project_add` of one token a sequence."""
+    if _at_once(layer.o.weight, h):
+        return AT_ONCE.project_add(h, layer, x, total=total)
     return _linear_add(h, layer.o, x, total)
 
 
@@ -170,6 +177,8 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
     """`block.norm_gate_up` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
+    if _at_once(weight, x):
+        return AT_ONCE.norm_gate_up(x, layer, config=config)
     return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
 
@@ -178,6 +187,8 @@ def down_add(
 ) -> Float[Array, "batch 1 dim"]:
     """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
+    if _at_once(layer.ffn.down.weight, g):
+        return AT_ONCE.down_add(g, layer, x, total=total)
     return _linear_add(g, layer.ffn.down, x, total)
 
 
@@ -194,10 +205,40 @@ def _linear_add(
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
-    """`block.norm_logits` of up to eight tokens."""
+    """`block.norm_logits` of a few tokens."""
     rows = x.reshape(-1, config.dim)
+    if _at_once(params.head, rows[:, None]):
+        return AT_ONCE.norm_logits(x, params, config=config)
     logits = gemv(_multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
+
+
+def product_at_once(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A product of several vectors with codes that `_at_once` finds, in float32."""
+    if isinstance(weight, Stacked):
+        return jnp.concatenate([product_at_once(x, part) for part in weight.parts], axis=-1)
+    w = operand(weight)
+    assert isinstance(w, ScaledCodes)
+    return coded_gemm(w, x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+
+AT_ONCE = plain(product_at_once)
+
+
+def _at_once(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> bool:
+    """Tell whether one kernel multiplies these codes by several vectors, and the rest of an op is left to XLA."""
+    if isinstance(weight, Stacked):
+        return all(_at_once(part, x) for part in weight.parts)
+    if not isinstance(weight, QuantizedMatrix) or len(x) <= MOST_ONE_BY_ONE or weight.cols != x.shape[-1]:
+        return False
+    try:
+        w = operand(weight)
+        if not isinstance(w, ScaledCodes):
+            return False
+        geometry_of(w, x[:, 0])
+    except Unsupported:
+        return False
+    return True
 
 
 def _multiplied_apart(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand | tuple[MatrixOperand, ...]:

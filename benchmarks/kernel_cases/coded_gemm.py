@@ -1,0 +1,82 @@
+"""Cases of the product of codes with several vectors: the five matrices of a model, in the forms that it takes."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from benchmarks.kernel_cases import exact, plain
+from benchmarks.kernel_cases.case import BFLOAT16, TWO_MODELS, Case, Limits, Meeting, Variant, Work, array, times
+from benchmarks.kernel_cases.products import EVERY_FORM, coded_matrix
+from pallas_kernels.coded_gemm import GROUPS, Geometry, coded_gemm, geometry_of
+from reference.config import Config
+
+FORMS = tuple(
+    name
+    for name, form in EVERY_FORM.items()
+    if not (form.minima or form.levels or form.e4m3) and (form.group in GROUPS or (form.bits == 8 and not form.group))
+)
+MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks share a processor, or two
+
+
+@partial(
+    Variant,
+    meetings=tuple(
+        Meeting(model, BFLOAT16, {"batch": batch})
+        for model in TWO_MODELS
+        for batch in (3, 16, 32, 64)
+    ),
+)  # fmt: skip
+def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
+    """Yield the products of a layer and the head; every form for a few vectors, the common ones for more."""
+    del dtype, work
+    for scheme in FORMS if batch <= 8 else ("q8", "q4"):
+        for rows, cols in shapes(config):
+            yield case(rows, cols, batch=batch, scheme=scheme)
+
+
+def shapes(config: Config) -> dict[tuple[int, int], str]:
+    """Give the shapes of a model's matrices, and a name of each."""
+    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        (width + 2 * kv_width, config.dim): "qkv",
+        (config.dim, width): "o",
+        (2 * config.ffn, config.dim): "gate_up",
+        (config.dim, config.ffn): "down",
+        (config.vocab, config.dim): "head",
+    }
+
+
+def case(rows: int, cols: int, *, batch: int, scheme: str) -> Case:
+    """Make a case of one shape and form, with so many vectors."""
+    w, x = coded_matrix(rows, cols, BFLOAT16, scheme), array(batch, cols, dtype=BFLOAT16)
+    return Case(
+        op=f"coded_gemm {scheme}",
+        shape=f"{rows}x{cols}{times(batch)}",
+        dtype=BFLOAT16.name,
+        function=coded_gemm,
+        plain=plain.coded_gemm,
+        exact=exact.coded_gemm,
+        arrays=(w, x),
+        kernels={"coded_gemm": _limits(geometry_of(w, x))},
+        bits=EVERY_FORM[scheme].bits,
+    )
+
+
+def _limits(geometry: Geometry) -> Limits:
+    """Count instructions for each weight of a thread, of 64 rows and a group of columns at a time.
+
+        1.75                for codes of eight bits: two masks and an addition for two, and a shift for four
+        1.4                 for codes of four bits: a mask and an addition for two, and three shifts for eight
+        width / group       to scale the sums and add them up
+        48 / group          for products and their addresses, loads, and waits
+        160 a step          to wait, to ask for the next copies, and to turn
+
+    A step of which the ring holds all, or that takes several rows, needs no more.
+    """
+    columns = geometry.group or geometry.cut.turn
+    decoding = 1.75 if geometry.bits == 8 else 1.4
+    weights = geometry.tile_rows * geometry.columns / 128
+    each = decoding + geometry.width / columns + 48 / columns + 160 / weights
+    return Limits(MOST_REGISTERS[geometry.width], round(each + 0.05, 1), wgmma=True)
+
