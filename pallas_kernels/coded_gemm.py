@@ -15,14 +15,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, BFloat16, Float32
 
 from pallas_kernels.parts import decoded_codes, int4
-from pallas_kernels.parts.compat import MAX_SHARED_MEMORY, Target, current_target
+from pallas_kernels.parts.compat import Target, current_target
 from pallas_kernels.parts.decoded_codes import LINE, ROWS, Codes, decoded, in_order, row_scales, scales_of, store_turned
 from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.operands import check_operand
@@ -153,7 +152,8 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
     bits = 4 if w.four_bits else 8
     cut = cut or cut_for(rows, cols, width=width, bits=bits, group=w.group)
     geometry = Geometry(rows, cols, width, bits, w.group, cut)
-    if rows % geometry.tile_rows or (cut.parts > 1 and cols % (geometry.columns * cut.parts)):
+    parts_of_steps = cut.parts > 1 and cols % (geometry.columns * cut.parts)
+    if rows % geometry.tile_rows or parts_of_steps or cut.turn % (w.group or PIECE) or geometry.columns % cut.turn:
         raise Unsupported(f"{op} cannot cut {w.shape} by {cut}")
     return geometry
 
@@ -164,7 +164,7 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     parts = 1
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
         parts *= 2
-    return Cut(1, parts)
+    return Cut(1, parts, turn=max(64, group or 0) if width == 64 else 128)
 
 
 @partial(jax.jit, static_argnames=("geometry", "target"))

@@ -79,4 +79,3 @@ def _limits(geometry: Geometry) -> Limits:
     weights = geometry.tile_rows * geometry.columns / 128
     each = decoding + geometry.width / columns + 48 / columns + 160 / weights
     return Limits(MOST_REGISTERS[geometry.width], round(each + 0.05, 1), wgmma=True)
-

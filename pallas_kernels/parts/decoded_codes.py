@@ -135,9 +135,7 @@ def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, targ
         ]
 
     one = plgpu.ShapeDtypeStruct(shape, np.dtype(jnp.bfloat16), layout=WGMMA)
-    inlined: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(codes.transforms),), return_type=[one] * (count // piece)
-    )
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(codes.transforms),), return_type=[one] * (count // piece))
     return list(inlined(run)(codes.codes))
 
 
@@ -165,11 +163,12 @@ def _columns(codes: Codes, ref: Any, lane: Lane, half: int, first: int, count: i
                 found += _of_eight_bits(one)
         return found
     within = arith.xori(times(lane.place, 16), swizzle)
-    for column in range(first, first + count, int4.BLOCK):
+    for column in range(first - first % int4.BLOCK, first + count, int4.BLOCK):
         lines, rest = divmod(column // 2, LINE)
         at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
-        for one in load(ref, at, int32(), 4)[: count // RUN]:
-            found += _of_four_bits(one, unsigned=codes.unsigned)
+        for run, one in enumerate(load(ref, at, int32(), 4)):  # of the block
+            if first <= column + run * RUN < first + count:
+                found += _of_four_bits(one, unsigned=codes.unsigned)
     return found
 
 
