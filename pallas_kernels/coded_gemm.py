@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, BFloat16, Float32
+from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.parts import decoded_codes, int4
 from pallas_kernels.parts.compat import Target, current_target
@@ -110,7 +110,7 @@ class Geometry:
 
 
 def coded_gemm(
-    w: ScaledCodes, x: BFloat16[Array, "batch cols"], *, cut: Cut | None = None
+    w: ScaledCodes, x: Float[Array, "batch cols"], *, cut: Cut | None = None
 ) -> Float32[Array, "batch rows"]:
     """Multiply each of up to 64 vectors by W^T, exactly but for the roundings of float32 sums.
 

@@ -1,0 +1,177 @@
+"""Codes times several vectors against float64: every form, cuts and widths, and what a row depends on."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.kernel_cases import exact
+from benchmarks.kernel_cases.coded_gemm import FORMS, case
+from benchmarks.kernel_cases.products import EVERY_FORM
+from benchmarks.random_model import random_shapes
+from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, product_at_once
+from model.weights.codes import Int8
+from model.weights.gpu_codes import arranged
+from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
+from pallas_kernels.parts import int4
+from pallas_kernels.parts.compat import interpreter
+from pallas_kernels.parts.decoded_codes import RUN, in_order
+from pallas_kernels.parts.matrix import ScaledCodes
+from reference.config import Config
+from tests.strategies import Noise, assert_within, noises
+
+BFLOAT16 = np.dtype(jnp.bfloat16)
+LARGEST = {8: 127, 4: 7}
+CUTS = [Cut(stages=2), Cut(stages=2, turn=256), Cut(blocks=2, parts=2, stages=2)]
+
+
+def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
+    """Draw codes over their whole range, and positive scales."""
+    bits, group, *_ = EVERY_FORM[form]
+    codes = noise.rng.integers(-LARGEST[bits] - 1, LARGEST[bits] + 1, (rows, cols)).astype(np.int8)
+    scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
+    return ScaledCodes(jnp.asarray(codes if bits == 8 else int4.pack(codes)), jnp.asarray(scales))
+
+
+def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarray:
+    with interpreter():
+        return np.asarray(coded_gemm(w, jnp.asarray(x), cut=cut))
+
+
+def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
+    due = exact.coded_gemm(jax.tree.map(np.asarray, w), x)
+    assert_within(y, due.value, due.error)
+
+
+@settings(max_examples=1)
+@given(
+    noise=noises,
+    form=st.sampled_from(FORMS),
+    batch=st.integers(1, 20),
+    cut=st.sampled_from(CUTS),
+)
+@example(noise=Noise(0), form="q8", batch=3, cut=CUTS[0])
+@example(noise=Noise(1, outliers=True), form="q4_32", batch=9, cut=replace(CUTS[2], turn=64))
+@example(noise=Noise(3), form="q8_row", batch=3, cut=CUTS[1])
+def test_product(noise, form, batch, cut):
+    """Rings turn twice and more; the last step may be a part of one."""
+    bits, group, *_ = EVERY_FORM[form]
+    wide = cut.parts if group != 128 else 2 * cut.parts
+    cols = 1280 * wide + (128 if bits == 8 and group in (None, 32) and cut.parts == 1 else 0)
+    w, x = draw(noise, 64 * cut.blocks, cols, form), noise(batch, cols, dtype=BFLOAT16)
+    check(w, x, multiply(w, x, cut))
+
+
+def test_each_column_meets_its_own_code_and_scale():
+    """A unit vector gives a column of weights, rounded once."""
+    columns = np.array([0, 31, 77, 128, 640, 1023])
+    x = np.zeros((len(columns), 1024), BFLOAT16)
+    x[np.arange(len(columns)), columns] = 1
+    w = draw(Noise(0), 64, 1024, "q4")
+    weights = exact.levels_of(w) * np.repeat(np.asarray(w.scales, np.float64), 64, axis=1)
+    np.testing.assert_array_equal(multiply(w, x, CUTS[0]), weights[:, columns].T.astype(np.float32))
+
+
+def test_a_vector_gives_the_same_bits_whatever_the_others_are():
+    w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(7, 1024, dtype=BFLOAT16)
+    others = np.concatenate([Noise(2)(4, 1024, dtype=BFLOAT16) * 100, x[:1], np.full((1, 1024), np.nan, BFLOAT16)])
+    np.testing.assert_array_equal(multiply(w, others, CUTS[0])[4], multiply(w, x, CUTS[0])[0])
+
+
+@settings(max_examples=3)
+@given(runs=st.integers(1, 4), rows=st.integers(1, 3))
+def test_the_order_of_columns_moves_each_once_and_within_its_run(runs, rows):
+    x = np.arange(rows * runs * RUN, dtype=np.float32).reshape(rows, -1)
+    found = np.asarray(in_order(jnp.asarray(x)))
+    assert np.all(found // RUN == x // RUN)
+    np.testing.assert_array_equal(np.sort(found, axis=1), x)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("rows", "cols"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096)])
+def test_a_chosen_cut_fits(width, rows, cols):
+    for form in FORMS:
+        bits, group, *_ = EVERY_FORM[form]
+        cut = cut_for(rows, cols, width=width, bits=bits, group=group)
+        geometry = geometry_of(*case(rows, cols, batch=width, scheme=form).arrays)
+        assert geometry.cut == cut
+        assert geometry.stages >= 2 and geometry.stages * geometry.step_bytes < 227 * 1024
+        assert geometry.steps * geometry.columns * cut.parts >= cols
+
+
+def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtype="bfloat16", cut=None, **others):
+    w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32), **others)
+    return partial(coded_gemm, w, jnp.zeros(x, dtype), cut=cut)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (refused(x=(1024,)), r"x \[batch, cols\]"),
+        (refused(x=(3, 512)), r"x \[batch, cols\]"),
+        (refused(kind="int16"), "codes in int8 or packed int32"),
+        (refused(dtype="float32"), "x in bfloat16"),
+        (refused(scales=(64, 64)), "a scale for each of"),
+        (refused(scales=(63, 16)), r"scales \[64, 16\]"),
+        (refused(minima=jnp.zeros((64, 16))), "without minima and levels"),
+        (refused(x=(65, 1024)), "1 to 64 vectors, got 65"),
+        (refused(x=(0, 1024)), "1 to 64 vectors, got 0"),
+        (refused(codes=(96, 1024), scales=(96, 16)), "rows in multiples of 64"),
+        (refused(codes=(64, 1088), scales=(64, 17), x=(3, 1088)), "columns of 256"),
+        (refused(cut=Cut(blocks=2)), "cannot cut"),
+        (refused(cut=Cut(parts=3)), "cannot cut"),
+        (refused(cut=Cut(turn=96)), "cannot cut"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_it_cannot_do_is_refused_by_name(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+WIDE = Config(
+    dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
+)
+PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "batch", "at_once"),
+    [
+        ("q8", BFLOAT16, MOST_ONE_BY_ONE, False),
+        ("q8", BFLOAT16, MOST_ONE_BY_ONE + 1, True),
+        ("q4", BFLOAT16, MOST_VECTORS, True),
+        ("q8", BFLOAT16, MOST_VECTORS + 1, False),
+        ("q8", np.dtype(np.float32), 3, False),
+        ("nf4", BFLOAT16, 3, False),
+        (None, BFLOAT16, 3, False),
+    ],
+)
+def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once):
+    """Where the kernel takes their form; the choice is that of the table before anything is compiled."""
+    shapes = random_shapes(WIDE, dtype=dtype, positions=136, quantize=scheme)
+    params = jax.eval_shape(arranged, shapes)._replace(rope=None)
+    ops, _ = pallas_ops(WIDE, params, batch=batch, capacity=136)
+    found = {
+        call.name: "_coded_gemm" in str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
+        for call in calls(WIDE, params, batch=batch, capacity=136)
+        if call.name in PRODUCTS
+    }
+    assert found == dict.fromkeys(PRODUCTS, at_once)
+
+
+def test_a_product_of_a_step_is_that_of_its_codes():
+    matrix = arranged(
+        Int8(jnp.asarray(Noise(0).rng.integers(-127, 128, (64, 1024)), jnp.int8), jnp.asarray(Noise(1)(64, 16)), None)
+    )
+    x = jnp.asarray(Noise(2)(3, 1, 1024, dtype=BFLOAT16))
+    with interpreter():
+        y = np.asarray(product_at_once(x, matrix))
+    assert y.shape == (3, 1, 64)
+    due = exact.coded_gemm(jax.tree.map(np.asarray, operand(matrix)), np.asarray(x)[:, 0])
+    assert_within(y[:, 0], due.value, due.error)
