@@ -1,12 +1,13 @@
 r"""A matrix of codes times 3 to 64 vectors: Y = X W^T, on the tensor cores.
 
-    y_rb = sum_g s_rg sum_(k in g) q_rk x_bk
+    y_rb = sum_g (s_rg sum_(k in g) q_rk x_bk + m_rg sum_(k in g) x_bk)
 
 A thread block multiplies 64 or 128 rows of W by all vectors. Codes become bfloat16 in registers, exactly
 (`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors; a group's sum is scaled in float32.
-So each weight is read once, as its code, however many vectors there are. Steps of W and of x pass through a ring in
-shared memory (`parts/row_tiles.py`). A matrix of few rows is also cut along its columns, and the sums of the parts are
-added up in a fixed order.
+Minima, where there are any, multiply the sums of groups of x, which XLA adds up before. So each weight is read once, as
+its code, however many vectors there are. Steps of W and of x pass through a ring in shared memory
+(`parts/row_tiles.py`). A matrix of few rows is also cut along its columns, and the sums of the parts are added up in a
+fixed order.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,22 @@ from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.parts import decoded_codes, int4
 from pallas_kernels.parts.compat import Target, current_target
-from pallas_kernels.parts.decoded_codes import LINE, ROWS, Codes, decoded, in_order, row_scales, scales_of, store_turned
+from pallas_kernels.parts.decoded_codes import (
+    LINE,
+    ROWS,
+    Codes,
+    decoded,
+    in_order,
+    row_scales,
+    scales_of,
+    store_turned,
+    sums_of,
+)
 from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.row_tiles import MOST_STAGES, RowTiles, even_share
 from pallas_kernels.parts.staging import own_meetings
-from pallas_kernels.parts.wgmma import across, filled
+from pallas_kernels.parts.wgmma import across, down, filled
 from pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
@@ -55,6 +66,7 @@ class Geometry:
     width: int  # vectors, filled up
     bits: int
     group: int | None
+    minima: bool
     cut: Cut
 
     @property
@@ -87,7 +99,8 @@ class Geometry:
 
     @property
     def step_bytes(self) -> int:
-        return self.tile_rows * (self.columns * self.bits // 8 + 4 * self.groups) + 2 * self.width * self.columns
+        of_rows = self.columns * self.bits // 8 + 4 * (1 + self.minima) * self.groups
+        return self.tile_rows * of_rows + self.width * (2 * self.columns + 4 * self.minima * self.groups)
 
     @property
     def stages(self) -> int:
@@ -101,11 +114,14 @@ class Geometry:
         staged = {
             "codes": decoded_codes.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits),
             "x": plgpu.SMEM((self.stages, self.width, self.columns), jnp.bfloat16, transforms=lines),
-            "filled": plgpu.Barrier(num_arrivals=3 if self.group else 2, num_barriers=self.stages),
+            "filled": plgpu.Barrier(num_arrivals=2 + bool(self.group) + 2 * self.minima, num_barriers=self.stages),
             "decoded": plgpu.SMEM((ROWS, self.columns), jnp.bfloat16, transforms=lines) if target.interpret else None,
         }
         if self.group:
             staged["scales"] = plgpu.SMEM((self.stages, self.tile_rows, self.groups), jnp.float32)
+        if self.minima:
+            staged["minima"] = plgpu.SMEM((self.stages, self.tile_rows, self.groups), jnp.float32)
+            staged["sums"] = plgpu.SMEM((self.stages, self.width, self.groups), jnp.float32)
         return staged
 
 
@@ -114,19 +130,22 @@ def coded_gemm(
 ) -> Float32[Array, "batch rows"]:
     """Multiply each of up to 64 vectors by W^T, exactly but for the roundings of float32 sums.
 
-    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, or codes of eight bits with
-    one for each row. What a vector gives does not depend on the others, as long as their number, filled up to 8, 16, 32
-    or 64, is the same.
+    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, and minima or none, or codes
+    of eight bits with a scale for each row. What a vector gives does not depend on the others, as long as their number,
+    filled up to 8, 16, 32 or 64, is the same.
 
-    Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for minima and
-    levels, for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for four bits),
+    Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for levels,
+    for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for four bits),
     and for more vectors.
 
     Reads rows x cols weights of one byte or half a byte once, and 4 bytes a scale.
     """
     geometry = geometry_of(w, x, cut)
     padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))))
-    y = _coded_gemm(w.codes, w.scales, padded, geometry=geometry, target=current_target())
+    sums = (
+        None if w.minima is None else jnp.sum(padded.astype(jnp.float32).reshape(geometry.width, -1, w.group), axis=2)
+    )
+    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, geometry=geometry, target=current_target())
     return (y[0] if len(y) == 1 else jnp.sum(y, axis=0))[: len(x)]
 
 
@@ -136,13 +155,16 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
     if w.codes.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes codes [rows, cols] and x [batch, cols], got {w.codes.shape} and {x.shape}")
     rows, cols = w.shape
-    if w.minima is not None or w.levels is not None:
-        raise Unsupported(f"{op} takes codes without minima and levels")
+    if w.levels is not None:
+        raise Unsupported(f"{op} takes codes without levels")
     if w.codes.dtype not in (jnp.int8, jnp.int32) or x.dtype != jnp.bfloat16:
         raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
     if w.group not in GROUPS and (w.four_bits or w.group is not None):
         raise Unsupported(f"{op} takes a scale for each of {GROUPS} columns, got {w.scales.shape} for {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
+    check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
+    if w.minima is not None and not w.group:
+        raise Unsupported(f"{op} takes minima of groups, got those of rows")
     if not 1 <= len(x) <= MOST_VECTORS:
         raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
     multiple = max(2 * LINE if w.four_bits else LINE, 4 * (w.group or 1))
@@ -151,7 +173,7 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
     width = next(width for width in WIDTHS if len(x) <= width)
     bits = 4 if w.four_bits else 8
     cut = cut or cut_for(rows, cols, width=width, bits=bits, group=w.group)
-    geometry = Geometry(rows, cols, width, bits, w.group, cut)
+    geometry = Geometry(rows, cols, width, bits, w.group, w.minima is not None, cut)
     parts_of_steps = cut.parts > 1 and cols % (geometry.columns * cut.parts)
     if rows % geometry.tile_rows or parts_of_steps or cut.turn % (w.group or PIECE) or geometry.columns % cut.turn:
         raise Unsupported(f"{op} cannot cut {w.shape} by {cut}")
@@ -168,10 +190,12 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
 
 
 @partial(jax.jit, static_argnames=("geometry", "target"))
-def _coded_gemm(codes, scales, x, *, geometry: Geometry, target: Target):
+def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: Target):
     cut, group = geometry.cut, geometry.group
+    least = [] if minima is None else [minima, sums]
 
-    def coded_gemm(codes_ref, scales_ref, x_ref, y_ref, staged):
+    def coded_gemm(codes_ref, scales_ref, x_ref, *refs, staged):
+        minima_ref, sums_ref, y_ref = refs if least else (None, None, *refs)
         started: list[bool] = []  # whether x may be read
 
         def place(tile) -> tuple[Any, Any]:
@@ -182,17 +206,24 @@ def _coded_gemm(codes, scales, x, *, geometry: Geometry, target: Target):
         def step_of(tile, step):
             return place(tile)[1] * geometry.steps + step  # no constant: one beyond the end would be refused
 
+        def groups_of(tile, step):
+            return pl.ds(lax.div(step_of(tile, step) * geometry.columns, group), geometry.groups)
+
         def fetch_x(tile, step, slot):
-            columns = pl.ds(step_of(tile, step) * geometry.columns, geometry.columns)
-            plgpu.copy_gmem_to_smem(x_ref.at[:, columns], staged["x"].at[slot], staged["filled"].at[slot])
+            columns, filled_ = step_of(tile, step) * geometry.columns, staged["filled"].at[slot]
+            plgpu.copy_gmem_to_smem(x_ref.at[:, pl.ds(columns, geometry.columns)], staged["x"].at[slot], filled_)
+            if sums_ref is not None:
+                plgpu.copy_gmem_to_smem(sums_ref.at[:, groups_of(tile, step)], staged["sums"].at[slot], filled_)
 
         def fetch(tile, step, slot):
             (row, _), step_, filled_ = place(tile), step_of(tile, step), staged["filled"].at[slot]
             rows, words = pl.ds(row, geometry.tile_rows), geometry.columns // (1 if geometry.bits == 8 else int4.WORD)
             plgpu.copy_gmem_to_smem(codes_ref.at[rows, pl.ds(step_ * words, words)], staged["codes"].at[slot], filled_)
             if group:
-                groups = pl.ds(lax.div(step_ * geometry.columns, group), geometry.groups)
+                groups = groups_of(tile, step)
                 plgpu.copy_gmem_to_smem(scales_ref.at[rows, groups], staged["scales"].at[slot], filled_)
+            if minima_ref is not None:
+                plgpu.copy_gmem_to_smem(minima_ref.at[rows, groups], staged["minima"].at[slot], filled_)
             if started:
                 fetch_x(tile, step, slot)
 
@@ -210,19 +241,25 @@ def _coded_gemm(codes, scales, x, *, geometry: Geometry, target: Target):
             sums = list(sums)
             for which in range(cut.blocks):
                 mine = pl.ds(which * ROWS, ROWS)
-                held = Codes(
-                    geometry.bits,
-                    False,
-                    geometry.columns,
-                    staged["codes"].at[slot, mine],
-                    staged["scales"].at[slot, mine] if group else None,
-                )
-                scale = scales_of(held, target) if group else None
+                unsigned = geometry.bits == 4 and geometry.minima
+                held = Codes(geometry.bits, unsigned, geometry.columns, staged["codes"].at[slot, mine])
+                scale = scales_of(staged["scales"].at[slot, mine], target) if group else None
+                lowest = scales_of(staged["minima"].at[slot, mine], target) if geometry.minima else None
                 for first in range(0, geometry.columns, cut.turn):
                     a = decoded(held, first, cut.turn, geometry.piece, staged["decoded"], target)
                     places = range(first, first + cut.turn, geometry.piece)
                     b = [staged["x"].at[slot, :, pl.ds(at, geometry.piece)].T for at in places]
-                    sums[which] = _add(sums[which], a, b, scale, first, geometry)
+                    products = _products(a, b, geometry)
+                    if scale is None:
+                        sums[which] = sums[which] + products[0]
+                        continue
+                    groups = range(first // group, (first + cut.turn) // group)
+                    for g, found in zip(groups, products, strict=True):
+                        sums[which] = sums[which] + found * across(scale[g], geometry.width)
+                    if lowest is not None:
+                        of_x = sums_of(staged["sums"].at[slot], groups.start, len(groups), target)
+                        for g, one in zip(groups, of_x, strict=True):
+                            sums[which] = sums[which] + across(lowest[g], geometry.width) * down(one, ROWS)
             return sums
 
         def ahead(tile):
@@ -259,13 +296,12 @@ def _coded_gemm(codes, scales, x, *, geometry: Geometry, target: Target):
         compiler_params=own_meetings(),
         scratch_types={"staged": geometry.scratch(target)},
     )
-    return kernel(codes, scales, x)
+    return kernel(codes, scales, x, *least)
 
 
-def _add(sums, a, b, scales, first: int, geometry: Geometry):
-    """Add to sums [64, width] the products of pieces, those of each group times its scale."""
-    together = max(1, (geometry.group or geometry.cut.turn) // geometry.piece)  # pieces that share a scale
-    count = len(a) // together
+def _products(a, b, geometry: Geometry):
+    """Multiply the pieces of a turn, and add up those of each group, or all where a row has one scale."""
+    together = (geometry.group or geometry.cut.turn) // geometry.piece
 
     def run(*accumulators):
         for i, (left, right) in enumerate(zip(a, b, strict=True)):
@@ -274,9 +310,4 @@ def _add(sums, a, b, scales, first: int, geometry: Geometry):
         return [accumulator[...] for accumulator in accumulators]
 
     accumulator = plgpu.WGMMAAccumulatorRef((ROWS, geometry.width), jnp.float32)
-    for i, found in enumerate(pl.run_scoped(run, *[accumulator] * count)):
-        if scales is None:
-            sums = sums + found
-        else:
-            sums = sums + found * across(scales[first // geometry.group + i], geometry.width)
-    return sums
+    return pl.run_scoped(run, *[accumulator] * (len(a) // together))

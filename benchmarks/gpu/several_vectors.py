@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.several_vectors right|kernels|models [--seconds N] [--dry-run]
 
 Rows are lines of JSON. `kernels` times the five matrices of Llama 3.1 8B by `coded_gemm` in several cuts, by XLA in
-bfloat16, by the kernel for a few vectors (`gemv`), and by XLA from codes that it decodes. `models` times decode steps of
-several sequences. A dry run shows on a CPU that the script works.
+bfloat16, by the kernel for a few vectors (`gemv`), and by XLA from codes that it decodes. `models` times decode steps
+of several sequences. A dry run shows on a CPU that the script works.
 """
 
 import json

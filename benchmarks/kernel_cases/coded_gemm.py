@@ -14,7 +14,7 @@ from reference.config import Config
 FORMS = tuple(
     name
     for name, form in EVERY_FORM.items()
-    if not (form.minima or form.levels or form.e4m3) and (form.group in GROUPS or (form.bits == 8 and not form.group))
+    if not (form.levels or form.e4m3) and (form.group in GROUPS or (form.bits == 8 and not form.group))
 )
 MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks share a processor, or two
 
@@ -29,8 +29,8 @@ MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks 
 def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
     """Yield the products of a layer and the head; every form for eight vectors, the common ones for more.
 
-    For many vectors only matrices that are not cut along their columns: sums of parts are XLA's, and in a model they are
-    fused with what follows.
+    For many vectors only matrices that are not cut along their columns: sums of parts are XLA's, and in a model they
+    are fused with what follows.
     """
     del dtype, work
     for scheme in FORMS if batch <= 8 else ("q8", "q4"):
@@ -73,7 +73,7 @@ def _limits(geometry: Geometry) -> Limits:
 
         1.75                for codes of eight bits: two masks and an addition for two, and a shift for four
         1.4                 for codes of four bits: a mask and an addition for two, and three shifts for eight
-        width / group       to scale the sums and add them up
+        width / group       to scale the sums and add them up, and as much where there are minima
         48 / group          for products and their addresses, loads, and waits
         160 a step          to wait, to ask for the next copies, and to turn
 
@@ -82,5 +82,5 @@ def _limits(geometry: Geometry) -> Limits:
     columns = geometry.group or geometry.cut.turn
     decoding = 1.75 if geometry.bits == 8 else 1.4
     weights = geometry.tile_rows * geometry.columns / 128
-    each = decoding + geometry.width / columns + 48 / columns + 160 / weights
+    each = decoding + (1 + geometry.minima) * geometry.width / columns + 48 / columns + 160 / weights
     return Limits(MOST_REGISTERS[geometry.width], round(each + 0.05, 1), wgmma=True)

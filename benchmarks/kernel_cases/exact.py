@@ -85,7 +85,8 @@ def coded_gemm(w, x) -> Approx:
 
     They add sixteen products and a sum at once, and cut each of the seventeen off at about the last bit of the largest:
     a group's sum is off by (17 / 16) 2 U of its terms for each of them, and 3 U are allowed. Then a scale rounds, and
-    an addition, for each group, and the additions of parts. Codes and vectors are exact in bfloat16.
+    an addition, for each group, or two of each with minima, and the additions of parts. Codes and vectors are exact in
+    bfloat16.
     """
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     scales = np.asarray(w.scales, np.float64).reshape(rows, -1)
@@ -93,7 +94,11 @@ def coded_gemm(w, x) -> Approx:
     x = exactly(x)
     sizes = x.size @ np.abs(weights).T
     tiny = TINY * (1 + np.max(scales)) * np.sum(x.size + 1, axis=-1, keepdims=True)
-    return Approx(x.value @ weights.T, gamma(3 * group + cols // group + PARTS) * sizes + 256 * tiny)
+    y = Approx(x.value @ weights.T, gamma(3 * group + 2 * (cols // group) + PARTS) * sizes + 256 * tiny)
+    if w.minima is None:
+        return y
+    least = _of_minima(x, np.asarray(w.minima, np.float64), roundings=2 * (cols // group) + PARTS, rms=1.0)
+    return Approx(y.value + least.value, y.error + least.error)
 
 
 def levels_of(w: ScaledCodes) -> np.ndarray:

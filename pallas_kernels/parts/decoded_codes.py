@@ -22,6 +22,7 @@ Row i of eight is quad i with its bits reversed: eight bytes of each lane are th
 those of two quads that read 16 (`matrices` in swizzled lines of 128 bytes).
 """
 
+from itertools import batched
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ ROWS = 64  # of A
 OCTET = 8  # rows that lie together in memory
 LINE = 128  # bytes of a row that lie together
 RUN = 32  # columns that are put in another order
-ROW_NUMBERS = WGMMA.reduce(1)  # layout of a number for each row
+ROW_NUMBERS, VECTOR_NUMBERS = WGMMA.reduce(1), WGMMA.reduce(0)  # layouts of a number for each row or column
 
 BOTH = "lop3.b32 $0, $1, $2, $3, {table};"
 AND_OR, AND_XOR = 0xEA, 0x6A
@@ -69,13 +70,12 @@ def in_order(x: Float[Array, "batch cols"]) -> Float[Array, "batch cols"]:
 
 
 class Codes(NamedTuple):
-    """Codes in shared memory, and scales where there are some for groups: of 64 rows and the columns of a step."""
+    """Codes in shared memory, of 64 rows and the columns of a step."""
 
     bits: int
     unsigned: bool
     columns: int  # of a step
     codes: Any  # int8 [64, columns], or words of `int4.pack`; in a `ring`
-    scales: Any  # float32 [64, groups], or None
 
     @property
     def transforms(self) -> tuple[Any, ...]:
@@ -197,11 +197,11 @@ def _bits(x: Any, mask: int, others: int, table: int) -> Any:
     return ptx(BOTH.format(table=hex(table)), [x, word(mask), word(others)], results=1)[0]
 
 
-def scales_of(codes: Codes, target: Target) -> list[Any]:
-    """Load the scales of a step, [64] for each group, in the layout of a product's rows."""
-    groups = codes.scales.shape[-1]
+def scales_of(ref: Any, target: Target) -> list[Any]:
+    """Load a number of each row, scale or minimum, from float32 [64, groups], for each group."""
+    groups = ref.shape[-1]
     if target.interpret:
-        scales = plgpu.load(codes.scales, layout=None)
+        scales = plgpu.load(ref, layout=None)
         return [scales[:, group] for group in range(groups)]
 
     def run(_, ref):
@@ -215,7 +215,30 @@ def scales_of(codes: Codes, target: Target) -> list[Any]:
 
     one = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
     inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * groups)
-    return list(inlined(run)(codes.scales))
+    return list(inlined(run)(ref))
+
+
+def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
+    """Load a number of each vector, from float32 [vectors, groups], for `count` groups from `first` on."""
+    if target.interpret:
+        sums = plgpu.load(ref, layout=None)
+        return [sums[:, group] for group in range(first, first + count)]
+    width, groups = ref.shape[-2:]
+
+    def run(_, ref):
+        lane, found = Lane.mine(), []
+        start = times(lane.place, 2 * 4 * groups)
+        for mine in [8 * eight + which for eight in range(width // 8) for which in range(2)]:
+            at = total(start, word(4 * (mine * groups + first)))
+            found.append(load(ref, at, float32(), count))
+        return [
+            array(batched((one[group] for one in found), 2), (width,), np.dtype("float32"), VECTOR_NUMBERS)
+            for group in range(count)
+        ]
+
+    one = plgpu.ShapeDtypeStruct((width,), np.dtype("float32"), layout=VECTOR_NUMBERS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * count)
+    return list(inlined(run)(ref))
 
 
 def row_scales(ref: Any, target: Target) -> Any:

@@ -16,7 +16,7 @@ from benchmarks.kernel_cases.products import EVERY_FORM
 from benchmarks.random_model import random_shapes
 from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, product_at_once
 from model.weights.codes import Int8
-from model.weights.gpu_codes import arranged
+from model.weights.gpu_codes import LEVELS, arranged
 from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
@@ -35,7 +35,8 @@ def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
     bits, group, *_ = EVERY_FORM[form]
     codes = noise.rng.integers(-LARGEST[bits] - 1, LARGEST[bits] + 1, (rows, cols)).astype(np.int8)
     scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
-    return ScaledCodes(jnp.asarray(codes if bits == 8 else int4.pack(codes)), jnp.asarray(scales))
+    minima = jnp.asarray(8 * noise(*scales.shape)) if form.endswith("_min") else None
+    return ScaledCodes(jnp.asarray(codes if bits == 8 else int4.pack(codes)), jnp.asarray(scales), minima)
 
 
 def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarray:
@@ -57,6 +58,7 @@ def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
 )
 @example(noise=Noise(0), form="q8", batch=3, cut=CUTS[0])
 @example(noise=Noise(1, outliers=True), form="q4_32", batch=9, cut=replace(CUTS[2], turn=64))
+@example(noise=Noise(4), form="q4_32_min", batch=3, cut=CUTS[0])
 @example(noise=Noise(3), form="q8_row", batch=3, cut=CUTS[1])
 def test_product(noise, form, batch, cut):
     """Rings turn twice and more; the last step may be a part of one."""
@@ -118,7 +120,9 @@ def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtyp
         (refused(dtype="float32"), "x in bfloat16"),
         (refused(scales=(64, 64)), "a scale for each of"),
         (refused(scales=(63, 16)), r"scales \[64, 16\]"),
-        (refused(minima=jnp.zeros((64, 16))), "without minima and levels"),
+        (refused(minima=jnp.zeros((64, 15))), r"minima \[64, 16\]"),
+        (refused(scales=(64,), minima=jnp.zeros(64)), "minima of groups, got those of rows"),
+        (refused(levels=LEVELS["nf4"]), "without levels"),
         (refused(x=(65, 1024)), "1 to 64 vectors, got 65"),
         (refused(x=(0, 1024)), "1 to 64 vectors, got 0"),
         (refused(codes=(96, 1024), scales=(96, 16)), "rows in multiples of 64"),
