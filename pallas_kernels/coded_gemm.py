@@ -26,6 +26,7 @@ from pallas_kernels.parts.compat import Target, current_target
 from pallas_kernels.parts.decoded_codes import (
     LINE,
     ROWS,
+    RUN,
     Codes,
     decoded,
     in_order,
@@ -42,7 +43,7 @@ from pallas_kernels.parts.wgmma import across, down, filled
 from pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
-GROUPS = (32, 64, 128)  # columns that may share a scale
+GROUPS = (16, 32, 64, 128)  # columns that may share a scale, the fewest only for codes of eight bits
 WIDTHS = (8, 16, 32, 64)  # vectors that the tensor cores multiply by at once
 PIECE = 64  # columns of a vector in a line of shared memory
 
@@ -98,6 +99,11 @@ class Geometry:
         return min(PIECE, self.group or PIECE)
 
     @property
+    def run(self) -> int:
+        """Columns that are put in another order."""
+        return min(RUN, self.piece)
+
+    @property
     def step_bytes(self) -> int:
         of_rows = self.columns * self.bits // 8 + 4 * (1 + self.minima) * self.groups
         return self.tile_rows * of_rows + self.width * (2 * self.columns + 4 * self.minima * self.groups)
@@ -141,7 +147,7 @@ def coded_gemm(
     Reads rows x cols weights of one byte or half a byte once, and 4 bytes a scale.
     """
     geometry = geometry_of(w, x, cut)
-    padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))))
+    padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))), geometry.run)
     sums = (
         None if w.minima is None else jnp.sum(padded.astype(jnp.float32).reshape(geometry.width, -1, w.group), axis=2)
     )
@@ -159,7 +165,7 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
         raise Unsupported(f"{op} takes codes without levels")
     if w.codes.dtype not in (jnp.int8, jnp.int32) or x.dtype != jnp.bfloat16:
         raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
-    if w.group not in GROUPS and (w.four_bits or w.group is not None):
+    if w.group not in (GROUPS[1:] if w.four_bits else (*GROUPS, None)):
         raise Unsupported(f"{op} takes a scale for each of {GROUPS} columns, got {w.scales.shape} for {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
@@ -186,7 +192,8 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     parts = 1
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
         parts *= 2
-    return Cut(1, parts, turn=max(64, group or 0) if width == 64 else 128)
+    turn = 128 >> ((width == 64) + (group == 16))  # a group has sums of its own, and a thread so many registers
+    return Cut(1, parts, turn=max(turn, group or 0))
 
 
 @partial(jax.jit, static_argnames=("geometry", "target"))
@@ -242,24 +249,24 @@ def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: T
             for which in range(cut.blocks):
                 mine = pl.ds(which * ROWS, ROWS)
                 unsigned = geometry.bits == 4 and geometry.minima
-                held = Codes(geometry.bits, unsigned, geometry.columns, staged["codes"].at[slot, mine])
-                scale = scales_of(staged["scales"].at[slot, mine], target) if group else None
-                lowest = scales_of(staged["minima"].at[slot, mine], target) if geometry.minima else None
+                held = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, staged["codes"].at[slot, mine])
                 for first in range(0, geometry.columns, cut.turn):
                     a = decoded(held, first, cut.turn, geometry.piece, staged["decoded"], target)
                     places = range(first, first + cut.turn, geometry.piece)
                     b = [staged["x"].at[slot, :, pl.ds(at, geometry.piece)].T for at in places]
                     products = _products(a, b, geometry)
-                    if scale is None:
+                    if not group:
                         sums[which] = sums[which] + products[0]
                         continue
-                    groups = range(first // group, (first + cut.turn) // group)
-                    for g, found in zip(groups, products, strict=True):
-                        sums[which] = sums[which] + found * across(scale[g], geometry.width)
-                    if lowest is not None:
-                        of_x = sums_of(staged["sums"].at[slot], groups.start, len(groups), target)
-                        for g, one in zip(groups, of_x, strict=True):
-                            sums[which] = sums[which] + across(lowest[g], geometry.width) * down(one, ROWS)
+                    some = first // group, len(products)
+                    scales = scales_of(staged["scales"].at[slot, mine], *some, target)
+                    for found, scale in zip(products, scales, strict=True):
+                        sums[which] = sums[which] + found * across(scale, geometry.width)
+                    if geometry.minima:
+                        lowest = scales_of(staged["minima"].at[slot, mine], *some, target)
+                        of_x = sums_of(staged["sums"].at[slot], *some, target)
+                        for minimum, one in zip(lowest, of_x, strict=True):
+                            sums[which] = sums[which] + across(minimum, geometry.width) * down(one, ROWS)
             return sums
 
         def ahead(tile):

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.code_forms import file_params
 from benchmarks.gpu.kernels import Timing, compiled_together
 from benchmarks.gpu.right import checked
 from benchmarks.gpu.scale import TINY, Scale, dry, full
@@ -199,12 +200,16 @@ def time_models(setting: Setting, clock: Clock) -> Iterator[Row]:
     config = replace(TINY, dim=1024, heads=8, kv_heads=1) if setting.dry else SHAPES[LARGE]
     sizes = (3,) if setting.dry else SEQUENCES
     burst = 1 if setting.dry else BURST
-    for quantize in ("q8", None, "q4"):
-        if clock.over:
+    for quantize in ("q8", None, "q4", "Q4_K_M"):
+        if clock.over or (setting.dry and quantize == "Q4_K_M"):
             yield skipped(f"{LARGE} {quantize}")
             continue
-        shapes = random_shapes(config, dtype=BFLOAT16, positions=CAPACITY, quantize=quantize)
-        params = random_params(jax.eval_shape(arranged, shapes), config)
+        if quantize == "Q4_K_M":
+            shapes = file_params(config, quantize, positions=CAPACITY)
+        else:
+            shapes = random_shapes(config, dtype=BFLOAT16, positions=CAPACITY, quantize=quantize)
+            shapes = jax.eval_shape(arranged, shapes)
+        params = random_params(shapes, config)
 
         def programs(batch: int, params: Any = params) -> Any:
             try:

@@ -14,7 +14,7 @@ from reference.config import Config
 FORMS = tuple(
     name
     for name, form in EVERY_FORM.items()
-    if not (form.levels or form.e4m3) and (form.group in GROUPS or (form.bits == 8 and not form.group))
+    if not (form.levels or form.e4m3) and form.group in (GROUPS[1:] if form.bits == 4 else (*GROUPS, None))
 )
 MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks share a processor, or two
 

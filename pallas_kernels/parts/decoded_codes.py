@@ -6,6 +6,7 @@ is its quad. The order of columns is free as long as A and B agree, so a lane ta
 memory, eight of each 32, and the vectors are put in that order before (`in_order`):
 
     column  8 t + 4 u + 2 p + h  of 32   is place   16 u + 8 h + 2 t + p       lane t; u, p and h are 0 or 1
+    column  4 t + 2 p + h        of 16   is place          8 h + 2 t + p       in groups of 16
 
 Eight codes of eight bits are two words, u = 0 and 1; eight of four bits are one, the lower halves of its bytes u = 0
 and the upper halves u = 1 (`int4.py`, in order "bytes"). Of a word, bytes 0 and 2 are neighbors (h = 0) and bytes 1 and
@@ -41,7 +42,7 @@ from pallas_kernels.parts.wgmma import WGMMA
 ROWS = 64  # of A
 OCTET = 8  # rows that lie together in memory
 LINE = 128  # bytes of a row that lie together
-RUN = 32  # columns that are put in another order
+RUN = 32  # columns that are put in another order, or those of a smaller group
 ROW_NUMBERS, VECTOR_NUMBERS = WGMMA.reduce(1), WGMMA.reduce(0)  # layouts of a number for each row or column
 
 BOTH = "lop3.b32 $0, $1, $2, $3, {table};"
@@ -58,14 +59,14 @@ def pair(number: float) -> int:
     return int(np.float32(number).view(np.uint32) >> 16) * 0x10001
 
 
-def in_order(x: Float[Array, "batch cols"]) -> Float[Array, "batch cols"]:
-    """Put the columns of vectors, a multiple of 32, in the order that they are multiplied in.
+def in_order(x: Float[Array, "batch cols"], run: int = RUN) -> Float[Array, "batch cols"]:
+    """Put each run of 16 or 32 columns of vectors in the order that they are multiplied in.
 
     >>> in_order(jnp.arange(32.0)[None])[0, :16].astype(int).tolist()
     [0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27]
     """
     rows, cols = x.shape
-    runs = x.reshape(rows, cols // RUN, 4, 2, 2, 2)  # t, u, p, h
+    runs = x.reshape(rows, cols // run, 4, run // 16, 2, 2)  # t, u, p, h
     return runs.transpose(0, 1, 3, 5, 2, 4).reshape(rows, cols)
 
 
@@ -75,6 +76,7 @@ class Codes(NamedTuple):
     bits: int
     unsigned: bool
     columns: int  # of a step
+    run: int  # columns that are put in another order
     codes: Any  # int8 [64, columns], or words of `int4.pack`; in a `ring`
 
     @property
@@ -144,7 +146,7 @@ def _interpreted(codes: Codes) -> Any:
     if codes.bits == 4:
         held = int4.unpacked(held, "bytes")
         held = held if codes.unsigned else int4.signed(held)
-    return in_order(held.astype(jnp.bfloat16))
+    return in_order(held.astype(jnp.bfloat16), codes.run)
 
 
 def _columns(codes: Codes, ref: Any, lane: Lane, half: int, first: int, count: int) -> list[Any]:
@@ -155,11 +157,11 @@ def _columns(codes: Codes, ref: Any, lane: Lane, half: int, first: int, count: i
     swizzle = times(lane.row, LINE // OCTET)
     found: list[Any] = []
     if codes.bits == 8:
-        within = arith.xori(times(lane.place, 8), swizzle)
-        for column in range(first, first + count, RUN):
+        within = arith.xori(times(lane.place, codes.run // 4), swizzle)
+        for column in range(first, first + count, codes.run):
             lines, rest = divmod(column, LINE)
             at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
-            for one in load(ref, at, int32(), 2):
+            for one in load(ref, at, int32(), codes.run // 16):
                 found += _of_eight_bits(one)
         return found
     within = arith.xori(times(lane.place, 16), swizzle)
@@ -197,24 +199,24 @@ def _bits(x: Any, mask: int, others: int, table: int) -> Any:
     return ptx(BOTH.format(table=hex(table)), [x, word(mask), word(others)], results=1)[0]
 
 
-def scales_of(ref: Any, target: Target) -> list[Any]:
-    """Load a number of each row, scale or minimum, from float32 [64, groups], for each group."""
-    groups = ref.shape[-1]
+def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
+    """Load a number of each row, scale or minimum, from float32 [64, groups], for `count` groups from `first` on."""
     if target.interpret:
         scales = plgpu.load(ref, layout=None)
-        return [scales[:, group] for group in range(groups)]
+        return [scales[:, group] for group in range(first, first + count)]
+    groups = ref.shape[-1]
 
     def run(_, ref):
         lane = Lane.mine()
-        start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups))
-        halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), groups) for half in range(2)]
+        start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups), word(4 * first))
+        halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), count) for half in range(2)]
         return [
             array(([one] for one in both), (ROWS,), np.dtype("float32"), ROW_NUMBERS)
             for both in zip(*halves, strict=True)
         ]
 
     one = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
-    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * groups)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * count)
     return list(inlined(run)(ref))
 
 
