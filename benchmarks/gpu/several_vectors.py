@@ -49,6 +49,7 @@ REPEATS = 100
 CONTEXT, BURST, CAPACITY = 256, 32, 512
 WIDTHS = (8, 32, 16, 64)  # vectors, by importance
 MOST_CUTS, KEPT = 9, 12
+FILES = ("q8", None, "q4", "Q4_K_M")
 SEQUENCES = (8, 32, 16, 64, 4, 1)
 
 
@@ -200,7 +201,7 @@ def time_models(setting: Setting, clock: Clock) -> Iterator[Row]:
     config = replace(TINY, dim=1024, heads=8, kv_heads=1) if setting.dry else SHAPES[LARGE]
     sizes = (3,) if setting.dry else SEQUENCES
     burst = 1 if setting.dry else BURST
-    for quantize in ("q8", None, "q4", "Q4_K_M"):
+    for quantize in FILES:
         if clock.over or (setting.dry and quantize == "Q4_K_M"):
             yield skipped(f"{LARGE} {quantize}")
             continue
