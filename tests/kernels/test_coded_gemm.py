@@ -20,7 +20,7 @@ from model.weights.gpu_codes import LEVELS, arranged
 from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.decoded_codes import RUN, in_order
+from pallas_kernels.parts.decoded_codes import RUN, in_order, scales_of
 from pallas_kernels.parts.matrix import ScaledCodes
 from reference.config import Config
 from tests.strategies import Noise, assert_within, noises
@@ -78,6 +78,25 @@ def test_each_column_meets_its_own_code_and_scale():
     w = draw(Noise(0), 64, 1024, "q4")
     weights = exact.levels_of(w) * np.repeat(np.asarray(w.scales, np.float64), 64, axis=1)
     np.testing.assert_array_equal(multiply(w, x, CUTS[0]), weights[:, columns].T.astype(np.float32))
+
+
+def unordered(x: jax.Array, run: int) -> jax.Array:
+    del run
+    return x
+
+
+def of_the_next_group(ref, first: int, count: int, target) -> list:
+    return scales_of(ref, (first + 1) % ref.shape[-1], count, target)
+
+
+@pytest.mark.parametrize(("name", "mutant"), [("in_order", unordered), ("scales_of", of_the_next_group)])
+def test_the_bound_tells_a_wrong_product(name, mutant, monkeypatch):
+    """With a geometry of its own, so that no other test's program is taken."""
+    monkeypatch.setattr("pallas_kernels.coded_gemm." + name, mutant)
+    w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(2, 1024, dtype=BFLOAT16)
+    cut = Cut(stages=3, turn=64 if name == "scales_of" else 128)
+    with pytest.raises(AssertionError):
+        check(w, x, multiply(w, x, cut))
 
 
 def test_a_vector_gives_the_same_bits_whatever_the_others_are():
@@ -159,7 +178,7 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
     ],
 )
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once):
-    """Where the kernel takes their form; the choice is that of the table before anything is compiled."""
+    """A table chooses so where the kernel takes their form, before anything is compiled."""
     shapes = random_shapes(WIDE, dtype=dtype, positions=136, quantize=scheme)
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
     ops, _ = pallas_ops(WIDE, params, batch=batch, capacity=136)
