@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.parts import decoded_codes, int4
-from pallas_kernels.parts.compat import Target, current_target
+from pallas_kernels.parts.compat import PROCESSORS, Target, current_target
 from pallas_kernels.parts.decoded_codes import (
     LINE,
     ROWS,
@@ -187,11 +187,19 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
 
 
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
-    """Choose the cut of a matrix: enough tiles for all processors."""
+    """Choose the cut of a matrix: tiles for all processors, and where they are not many times as many, all at once.
+
+    On an H100 the 448 tiles of an 8B model's gate and up take 60 us for 32 vectors in q8 where three fit on a
+    processor, and 53 us as 224 tiles of 128 rows. Other cuts of its matrices lose, or win less than two runs differ by
+    (benchmarks/results/several-vectors-h100.md).
+    """
     columns = max(256, 4 * (group or 1))
     parts = 1
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
         parts *= 2
+    tiles, wide = rows // ROWS * parts, rows % (2 * ROWS) == 0 and (group or PIECE) == PIECE
+    if width == 32 and wide and 3 * PROCESSORS < tiles <= 4 * PROCESSORS:
+        return Cut(2, parts, turn=64)
     turn = 128 >> ((width == 64) + (group == 16))  # a group has sums of its own, and a thread so many registers
     return Cut(1, parts, turn=max(turn, group or 0))
 
