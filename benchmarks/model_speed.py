@@ -30,7 +30,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 class Programs:
     """Programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
 
-    prefill: Callable[..., Cache] | None  # None: prompts are not read
+    prefill: Callable[..., Cache]  # raises ValueError where prompts are not read
     decode: Callable[[bool], Any]  # by greedy: a program, compiled when it is first needed
     config: Config
     capacity: int
@@ -75,7 +75,7 @@ def compile_programs(
     prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
     decode_program(GREEDY.greedy)
     return Programs(
-        prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)) if chunk else None,
+        prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)) if chunk else _no_prompts,
         decode=decode_program,
         config=config,
         capacity=capacity,
@@ -84,6 +84,10 @@ def compile_programs(
         batch=batch,
         seconds=perf_counter() - began,
     )
+
+
+def _no_prompts(*_: Any) -> Cache:
+    raise ValueError("these programs read no prompts: they were compiled with a chunk of 0")
 
 
 def decoding(

@@ -222,7 +222,7 @@ def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: T
             return place(tile)[1] * geometry.steps + step  # no constant: one beyond the end would be refused
 
         def groups_of(tile, step):
-            return pl.ds(lax.div(step_of(tile, step) * geometry.columns, group), geometry.groups)
+            return pl.ds(lax.div(step_of(tile, step) * geometry.columns, group or geometry.columns), geometry.groups)
 
         def fetch_x(tile, step, slot):
             columns, filled_ = step_of(tile, step) * geometry.columns, staged["filled"].at[slot]
@@ -234,11 +234,9 @@ def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: T
             (row, _), step_, filled_ = place(tile), step_of(tile, step), staged["filled"].at[slot]
             rows, words = pl.ds(row, geometry.tile_rows), geometry.columns // (1 if geometry.bits == 8 else int4.WORD)
             plgpu.copy_gmem_to_smem(codes_ref.at[rows, pl.ds(step_ * words, words)], staged["codes"].at[slot], filled_)
-            if group:
-                groups = groups_of(tile, step)
-                plgpu.copy_gmem_to_smem(scales_ref.at[rows, groups], staged["scales"].at[slot], filled_)
-            if minima_ref is not None:
-                plgpu.copy_gmem_to_smem(minima_ref.at[rows, groups], staged["minima"].at[slot], filled_)
+            for name, ref in (("scales", scales_ref if group else None), ("minima", minima_ref)):
+                if ref is not None:
+                    plgpu.copy_gmem_to_smem(ref.at[rows, groups_of(tile, step)], staged[name].at[slot], filled_)
             if started:
                 fetch_x(tile, step, slot)
 

@@ -84,7 +84,7 @@ def check(setting: Setting, clock: Clock) -> Iterator[Row]:
             yield from (one(*each) for each in wanted)
         return
     with ThreadPoolExecutor(8) as pool:
-        yield from pool.map(one, *zip(*wanted, strict=True))
+        yield from pool.map(lambda each: one(*each), wanted)
 
 
 def cuts(rows: int, cols: int, batch: int, scheme: str) -> list[Cut]:
@@ -215,7 +215,7 @@ def time_models(setting: Setting, clock: Clock) -> Iterator[Row]:
         def programs(batch: int, params: Any = params) -> Any:
             try:
                 ops, reasons = pallas_ops(config, params, batch=batch, capacity=CAPACITY)
-                sizes = {"capacity": CAPACITY, "chunk": 0, "burst": burst, "batch": batch}
+                sizes: dict[str, Any] = {"capacity": CAPACITY, "chunk": 0, "burst": burst, "batch": batch}
                 return compile_programs(params, config, ops=ops, **sizes), reasons
             except Exception as error:  # a single batch
                 return error
