@@ -4,6 +4,7 @@
     python -m tests.on_devices more          every case of `MORE`
     python -m tests.on_devices gradients     every case of `GRADIENTS`
     python -m tests.on_devices caches        every case of `SPREAD`
+    python -m tests.on_devices families      every case of `FAMILIES`
     python -m tests.on_devices drawn         tokens that four devices draw, and again with a key for each device
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
     python -m tests.on_devices stories       the texts of the built-in model, by each way of `SHARED_BY`
@@ -43,6 +44,9 @@ class Walk(NamedTuple):
     stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
 
 
+# Models of `verify.walk.BEYOND`, by whose switches they have.
+STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
+NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
 WALKS = [
     Walk("broad", 2),
     Walk("broad", 8, "bfloat16"),
@@ -50,10 +54,14 @@ WALKS = [
     Walk("wide", 2, table="cpu", quantize="q4"),
     Walk("broad", 4, way="context"),
     Walk("even", 4, way="FSDP"),
+    Walk(GPT_OSS, 4),
+    Walk(STABLELM_2, 4, "bfloat16"),
 ]
 MORE = [
+    Walk(STARCODER_2, 2),
+    Walk(NEMOTRON, 4),
+    Walk(GPT_OSS, 4, "bfloat16", way="context"),
     *(Walk("broad", devices) for devices in (1, 4, 8)),
-    Walk("experts", 2, "bfloat16"),
     Walk("experts", 8, "bfloat16", way="context"),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4", way="context"),
     Walk("wide", 2, table="cpu"),
@@ -84,6 +92,11 @@ GRADIENTS = {  # whether the gradient is that of one device
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
 }
+FAMILIES = (  # models for whose switches no bound is derived: of `switched`, how they are shared, and devices
+    ("Gemma, Granite, SmolLM3", "tensor", 4),
+    ("Qwen2-MoE", "tensor", 4),
+    ("OLMo 2", "context", 4),
+)
 SPREAD = {  # caches on four devices, by whether logits are those of one device
     "float32": True,
     "int8": True,
@@ -131,7 +144,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 def configs() -> Mapping[str, Any]:
     """Models whose shapes make mistakes show."""
-    from verify.walk import CONFIGS
+    from verify.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
     return {
@@ -141,6 +154,7 @@ def configs() -> Mapping[str, Any]:
         # Wide enough for groups of 64 columns on each of two devices.
         "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
         **CONFIGS,
+        **{name: replace(config, layers=1, windows=config.windows and (3,)) for name, config in BEYOND.items()},
         "experts": replace(CONFIGS["experts"], layers=1),
     }
 
@@ -399,6 +413,75 @@ def spread_cache(name: str) -> dict[str, Any]:
     return {"error": off / largest}
 
 
+def switched() -> Mapping[str, Any]:
+    """Models with the switches of some families, as many as fit into one."""
+    small = replace(configs()["broad"], heads=4, qk_norm=False, windows=None)
+    return {
+        "Gemma, Granite, SmolLM3": replace(
+            small,
+            layers=3,
+            head_dim=8,
+            activation="gelu_tanh",
+            post_norms=True,
+            windows=(3, None, None),
+            rotary_dim=4,
+            rotary_layers=(True, True, False),
+            local_theta=100.0,
+            attention_scale=1.0,
+            attention_cap=2.0,
+            logit_cap=3.0,
+            embedding_scale=2.0,
+            residual_scale=0.5,
+            logit_divisor=2.0,
+        ),
+        "Qwen2-MoE": replace(small, experts=4, experts_per_token=2, shared_ffn=24),
+        "OLMo 2": replace(small, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True),
+    }
+
+
+def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
+    """Compare logits of a prompt on several devices with those of the definition."""
+    import numpy as np
+
+    from model.candidates.walking import random_checkpoint
+    from model.running.reference_backend import load_reference_params
+    from model.tensors import tensor_shapes
+    from reference import llama as reference
+    from verify.walk import weights
+
+    config = switched()[name]
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    tokens = np.array([3, 1, 4, 1, 5, 9], np.int32)
+    found = logits_on(checkpoint, kind, devices, tokens)
+    exact = load_reference_params(checkpoint)
+    due, _ = reference.forward(exact, tokens, reference.empty_cache(config), config=config)
+    return {"error": float(np.abs(found - due).max() / np.abs(due).max())}
+
+
+def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
+    """Compute the logits of a prompt on several devices."""
+    import numpy as np
+
+    from model.forward import forward
+    from model.ops.xla import XLA
+    from model.parallel.backend import cache_shapes, load_shares
+    from model.parallel.partition import Partition, mesh
+    from model.parallel.way import Parts, way_named
+    from model.running.programs import Layout
+    from model.weights.params import abstract_params
+
+    way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
+    parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)
+    shares = [parts.of(i) for i in range(devices)]
+    shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
+    partition = Partition(mesh(devices), way.weights(shapes, config), way.cache(config.layers))
+    params = load_shares(shares, partition, dtype=dtype, positions=rows)
+    layout = Layout(batch=1, capacity=rows, chunk=0, burst=1, cache_dtype=dtype, devices=way.rows_spread(devices))
+    cache = partition.zeros(partition.cache, cache_shapes(layout, config))
+    run = partition.jit(partial(forward, config=config, ops=way.ops(XLA))).jitted
+    return np.asarray(run(params, tokens[None], cache, np.array([rows], np.int32))[0][0])
+
+
 def drawn(*, own_key: bool) -> dict[str, Any]:
     """Draw tokens on one device and on four, which have a key each where they must not (transformers #36634)."""
     from contextlib import nullcontext
@@ -554,6 +637,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
         case "caches":
             yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
+        case "families":
+            yield from (partial(family_logits, *case) for case in FAMILIES)
         case "drawn":
             yield from (partial(drawn, own_key=own) for own in (False, True))
         case "trained":

@@ -9,7 +9,7 @@ from model.parallel.reading import share_of
 from model.parallel.share import possible, share
 from model.tensors import EMBEDDING, HEAD, row_order, stacks
 from tests.device_mutants import MUTANTS
-from tests.on_devices import GRADIENTS, MORE, SHARED_BY, SPREAD, TRAINED, WALKS, results
+from tests.on_devices import FAMILIES, GRADIENTS, MORE, SHARED_BY, SPREAD, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 
 # A test has all cases of a kind, which one process computes: two workers would compute them twice.
@@ -24,6 +24,11 @@ def test_every_op_is_within_the_bound_of_one_device():
 def test_every_op_of_more_models_is_within_the_bound():
     for case, walked in zip(MORE, results("more"), strict=True):
         assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case
+
+
+def test_a_family_without_bounds_has_the_logits_of_its_definition():
+    for case, found in zip(FAMILIES, results("families"), strict=True):
+        assert found["error"] < 1e-5, case
 
 
 def test_a_mistake_is_found():
@@ -81,6 +86,8 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
             2,
             "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
         ),
+        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the expert that every token passes"),
+        ({"qk_norm": True, "wide_qk_norm": True}, 2, r"one norm over all heads \(wide qk norm\) cannot be cut"),
         ({}, 0, "0 devices are none"),
     ],
 )

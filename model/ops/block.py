@@ -90,13 +90,16 @@ def moe_add(
     def expert(ffn: FeedForward):
         def output(n: Float[Array, "batch seq dim"]) -> Float[Array, "batch seq dim"]:
             g = _gated(_linear(n, ffn.gate_up, product), config.activation).astype(x.dtype)
-            return _linear(g, ffn.down, product)
+            return _linear(g, ffn.down if total is None else ffn.down._replace(bias=None), product)
 
         return output
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
-    # The experts' outputs are summed over devices once, all together, and the residual is added after it.
+    # The experts' outputs are summed over devices once, all together. Residual and biases are added after it.
     start = x.astype(jnp.float32)
+    if total is not None and config.expert_bias:
+        biases = jnp.stack([ffn.down.bias for ffn in layer.ffn.experts]).astype(jnp.float32)
+        start = start + jnp.sum(weights[..., None] * biases[chosen], axis=-2)
     y = start if total is None else jnp.zeros_like(start)
     if x.shape[0] * x.shape[1] == 1:
         for rank in range(config.experts_per_token):
