@@ -7,6 +7,7 @@
     python -m tests.on_devices families      every case of `FAMILIES`
     python -m tests.on_devices drawn         tokens that four devices draw, and again with a key for each device
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
+    python -m tests.on_devices served        answers of engines on so many devices as `SERVED` says
     python -m tests.on_devices stories       the texts of the built-in model, by each way of `SHARED_BY`
     python -m tests.on_devices commands      code, stdout and stderr of every command of `COMMANDS`
     python -m tests.on_devices shown         likewise, of `shown`
@@ -107,6 +108,7 @@ SPREAD = {  # caches on four devices, by whether logits are those of one device
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
+SERVED = (1, 4)
 TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the process of these commands knows
 COMMANDS = {  # run one after the other, in one process with one folder of caches
     "plan before": ("inspect", "--plan", "--devices", "2", "--json"),
@@ -333,6 +335,45 @@ def gradient(name: str) -> dict[str, Any]:
     due = _of_one_device(config, tensors, alone)
     off = max(float(jnp.max(jnp.abs(found[n] - due[n])) / jnp.max(jnp.abs(due[n]))) for n in due)
     return {"error": off}
+
+
+def served(devices: int) -> dict[str, Any]:
+    """Serve requests one by one, and again all at once, with too few pages for all."""
+    import threading
+
+    from model.candidates.walking import random_checkpoint
+    from model.tensors import tensor_shapes
+    from serving.loading import load_engine
+    from serving.request import Finished, Request
+    from verify.walk import weights
+
+    config = replace(configs()["broad"], tied=False, context=128)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    engine = load_engine(checkpoint, context=128, width=3, cached_tokens=128, devices=devices)
+    requests = [
+        Request(tuple(range(1, 3 + 9 * i)), 20, temperature=0.8 * (i % 2), seed=i, logprobs=2, ignore_eos=True)
+        for i in range(5)
+    ]
+
+    def answers(some: list[Request]) -> list[Any]:
+        told, ends = [[] for _ in some], [threading.Event() for _ in some]
+        for request, events, end in zip(some, told, ends, strict=True):
+
+            def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
+                if isinstance(event, Finished):
+                    events.append(event.reason)
+                    end.set()
+                else:
+                    events.extend(zip(event.ids, event.logprobs, event.top_logprobs, strict=True))
+
+            engine.submit(request, take)
+        assert all(end.wait(120) for end in ends) and engine.failed is None
+        return told
+
+    alone = [told for request in requests for told in answers([request])]
+    together = answers(requests)
+    engine.close()
+    return {"same": alone == together, "texts": [[token[0] for token in told[:-1]] for told in together]}
 
 
 _gradients: dict[Any, Any] = {}
@@ -643,6 +684,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             yield from (partial(drawn, own_key=own) for own in (False, True))
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "served":
+            yield from (partial(served, devices) for devices in SERVED)
         case "commands":
             yield from commands(COMMANDS.values())
         case "shown":

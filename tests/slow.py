@@ -148,6 +148,7 @@ SLOW: dict[str, int] = {
     # Several devices and processes: one test of each kind stays.
     "tests/test_parallel.py::test_every_op_of_more_models_is_within_the_bound": 0,  # 63
     "tests/test_parallel.py::test_a_family_without_bounds_has_the_logits_of_its_definition": 0,  # 4
+    "tests/test_parallel.py::test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices": 0,  # 8
     "tests/test_parallel.py::test_a_mistake_is_found": 0,  # 16
     "tests/test_parallel.py::test_a_gradient_is_that_of_one_device": 0,  # 24
     "tests/test_parallel.py::test_a_cache_on_several_devices_gives_the_logits_of_one": 0,  # 15

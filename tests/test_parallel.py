@@ -9,7 +9,7 @@ from model.parallel.reading import share_of
 from model.parallel.share import possible, share
 from model.tensors import EMBEDDING, HEAD, row_order, stacks
 from tests.device_mutants import MUTANTS
-from tests.on_devices import FAMILIES, GRADIENTS, MORE, SHARED_BY, SPREAD, TRAINED, WALKS, results
+from tests.on_devices import FAMILIES, GRADIENTS, MORE, SERVED, SHARED_BY, SPREAD, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 
 # A test has all cases of a kind, which one process computes: two workers would compute them twice.
@@ -44,6 +44,14 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
         dealt = ", each with every n-th position" * (way == "context")
         assert told["run"] == f"{alone['run']}, {devices} devices{dealt}"
     assert len(alone["drawn"]) > 40 and alone["drawn"] != alone["greedy"]
+
+
+def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
+    """Tokens and log-probabilities, to the last bit; and the tokens of one device."""
+    one, *several = results("served")
+    for devices, served in zip(SERVED[1:], several, strict=True):
+        assert served["same"] and served["texts"] == one["texts"], devices
+    assert one["same"] and len(set(map(tuple, one["texts"]))) == 5
 
 
 @pytest.mark.parametrize("devices", [2, 4])

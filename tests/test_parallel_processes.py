@@ -123,7 +123,7 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
 
 
 def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
-    """Bit for bit, optimizer included: a sum of two numbers has one order. `tests/test_parallel.py` judges gradients."""
+    """Optimizer and all, to the last bit: a sum of two numbers has one order. What it is, `test_parallel.py` judges."""
     text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))
     tokenizer.write_bytes(tiny_tokenizers.llama2c())

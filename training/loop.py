@@ -59,9 +59,10 @@ def train(
     """Train, and give the directory of the model.
 
     `resume` goes on from the last checkpoint in `out`. The documents of a step are spread over `devices`; with `fsdp`
-    each holds a part of the weights and of the optimizer, otherwise all of them. Of several processes all read `out`, and
-    the first writes there. `report` is called after each step, and again after each evaluation. Raises CheckpointError where a file cannot be used, ValueError for a recipe that
-    cannot be, and FloatingPointError for a loss that is not finite: each a single line.
+    each holds a part of the weights and of the optimizer, otherwise all of them. Of several processes all read `out`,
+    and the first writes there. `report` is called after each step, and again after each evaluation. Raises
+    CheckpointError where a file cannot be used, ValueError for a recipe that cannot be, and FloatingPointError for a
+    loss that is not finite: each a single line.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
