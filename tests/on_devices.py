@@ -2,6 +2,7 @@
 
     python -m tests.on_devices walk          every case of `WALKS`
     python -m tests.on_devices more          every case of `MORE`
+    python -m tests.on_devices every         every case of `EVERY`: two minutes of a processor, in no test
     python -m tests.on_devices gradients     every case of `GRADIENTS`
     python -m tests.on_devices caches        every case of `SPREAD`
     python -m tests.on_devices families      every case of `FAMILIES`
@@ -75,13 +76,24 @@ MORE = [
     # Each model, number of devices, dtype and table meets each other one.
     *(
         Walk(name, devices, dtype, table)
-        for name in ("biases, scaled RoPE", "7 heads to 1", "2 heads to 1, wide", "experts")
+        for name in ("biases, scaled RoPE", "7 heads to 1", "experts")
         for devices in (2, 4)
         if devices == 2 or name != "7 heads to 1"
         for dtype, table in zip(
             ("float32", "bfloat16"), ("xla", "cpu") if devices == 2 else ("cpu", "xla"), strict=True
         )
     ),
+]
+EVERY = [
+    Walk(model, devices, dtype, table, quantize)
+    for table in ("xla", "cpu")
+    for devices in (1, 2, 4, 8)
+    for dtype in ("float32", "bfloat16")
+    for model, quantize in (
+        ("broad", None),
+        ("8 heads, experts", None),
+        *(("8 heads, groups", scheme) for scheme in ("q8", "q4", "nf4")),
+    )
 ]
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
 GRADIENTS = {  # whether the gradient is that of one device
@@ -96,6 +108,7 @@ GRADIENTS = {  # whether the gradient is that of one device
 FAMILIES = (  # models for whose switches no bound is derived: of `switched`, how they are shared, and devices
     ("Gemma, Granite, SmolLM3", "tensor", 4),
     ("Qwen2-MoE", "tensor", 4),
+    ("OLMo 2", "tensor", 4),
     ("OLMo 2", "context", 4),
 )
 SPREAD = {  # caches on four devices, by whether logits are those of one device
@@ -149,9 +162,12 @@ def configs() -> Mapping[str, Any]:
     from verify.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
+    broad = replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True)
     return {
         # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
-        "broad": replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True),
+        "broad": broad,
+        "8 heads, experts": replace(broad, experts=4, experts_per_token=2),
+        "8 heads, groups": replace(broad, dim=64, head_dim=64, ffn=512),  # of 64 columns on each of eight devices
         "even": replace(small, heads=8, kv_heads=4, head_dim=4, vocab=52, tied=True),  # four devices divide all rows
         # Wide enough for groups of 64 columns on each of two devices.
         "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
@@ -672,6 +688,8 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
+        case "every":
+            yield from ((lambda case=case: walked(case) | {"case": case}) for case in EVERY)
         case "stories":
             yield from (partial(told, *shared) for shared in SHARED_BY)
         case "gradients":

@@ -95,7 +95,6 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
             "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
         ),
         ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the expert that every token passes"),
-        ({"qk_norm": True, "wide_qk_norm": True}, 2, r"one norm over all heads \(wide qk norm\) cannot be cut"),
         ({}, 0, "0 devices are none"),
     ],
 )

@@ -133,12 +133,12 @@ def train(
             evaluation = evaluate(tensors, recipe.config, source, score=score, rows=rows)
             report(taken._replace(evaluation=evaluation))
         if done % save_every == 0 or done == recipe.steps:
-            held = over.whole((tensors, state)) if over else (tensors, state)
+            held: tuple[Tensors, Any] = over.whole((tensors, state)) if over else (tensors, state)
             if writes:
                 save_state(out, done, seconds, recipe, *held)
-    held = over.whole(tensors) if over else tensors
+    weights = over.whole(tensors) if over else tensors
     if writes:
-        write_model(out, recipe, source, held)
+        write_model(out, recipe, source, weights)
     return out / "model"
 
 

@@ -28,8 +28,7 @@ def share(config: Config, devices: int) -> Config:
     """Make the configuration that each of `devices` computes with.
 
     Fewer kv heads than devices are each held by several. The head is cut, so that it is an array of its own even where
-    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could, or what
-    else could.
+    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn
@@ -38,11 +37,6 @@ def share(config: Config, devices: int) -> Config:
     Traceback (most recent call last):
     ValueError: 4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices
     """
-    if devices != 1 and config.wide_qk_norm:
-        raise ValueError(
-            "one norm over all heads (wide qk norm) cannot be cut into heads: this model runs on one device, "
-            "or on several with --parallel context"
-        )
     if refusal := _refusal(config, devices):
         raise ValueError(f"{refusal}: this model runs on {_in_words(possible(config))}")
     if devices == 1:
