@@ -84,6 +84,7 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     Without a loop, XLA would decode the matrices of all layers before the first product, and keep them all in memory.
     """
     if not isinstance(weight, QuantizedMatrix):
+        assert not isinstance(weight, Stacked)
         return _dot_by_rows(x, weight) if x.dtype == weight.dtype == jnp.float32 else dot(x, weight)
     xs = weight.split(_padded(x.astype(jnp.float32), weight))
 
