@@ -234,7 +234,7 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
         others[place] = x[0]
         np.testing.assert_array_equal(product(others, weight)[place], y[0])
     if count > products.MOST_ONE_BY_ONE or not form:
-        assert re.search(rf"= f32\[\d+,{count}\]\S* dot\(", product.as_text())
+        assert re.search(rf"= f32\[\d+,{count}\]\S* dot\(", product.as_text() or "")
 
 
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
