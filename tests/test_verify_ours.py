@@ -59,7 +59,8 @@ TANH_BETWEEN = 2.0**-12, 10.0  # below, x itself is tanh x but for u / 3; beyond
 def test_tanh_is_within_its_bound_for_every_float32(step):
     """XLA's is 4.90 u off at worst with fused multiply-adds, and 6.89 u where a CPU has none; NumPy's is 1.83 u off.
 
-    `XLA_FLAGS=--xla_cpu_max_isa=AVX` has XLA do without them.
+    `XLA_FLAGS=--xla_cpu_max_isa=AVX` has XLA do without them. For the same numbers on an H100, XLA's (jax 0.11.2) is
+    5.43 u off at worst, and torch's (2.11.0) 3.33 u.
     """
     first, last = np.array(TANH_BETWEEN, np.float32).view(np.uint32).tolist()
     for start in range(first, last, 2**22 * step):
