@@ -159,7 +159,7 @@ tokenizer_option = click.option(
     type=FILE,
     metavar="PATH",
     help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
-    "tokenizer.json, tokenizer.model or tokenizer.bin beside it]",
+    "tokenizer.json, tekken.json, tokenizer.model or tokenizer.bin beside it]",
 )
 template_option = click.option(
     "--template",

@@ -29,7 +29,7 @@ Written = CompressedTensors | BitsAndBytes
 
 # Files beside the weights that define how a model reads and writes text.
 COMPANIONS = (
-    "tokenizer.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
+    "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
 TEMPLATES = "additional_chat_templates"  # a folder of more, NAME.jinja each
@@ -229,9 +229,10 @@ def _companions(source: Path) -> tuple[list[tuple[Path, str]], list[str]]:
     """The files to copy, each by its folder and its place in there, and a line for each that is left out."""
     folder = source if source.is_dir() else source.parent
     copied, notes = [], []
-    others = sorted(f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja"))
+    templates = sorted(f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja"))
+    others = [*sorted(path.name for path in folder.glob("tokenizer.model.v*")), *templates]  # the first are Mistral's
     for path, name in ((folder / name, name) for name in (*COMPANIONS, *others) if (folder / name).is_file()):
-        if outside := leads_out(path) or (leads_out(path.parent) if name in others else None):
+        if outside := leads_out(path) or (leads_out(path.parent) if name in templates else None):
             notes.append(f"{path} is not copied: it is a link to {outside}, outside the model's folder")
         else:
             copied.append((folder, name))
