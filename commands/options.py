@@ -164,8 +164,8 @@ tokenizer_option = click.option(
 template_option = click.option(
     "--template",
     metavar="NAME|FILE",
-    help="Use this chat template: a file, llama3, chatml, mistral, llama2, vicuna, or one of the model's own by name.  "
-    "[default: the model's own]",
+    help="Use this chat template: a file, llama3, chatml, mistral, mistral-tekken, llama2, vicuna, or one of the "
+    "model's own by name.  [default: the model's own]",
 )
 SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
 kernels_option = click.option(
