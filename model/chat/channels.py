@@ -16,7 +16,7 @@ TO_TOOL = " to="  # within the name: the message is a call, and its name says of
 
 
 class Heard(NamedTuple):
-    """What a token adds to an answer, and to the thoughts before it."""
+    """The text that a token adds to an answer, and to the thoughts before it."""
 
     text: str
     thoughts: str = ""

@@ -165,8 +165,8 @@ def table() -> str:
     lines = [
         f"{len(taken)} of {len(listed)} configurations load. A type of GGUF is that of all matrices of an 8B Llama.",
         "",
-        "Widths, depths, heads, theta and vocabulary were compared with copies of the configuration, or of its base's, in",
-        "other repositories (the table of LitGPT, and tests of loaders). None was found there of:",
+        "Widths, depths, heads, theta and vocabulary were compared with copies of the configuration, or of its base's,",
+        "in other repositories (the table of LitGPT, and tests of loaders). None was found there of:",
         f"{', '.join(name for entry in releases() if entry.get('unconfirmed') for name in entry['names'])}.",
         "",
         "| release | on a CPU | on an H200 |",
