@@ -86,7 +86,7 @@ class Talk:
     """A chat with a script."""
 
     def __init__(self, kind: str, template: ChatTemplate | None = None, *, system=None, capacity: int = 1000):
-        self.tokenizer = HARMONY if kind == "harmony" else TOKENIZERS[kind]
+        self.tokenizer: Any = HARMONY if kind == "harmony" else TOKENIZERS[kind]
         self.stop = self.tokenizer.special[STOPS[kind]]
         self.script = Script(capacity)
         vocab = self.tokenizer.vocab

@@ -134,7 +134,7 @@ def _read_one(settings: dict[str, Any], fields: Fields) -> HQQ:
     bits, axis = weights.values.get("nbits"), weights.integer("axis", 1)
     other = [name for name in ("scale_quant_params", "zero_quant_params") if settings.get(name)]
     other += [name for name, due in FLAGS.items() if weights.boolean(name, due) != due]
-    if type(bits) not in (int, float) or bits not in PARTS or axis not in (0, 1) or other:
+    if isinstance(bits, bool) or not isinstance(bits, int | float) or bits not in PARTS or axis not in (0, 1) or other:
         what = f"hqq with {short(bits)} bits by axis {axis}{''.join(f', {name}' for name in other)}"
         what = f"{what} is not read (only {', '.join(map(str, sorted(PARTS)))} by axis 0 or 1); {DEQUANTIZE}"
         raise refused(fields.path, f"quantization_config: {what}")
