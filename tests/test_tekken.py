@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from model.chat.template import find_template
 from model.checkpoints import CheckpointError, open_checkpoint
 from model.convert import convert
 from model.tokenizers.load import load_tokenizer
@@ -55,6 +56,15 @@ def test_a_model_of_mistrals_has_the_same_text_in_every_format(tmp_path):
         assert other.bos == ours.bos == 1 and other.special["[INST]"] == ours.special["[INST]"] == 3
         for case in CASES["v3"]["texts"]:
             assert other.encode(case["text"]) == case["ids"]
+
+
+def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
+    """The text is of InstructTokenizerV7 of mistral-common 1.13.1."""
+    template = find_template(read(tekken([*BYTES, b"she"], LLAMA3, controls=120)), tmp_path)
+    said = [("system", "Be brief."), ("user", " Hi there\n"), ("assistant", " Yes. "), ("user", "Why?")]
+    assert template.render([{"role": role, "content": content} for role, content in said]) == (
+        "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST] Hi there\n[/INST] Yes.</s>[INST]Why?[/INST]"
+    )
 
 
 def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
