@@ -82,7 +82,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         raise click.UsageError("--fsdp goes with --devices")
     prepare_jax()
     try:
-        from training.data import Text, companions
+        from training.data import Text, files_beside
         from training.evaluation import evaluate_model
         from training.loop import parameters
         from training.loop import train as train_model
@@ -98,7 +98,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         from model.tokenizers.load import load_tokenizer
 
         spelt = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
-        files = companions(tokenizer) if tokenizer else stories.files
+        files = files_beside(tokenizer) if tokenizer else stories.files
         source = Text(text, spelt, files, context=options["context"])
     if evaluate:
         click.echo(evaluate_model(evaluate, source))
