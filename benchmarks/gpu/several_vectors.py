@@ -81,10 +81,10 @@ def check(setting: Setting, clock: Clock) -> Iterator[Row]:
 
     if setting.dry:
         with setting.running():
-            yield from (one(*each) for each in wanted)
+            yield from (one(case, cut) for case, cut in wanted)
         return
     with ThreadPoolExecutor(8) as pool:
-        yield from pool.map(lambda each: one(*each), wanted)
+        yield from pool.map(lambda each: one(each[0], each[1]), wanted)
 
 
 def cuts(rows: int, cols: int, batch: int, scheme: str) -> list[Cut]:
@@ -101,7 +101,7 @@ def cuts(rows: int, cols: int, batch: int, scheme: str) -> list[Cut]:
 
     def fits(cut: Cut) -> bool:
         try:
-            geometry = geometry_of(*case.arrays, cut)
+            geometry = geometry_of(*case.arrays, cut=cut)
         except Unsupported:
             return False
         return geometry.tiles >= 100 and geometry.tiles <= 4 * 528
