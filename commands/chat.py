@@ -74,6 +74,7 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
     callback=lambda _context, _option, stated: named_values(stated),
     help="Set a switch of the chat template, such as enable_thinking=false. Repeat it for more.",
 )
+@click.option("--thoughts", is_flag=True, help="Show what gpt-oss thinks before it answers, on stderr.")
 @generation_options(512)
 @click.pass_obj
 def chat(
@@ -81,6 +82,7 @@ def chat(
     system: str | None,
     template: str | None,
     template_options: dict[str, Any],
+    thoughts: bool,
     timings: bool,
     **options: Any,
 ):
@@ -129,7 +131,7 @@ def chat(
                     _command(conversation, line.strip(), sample=STORIES if is_built_in else "", saves=first)
                 elif line.strip():
                     asked = perf_counter()
-                    answer = _answer(conversation, line, interrupted, request)
+                    answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
                     if timings:
                         say(str(clock.with_first_token(answer.first_at - asked)))
                     timings = False
@@ -176,7 +178,9 @@ def _save(conversation: Chat, file: str) -> None:
         staged.write_text(json.dumps(conversation.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _answer(conversation: Chat, question: str, interrupted: _Pressed, request: dict[str, Any]) -> Generation:
+def _answer(
+    conversation: Chat, question: str, interrupted: _Pressed, request: dict[str, Any], *, thoughts: bool
+) -> Generation:
     """Print the answer to a question, and return it.
 
     Lines on stderr say what had to be forgotten for it, and why it ends early.
@@ -186,7 +190,7 @@ def _answer(conversation: Chat, question: str, interrupted: _Pressed, request: d
         say(f"({turns} forgotten: the context of {conversation.context} tokens was nearly full)")
     with interrupted.allowed():
         answer = conversation.reply(question, interrupted=interrupted, **request)
-        stream(answer, answer=True, wrap=True)
+        stream(answer, answer=True, wrap=True, thoughts=thoughts)
     if ending := _ending(answer, conversation.context):
         say(ending)
     return answer

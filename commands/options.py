@@ -169,13 +169,13 @@ tokenizer_option = click.option(
     type=FILE,
     metavar="PATH",
     help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
-    "tokenizer.json, tokenizer.model or tokenizer.bin beside it]",
+    "tokenizer.json, tekken.json, tokenizer.model or tokenizer.bin beside it]",
 )
 template_option = click.option(
     "--template",
     metavar="NAME|FILE",
-    help="Use this chat template: a file, llama3, chatml, mistral, llama2, vicuna, or one of the model's own by name.  "
-    "[default: the model's own]",
+    help="Use this chat template: a file, llama3, chatml, mistral, mistral-tekken, llama2, vicuna, or one of the "
+    "model's own by name.  [default: the model's own]",
 )
 SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
 kernels_option = click.option(

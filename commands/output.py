@@ -91,18 +91,29 @@ def cells(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def stream(generation: Generation, *, prompt: str = "", answer: bool = False, wrap: bool = False):
+def stream(
+    generation: Generation, *, prompt: str = "", answer: bool = False, wrap: bool = False, thoughts: bool = False
+):
     """Print `prompt` and tokens as they come, then a newline.
 
     An `answer` begins with a word, though templates put a space before it. With `wrap`, words are wrapped at the edge
-    of a terminal; what is piped into another program stays as it is.
+    of a terminal; what is piped into another program stays as it is. With `thoughts`, what a model thinks before it
+    answers goes to stderr, which a terminal shows dim; otherwise a terminal is told that it thinks.
     """
     wrapper = Wrapper(write, width=lambda: shutil.get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     out = wrapper.feed if wrapper else write
     out(prompt)
-    begun = not answer
+    begun, thinking = not answer, False
     try:
         for token in generation:
+            if token.thoughts and thoughts:
+                _think(token.thoughts)
+            elif token.thoughts and not thinking and sys.stderr.isatty():
+                say("(thinking)")
+            thinking = thinking or token.thoughts != ""
+            if token.text and thinking and thoughts:
+                _think("\n")
+            thinking = thinking and token.text == ""
             text = token.text if begun else token.text.lstrip()
             begun = begun or text != ""
             out(text)
@@ -110,6 +121,11 @@ def stream(generation: Generation, *, prompt: str = "", answer: bool = False, wr
         if wrapper:
             wrapper.finish()
         write("\n")
+
+
+def _think(text: str):
+    with suppress(OSError):
+        click.echo(click.style(text, dim=True) if sys.stderr.isatty() else text, err=True, nl=False)
 
 
 def say(message: str):

@@ -11,7 +11,7 @@ from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.checkpoints.recognize import leads_out
 from model.tokenizers.gguf_writer import vocabulary_keys
-from model.tokenizers.load import NAMES
+from model.tokenizers.load import tokenizer_in
 from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer
 from reference.quantizers.schemes import SCHEMES
@@ -94,8 +94,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
     """Say that a model was written without its tokenizer, and where that lies."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
-    beside = next((folder / name for name in NAMES if (folder / name).exists()), "PATH")
-    found = path if tokenizer_inside(checkpoint) else beside
+    found = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
     return f"the tokenizer is not taken along: run {destination} with --tokenizer {found}"
 
 

@@ -204,6 +204,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
     stacked_experts: str = ""  # the module that holds all experts of a layer as one; "": each has a module
     norm_offset: float = 0.0  # what is added to the stored weights of norms
+    interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
     # Fields that are computed from other keys: from a `huggingface.fields.Fields` and the fields so far, and back.
     derived: tuple[str, ...] = ()
     read: Read = _nothing

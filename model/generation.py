@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
+from model.chat.channels import Channels, Heard
 from model.running.session import FinishReason
 from model.tokenizers.tokenizer import Decoder, Tokenizer
 
@@ -12,11 +13,13 @@ from model.tokenizers.tokenizer import Decoder, Tokenizer
 class Token(NamedTuple):
     """A generated token, and the text that is certain once the token is known.
 
-    The text is empty while a character lacks bytes, or while it may be the beginning of a stop text.
+    The text is empty while a character lacks bytes, or while it may be the beginning of a stop text. In a conversation
+    with a model that writes to channels, what it thinks is no text of the answer.
     """
 
     id: int
     text: str
+    thoughts: str = ""
 
 
 class Timings(NamedTuple):
@@ -40,6 +43,7 @@ class Generation(Iterator[Token]):
         stop_texts: Sequence[str],
         stops: frozenset[int],
         seed: int,
+        channels: Channels | None = None,
     ):
         self.prompt = prompt
         self.prompt_tokens = len(prompt_ids)
@@ -47,6 +51,7 @@ class Generation(Iterator[Token]):
         self.ids: list[int] = []  # every token drawn, a stopping one included
         self.completion = ""
         self.finish_reason: FinishReason | None = None  # None: not finished
+        self.channels = channels  # None: all text is of the answer
         self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
         self._stops = stops
@@ -77,17 +82,19 @@ class Generation(Iterator[Token]):
             for i, token in enumerate(drawn):
                 last = reason is not None and i == len(drawn) - 1
                 self.ids.append(token)
-                text = self._text.feed("" if token in self._stops else self._decoder.feed(token))
+                spelled = "" if token in self._stops else self._decoder.feed(token)
+                heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
+                text = self._text.feed(heard.text)
                 if last and not self._text.found:
                     text += self._text.feed(self._decoder.finish()) + self._text.finish()
                 self.completion += text
                 if self._text.found:
                     self.finish_reason = "stop"
-                    yield Token(token, text)
+                    yield Token(token, text, heard.thoughts)
                     return
                 if last:
                     self.finish_reason = reason
-                yield Token(token, text)
+                yield Token(token, text, heard.thoughts)
             if reason is not None and not drawn:
                 yield from self._end(reason)
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
+from model.chat.channels import Channels
 from model.checkpoints.checkpoint import Checkpoint
 from model.checkpoints.codes import quantized
 from model.checkpoints.mapped import refused_if_cut_short
@@ -137,12 +138,13 @@ class Llama:
         stop: str | Iterable[str] = (),
         stops: frozenset[int] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
+        channels: Channels | None = None,
     ) -> Generation:
         """Continue ids, in a session whose cache is reused as far as it holds the same ids.
 
         `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
         it, by default the model's own. `interrupted` is called between bursts; the generation ends once it returns
-        True. The other arguments are those of `generate`.
+        True. `channels` tells the answer from thoughts. The other arguments are those of `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -164,6 +166,7 @@ class Llama:
             stop_texts=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
             stops=stops,
             seed=seed,
+            channels=channels,
         )
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:

@@ -14,7 +14,7 @@ This is tiktoken's view, where ranks say everything. Hugging Face lists merges, 
 each byte as a printable character ("Ġ" is a space); on a vocabulary made by training the two give the same ids.
 
 The pattern belongs to the vocabulary as much as the ranks do. GPT-2 keeps a run of digits whole, Llama 3 cuts it into
-threes, Qwen2 into single digits.
+threes, Qwen2 and Mistral's Tekken into single digits. Tekken also cuts before the capital letter of "camelCase".
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,11 @@ LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def split(text: str, *, pattern: str) -> list[str]:

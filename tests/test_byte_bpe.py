@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from reference.byte_bpe import GPT2, LLAMA3, QWEN2, decode, encode, split
+from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN, decode, encode, split
 
 CORPUS = [
     "Once upon a time there was a little girl named Lily. She loved to play outside in the park, in the sand.",
@@ -47,7 +47,7 @@ fragments = [
 # Unassigned characters are left out: each library has its own version of Unicode.
 characters = st.characters(exclude_categories=["Cs", "Cn"])
 texts = st.text(characters) | st.lists(st.sampled_from(fragments)).map("".join)
-PATTERNS = {"GPT-2": GPT2, "Llama 3": LLAMA3, "Qwen2": QWEN2}
+PATTERNS = {"GPT-2": GPT2, "Llama 3": LLAMA3, "Qwen2": QWEN2, "Tekken": TEKKEN}
 
 
 def train(pattern: str) -> Tokenizer:
@@ -139,6 +139,11 @@ def test_gpt2s_pattern_is_the_one_built_into_hugging_face(text):
 )
 def test_llama3s_pattern_by_hand(text, chunks):
     assert split(text, pattern=LLAMA3) == chunks
+
+
+def test_tekken_by_hand():
+    chunks = ["camel", "Case", " HTTPServer", "2", "0", "2", "4", " //\n"]
+    assert split("camelCase HTTPServer2024 //\n", pattern=TEKKEN) == chunks
 
 
 def test_qwen2_takes_digits_one_by_one():

@@ -17,6 +17,7 @@ from model.chat.template import ChatTemplate, SpecialTokens, find_template
 from model.checkpoints.open import open_checkpoint
 from model.llama import Llama, load, load_backend
 from model.options import SamplingOptions
+from model.tokenizers.huggingface import read_huggingface
 from model.tokenizers.llama2c import read_llama2c
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken
@@ -29,7 +30,11 @@ TOKENIZERS = {
     "llama2": read_llama2c(tiny_tokenizers.llama2c(), path="tokenizer.bin"),
     "llama3": read_tiktoken(tiny_tokenizers.llama3(), path="tokenizer.model"),
 }
-STOPS = {"llama2": "</s>", "llama3": "<|eot_id|>"}
+HARMONY = read_huggingface(
+    tiny_tokenizers.chatml(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")).encode(),
+    path="tokenizer.json",
+)
+STOPS = {"llama2": "</s>", "llama3": "<|eot_id|>", "harmony": "<|return|>"}
 GREEDY = SamplingOptions(temperature=0.0)
 
 
@@ -81,7 +86,7 @@ class Talk:
     """A chat with a script."""
 
     def __init__(self, kind: str, template: ChatTemplate | None = None, *, system=None, capacity: int = 1000):
-        self.tokenizer = TOKENIZERS[kind]
+        self.tokenizer: Any = HARMONY if kind == "harmony" else TOKENIZERS[kind]
         self.stop = self.tokenizer.special[STOPS[kind]]
         self.script = Script(capacity)
         vocab = self.tokenizer.vocab

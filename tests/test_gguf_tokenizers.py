@@ -17,7 +17,7 @@ from model.tokenizers.load import load_tokenizer
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from model.tokenizers.tokenizer import decode
-from reference.byte_bpe import GPT2, LLAMA3, QWEN2
+from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 from tests import families, gguf_files, test_byte_bpe, test_sentencepiece_bpe
 from tests.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
 
@@ -58,6 +58,7 @@ KINDS = {
     "sentencepiece": ("tokenizer.model", sentencepiece),
     "llama-bpe": ("tokenizer.json", lambda: byte_level(LLAMA3, "llama-bpe")),
     "qwen2": ("tokenizer.json", lambda: byte_level(QWEN2, "qwen2")),
+    "tekken": ("tokenizer.json", lambda: byte_level(TEKKEN, "tekken")),
     "gpt-2": ("tokenizer.json", lambda: byte_level(GPT2, "gpt-2")),
     "smollm": ("tokenizer.json", lambda: byte_level(GPT2, "smollm")),
 }

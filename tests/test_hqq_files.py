@@ -117,8 +117,10 @@ def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
 @pytest.mark.parametrize(
     ("weights", "other", "what"),
     [
-        ({"nbits": 7}, {}, "hqq with 7 bits by axis 1 is not read (only 1, 2, 3, 4, 5, 6, 8 by axis 0 or 1)"),
-        ({"nbits": 1.58}, {}, "hqq with 1.58 bits"),
+        ({"nbits": 7}, {}, "hqq with 7 bits by axis 1 is not read (only 1, 1.58, 2, 3, 4, 5, 6, 8 by axis"),
+        ({"nbits": 1.5}, {}, "hqq with 1.5 bits"),
+        ({"nbits": True}, {}, "hqq with true bits"),
+        ({"nbits": 1.58}, {}, "up_proj: nbits is 4, where 1.58 is due|but config.json makes it uint8"),
         ({"nbits": [4]}, {}, "hqq with a list bits"),
         ({"axis": 2}, {}, "by axis 2 is not read"),
         ({"axis": "1"}, {}, 'axis is "1", not an integer'),

@@ -21,7 +21,8 @@ CONFIG = families.FAMILIES["llama-3.1"]
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "nothing": ({}, "no config.json is there"),
     "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert it by convert_llama_weights_to_hf.py"),
-    "Mistral's": ({"consolidated.safetensors": "", "params.json": "{}"}, "by convert_mistral_weights_to_hf.py"),
+    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "or convert_mistral_weights_to_hf.py"),
+    "Mistral's without weights": ({"params.json": "{}"}, "but no consolidated.safetensors, which belongs to it"),
     "GGUF files": (
         {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "is a folder of GGUF files: name one of them, a-Q4_K_M.gguf, b-Q8_0",
     ),

@@ -21,6 +21,7 @@ from model.tokenizers.tokenizer import Decoder, decode
 from reference.byte_bpe import LLAMA3
 from tests import test_byte_bpe as byte_level
 from tests import test_sentencepiece_bpe as sentencepiece
+from tests import tiny_tokenizers
 
 NAMES = ["<s>", "</s>", "<unk>", "[INST]", "<|eot_id|>", "<|begin_of_text|>", "<0x41>"]
 fragments = [*sentencepiece.fragments, *byte_level.fragments, *NAMES, "👩‍👩‍👧", "\0", "\ufeff"]
@@ -81,6 +82,7 @@ def folder(tmp_path_factory) -> Path:
     ranks = sorted(byte_level.ranks_of(trained).items(), key=lambda item: item[1])
     # Llama 3's ranks are also its ids, and those of the single bytes come first.
     write("llama3/tokenizer.model", b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks))
+    write("tekken/tekken.json", json.dumps(tiny_tokenizers.tekken([token for token, _ in ranks], LLAMA3)).encode())
     trained.add_special_tokens(["<|begin_of_text|>", "<|eot_id|>"])
     write("byte-level/tokenizer.json", trained.to_str().encode())
     trained.post_processor = processors.TemplateProcessing(
@@ -96,6 +98,7 @@ KINDS = {
     "prepend": "tokenizer.json",
     "metaspace": "tokenizer.json",
     "llama3": "tokenizer.model",
+    "tekken": "tekken.json",
     "byte-level": "tokenizer.json",
 }
 SENTENCEPIECE = ("sentencepiece", "llama2c", "prepend", "metaspace")
@@ -319,10 +322,6 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         (b"\n", "not a tokenizer"),
         (b"<!DOCTYPE html><html>Sign in</html>", "web page"),
         (b"\n  <html>", "web page"),
-        (
-            b'{"config": {"pattern": "x"}, "vocab": []}',
-            "Mistral's tekken.json, which is not read: take the tokenizer.json",
-        ),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n", "git-LFS"),
         (b"hello", "not a tokenizer"),
         (b"\xff" * 100, "not a tokenizer"),
@@ -358,7 +357,7 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         (struct.pack("<IfI", 7, 0, 1) + b"\xff", "piece 0 is not UTF-8"),
         # ranks
         (b"IQ== 0\nIg== 2\n", "line 2"),
-        (b"IQ== 0\nIQ== 1\n", "repeats a token"),
+        (b"IQ== 0\nIQ== 1\n", "is there twice"),
         (b"IQ== 0\nIg==\n", "line 2"),
         (b"IQ== 0\nI! 1\n", "not base64"),
         (b"IQ== 0\n" + b"9" * 5000 + b" " + b"9" * 5000, "line 2"),
@@ -401,7 +400,7 @@ def test_a_sentencepiece_model_of_another_kind_is_refused(folder, tmp_path):
 def test_places_without_a_tokenizer_are_refused(tmp_path):
     assert "No such file" in refused(tmp_path / "nowhere" / "tokenizer.model")
     (tmp_path / "empty").mkdir()
-    assert "looked for tokenizer.json, tokenizer.model, tokenizer.bin" in refused(tmp_path / "empty")
+    assert "looked for tokenizer.json, tekken.json, tokenizer.model, tokenizer.bin" in refused(tmp_path / "empty")
     (tmp_path / "odd" / "tokenizer.json").mkdir(parents=True)
     assert "is a directory, not a file" in refused(tmp_path / "odd")
     with (tmp_path / "huge").open("wb") as file:

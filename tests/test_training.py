@@ -28,7 +28,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import cli
 from commands.loading import prepare_jax
 from model.cache import LayerCache
-from model.checkpoints.checkpoint import Checkpoint, Tensor
+from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from model.checkpoints.open import open_checkpoint
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
@@ -45,7 +45,7 @@ from tests.random_models import random_checkpoint
 from tests.strategies import assert_within, seeds
 from tests.test_model_against_reference import composed_bound
 from training import data, loop, saving
-from training.data import Example, Text, batches
+from training.data import Example, Text, batches, files_beside
 from training.evaluation import evaluate
 from training.loop import StepReport, train
 from training.objective import (
@@ -611,3 +611,20 @@ def test_attention_over_whole_sequences_knows_the_scale_and_the_cap(changes):
     expected = XLA.attend(q, cache, positions, window=3, config=config)
     found = attend_whole(q, cache, positions, window=3, config=config)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_gets_the_named_templates_beside_its_tokenizer(tmp_path):
+    named = tmp_path / "additional_chat_templates"
+    named.mkdir()
+    for path, text in ((named / "tool_use.jinja", "{{ tools }}"), (tmp_path / "tokenizer.model.v3", "pieces")):
+        path.write_text(text)
+    assert files_beside(tmp_path) == {
+        "tokenizer.model.v3": b"pieces",
+        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    }
+    assert files_beside(tmp_path / "tokenizer.model.v3") == {"tokenizer.model.v3": b"pieces"}
+    (tmp_path / "secret").write_text("a key")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=r"is a link to .*secret, outside the model's folder"):
+        files_beside(tmp_path / "folder")

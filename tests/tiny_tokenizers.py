@@ -3,6 +3,8 @@
 import base64
 import string
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -19,6 +21,18 @@ def llama2c() -> bytes:
 def llama3() -> bytes:
     """A tokenizer.model of Llama 3: the 256 bytes, and its control tokens from 256 on."""
     return b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+
+
+def tekken(tokens: Sequence[bytes], pattern: str, **changes: Any) -> dict[str, Any]:
+    """A tekken.json of tokens by rank, one of them beyond the vocabulary, and 20 control tokens."""
+    controls = changes.pop("controls", 20)
+    sizes = {"num_vocab_tokens": len(tokens), "default_vocab_size": len(tokens) - 1 + controls}
+    entries = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": token.decode(errors="replace")}
+        for rank, token in enumerate(tokens)
+    ]
+    config = {"pattern": pattern, **sizes, "default_num_special_tokens": controls, "version": "v3"}
+    return {"config": config, "vocab": entries, **changes}
 
 
 def chatml(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> str:

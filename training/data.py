@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from model.checkpoints.checkpoint import os_errors, refused
-from model.checkpoints.huggingface.write import COMPANIONS
+from model.checkpoints.huggingface.companions import companions
 from model.text import read_text
 from model.tokenizers.tokenizer import Tokenizer
 from training.recipe import Recipe, check_context
@@ -129,12 +129,18 @@ def stops(source: Source) -> frozenset[int]:
     return frozenset() if source.eos is None else frozenset([source.eos])
 
 
-def companions(tokenizer: str | Path) -> dict[str, bytes]:
-    """Read the files of a tokenizer, by the names that they have beside a model."""
+def files_beside(tokenizer: str | Path) -> dict[str, bytes]:
+    """Read the files of a tokenizer and of chat templates, by the places that they have in a model's folder.
+
+    Raises `CheckpointError` for a link that leads out of a folder.
+    """
     place = Path(tokenizer)
-    files = [place / name for name in COMPANIONS] if place.is_dir() else [place]
+    folder = place if place.is_dir() else place.parent
     with os_errors(place):
-        return {file.name: file.read_bytes() for file in files if file.is_file() and file.name in COMPANIONS}
+        names, left_out = companions(folder)
+        if place.is_dir() and left_out:
+            raise refused(place, left_out[0])
+        return {name: (folder / name).read_bytes() for name in names if place in (folder, folder / name)}
 
 
 def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator[Batch]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from model.chat.channels import channels_of
 from model.chat.template import ChatTemplate, SpecialTokens, check_options, find_template, turn_stops
 from model.generation import Generation
 from model.llama import Llama
@@ -179,6 +180,7 @@ class Chat:
             stop=stop,
             stops=self._stops,
             interrupted=ended,
+            channels=channels_of(self._llama.tokenizer),
         )
         turn = self._turn = _Turn(question, rendered, ids, generation)
         return generation
@@ -203,11 +205,13 @@ class Chat:
         self._ids = [*turn.ids, *kept]
 
     def _kept(self, turn: _Turn) -> tuple[list[int], int]:
-        """The ids whose text begins the answer, and the number of its characters.
+        """The ids whose text begins the answer, and the number of its characters; none where there were channels.
 
         These are all ids but the stopping one, as a rule. A stop text may have cut the last one short, and bytes that
         are not UTF-8 became another character: the answer is encoded again from there on.
         """
+        if turn.generation.channels:  # The template writes an earlier answer without its thoughts.
+            return [], 0
         answer, read, kept, whole = turn.generation.completion.encode(), 0, 0, 0
         begins_text = turn.generation.prompt == ""
         for count, token in enumerate(turn.generation.ids, start=1):

@@ -42,6 +42,7 @@ BUILT_IN = Path(__file__).with_name("templates")
 SUGGESTED_BY = {
     "llama3": {"<|start_header_id|>"},
     "chatml": {"<|im_start|>", "<|im_end|>"},
+    "mistral-tekken": {"[INST]", "[/INST]", "<SPECIAL_100>"},  # of its thousand, most are called so
     "mistral": {"[INST]", "[/INST]"},
     "llama2": {"<s>", "</s>"},
 }

@@ -98,7 +98,7 @@ class Checkpoint:
     """A model in a file or directory, opened and checked but not read."""
 
     path: str
-    format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors"
+    format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors", "mistral"
     config: Config
     tensors: Mapping[str, Tensor] = field(repr=False)
     bos: int | None  # the id that begins a text, if the checkpoint has one

@@ -9,7 +9,9 @@ from model.checkpoints.hub import find_in_cache, how_to_download
 from model.checkpoints.huggingface.read import open_huggingface
 from model.checkpoints.llama2c.read import open_llama2c
 from model.checkpoints.mapped import MappedFile
+from model.checkpoints.mistral import EMBEDDING, is_mistrals, open_mistral
 from model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of, weights_file
+from model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 
@@ -26,7 +28,7 @@ def place_of(model: str | Path) -> Path:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, a llama2.c file, Hugging Face's directory, or a .safetensors file beside its config.json.
+    """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file beside its config.
 
     `place_of` says what a name stands for that is no path. Everything but the weights is
     read and checked; the weights' bytes are not read. Raises `CheckpointError`.
@@ -45,6 +47,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise refused(path, "is not a name that a file can have") from error
     if is_directory:
         with os_errors(path):
+            if is_mistrals(path):
+                return open_mistral(path)
             if not (path / "config.json").exists():
                 raise folder_without_config(path)
         return open_huggingface(path)
@@ -59,4 +63,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     # A safetensors header begins after its length; in a llama2.c file these two bytes are 123 and 0, or no layer count.
     brace, after = file.bytes(8, 10).ljust(2, b"\0")
     is_safetensors = brace == ord("{") and after != 0
-    return open_huggingface(path.parent, file) if is_safetensors else open_llama2c(file)
+    if not is_safetensors:
+        return open_llama2c(file)
+    named = f"{EMBEDDING}.weight" in read_header(file)
+    return open_mistral(path.parent, file) if named else open_huggingface(path.parent, file)

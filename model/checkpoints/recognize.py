@@ -95,12 +95,10 @@ def folder_without_config(folder: Path) -> CheckpointError:
         return refused(folder, f"is a model's folder of Hugging Face's cache: {what}")
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
         what = "is Meta's or Mistral's own layout (consolidated.*.pth, Python pickles, which are never read)"
-        how = "convert it by convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py of transformers 4"
+        how = "convert it by convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py of transformers 4.45"
         return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
     if "params.json" in names:
-        what = "is Mistral's own layout (params.json), which is not read"
-        how = "convert it by convert_mistral_weights_to_hf.py of transformers 4"
-        return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
+        return refused(folder, "has Mistral's params.json, but no consolidated.safetensors, which belongs to it")
     return refused(folder, "no config.json is there")
 
 

@@ -20,8 +20,8 @@ def read_object(path: str | Path) -> dict:
     return parse_object(file.bytes(0, file.size), path)
 
 
-def parse_object(text: bytes, path: str | Path) -> dict:
-    """Parse `text`, a part of the file `path`, as a JSON object. Raises `CheckpointError`.
+def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS) -> dict:
+    """Parse `text`, a part of the file `path`, as a JSON object of at most so many. Raises `CheckpointError`.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}
@@ -29,8 +29,8 @@ def parse_object(text: bytes, path: str | Path) -> dict:
     Traceback (most recent call last):
     model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: 'a' appears twice
     """
-    if text.count(b"{") > MOST_OBJECTS:
-        raise refused(path, f"is not usable JSON: more than {MOST_OBJECTS} objects")
+    if text.count(b"{") > most_objects:
+        raise refused(path, f"is not usable JSON: more than {most_objects} objects")
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except json.JSONDecodeError as error:

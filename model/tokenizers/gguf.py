@@ -17,7 +17,7 @@ from model.checkpoints.gguf.file import Metadata, read_header, short
 from model.checkpoints.mapped import MappedFile
 from model.tokenizers.limits import check_count
 from model.tokenizers.tokenizer import Tokenizer
-from reference.byte_bpe import GPT2, LLAMA3, QWEN2
+from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
 TYPE = "tokenizer.ggml.model"
@@ -30,9 +30,10 @@ PATTERNS = {
     "qwen2": (QWEN2,),
     "gpt-2": (GPT2,),
     "smollm": (r"\p{N}", GPT2),
+    "tekken": (TEKKEN,),
 }
 SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-WHOLE_WORDS = ("llama-bpe",)  # A word that is a token is not cut, and texts begin with BOS by default.
+WHOLE_WORDS = ("llama-bpe", "tekken")  # A word that is a token is not cut, and texts begin with BOS by default.
 
 
 def read_gguf(file: MappedFile) -> Tokenizer | None:

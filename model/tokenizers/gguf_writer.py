@@ -92,7 +92,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
         case SentencePieceTokenizer():
             tokens, keys = _sentencepiece(tokenizer)
         case TiktokenTokenizer():
-            tokens, keys = _ranks(tokenizer)
+            tokens, keys = _ranks(checkpoint, tokenizer)
         case HuggingFaceTokenizer():
             tokens, keys = _huggingface(checkpoint, tokenizer)
         case _:
@@ -120,8 +120,8 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict
     return [Token(p.piece, p.type, p.score) for p in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
 
 
-def _ranks(tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    """The tokens of Llama 3: the ranks, then the control tokens. The ranks imply the merges."""
+def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
+    """The tokens of Llama 3 or Mistral. The ranks imply the merges."""
     characters = {byte: character for character, byte in byte_characters().items()}
 
     def spelled(token: bytes) -> str:
@@ -129,9 +129,13 @@ def _ranks(tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]
 
     names = {id: name for name, id in tokenizer.special.items()}
     ranks = {tokenizer.bytes_of(id): id for id in range(tokenizer.vocab) if id not in names}
-    tokens = [Token(spelled(token)) for token in ranks] + [Token(names[id], CONTROL) for id in sorted(names)]
+    tokens = [
+        Token(names[id], CONTROL) if id in names else Token(spelled(tokenizer.bytes_of(id)))
+        for id in range(tokenizer.vocab)
+    ]
     merges = [f"{spelled(first)} {spelled(second)}" for first, second in _merges(ranks)]
-    return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.merges": merges}
+    name = _name_of(checkpoint, (tokenizer.pattern,))
+    return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": merges}
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
@@ -196,7 +200,11 @@ def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
                 pass
             case _:
                 patterns.append(step["type"])
+    return _name_of(checkpoint, tuple(patterns))
+
+
+def _name_of(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> str:
     for name, known in PATTERNS.items():
-        if known == tuple(patterns):
+        if known == patterns:
             return name
     raise refused(checkpoint.path, f"llama.cpp has no name for how its tokenizer cuts a text: {patterns}"[:400])

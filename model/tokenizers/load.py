@@ -8,16 +8,15 @@ from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF
 from model.tokenizers.tokenizer import Tokenizer
 
-NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.bin")
-LIKELY = re.compile(
-    r"tekken\.json$|tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE
-)  # names of tokenizers by others
-TEKKEN = re.compile(rb'\{\s*"config"\s*:\s*\{\s*"pattern"\s*:')
+NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin")
+MISTRALS = re.compile(r"tokenizer\.model\.v\d+(m\d+)?")  # the name in Mistral's own layout, with a version
+LIKELY = re.compile(r"tok.*\.(json|model|bin|gguf)$|spm.*\.model$", re.IGNORECASE)  # names of tokenizers by others
+TEKKEN = re.compile(rb'"rank"\s*:\s*\d+\s*,\s*"token_(bytes|str)"\s*:')
 LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Open the tokenizer in a file, or the first of tokenizer.json, tokenizer.model and tokenizer.bin in a directory.
+    """Open the tokenizer in a file, or the first of `NAMES`, else the newest of `MISTRALS`, in a directory.
 
     The file may be a GGUF with a tokenizer inside.
     Raises CheckpointError, one line that names the file and what is wrong with it.
@@ -38,10 +37,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return _recognize(file.bytes(0, file.size), str(path))
 
 
-def _in_directory(folder: Path) -> Path:
+def tokenizer_in(folder: Path) -> Path | None:
+    """Find the tokenizer in a folder; None where there is none."""
     for name in NAMES:
         if (folder / name).exists():
             return folder / name
+    # Those of Mistral are of one vocabulary, and a newer version names more control tokens.
+    return max((path for path in folder.glob("tokenizer.model.v*") if MISTRALS.fullmatch(path.name)), default=None)
+
+
+def _in_directory(folder: Path) -> Path:
+    if found := tokenizer_in(folder):
+        return found
     likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
     others = f"; here is {', '.join(likely)}" if likely else ""
     place = folder if folder != Path() else "the current folder"
@@ -55,8 +62,10 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         raise refused(path, "a git-LFS pointer, not the file itself; fetch it with `git lfs pull`")
     if head[:1] == b"<":
         raise refused(path, "a web page, not a tokenizer; the download may have gone wrong")
-    if TEKKEN.match(head):
-        raise refused(path, "is Mistral's tekken.json, which is not read: take the tokenizer.json of the same release")
+    if head[:1] == b"{" and TEKKEN.search(data, 0, 100_000):
+        from model.tokenizers.tekken import read_tekken
+
+        return read_tekken(data, path=path)
     if head[:1] == b"{":
         from model.tokenizers.huggingface import read_huggingface
 

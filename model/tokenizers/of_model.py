@@ -4,7 +4,7 @@ from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, refused
 from model.checkpoints.mapped import MappedFile
-from model.tokenizers.load import NAMES, load_tokenizer
+from model.tokenizers.load import load_tokenizer, tokenizer_in
 from model.tokenizers.tokenizer import Tokenizer
 
 PADDING = 64  # Models round their vocabulary up for the hardware, by less than 1/64.
@@ -29,7 +29,7 @@ def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> To
     """Open the tokenizer as `tokenizer_of`; None where no path is given and the model has none inside or beside it."""
     beside = Path(checkpoint.path)
     folder = beside if beside.is_dir() else beside.parent
-    if tokenizer is None and not any((folder / name).exists() for name in NAMES) and not tokenizer_inside(checkpoint):
+    if tokenizer is None and not tokenizer_in(folder) and not tokenizer_inside(checkpoint):
         return None
     return tokenizer_of(checkpoint, tokenizer)
 

@@ -1,7 +1,8 @@
-"""Llama 3's `tokenizer.model`: byte strings and their ranks. The algorithm is defined in `reference.byte_bpe`.
+"""Tokenizers of byte strings and their ranks, and Llama 3's `tokenizer.model`, which is the file of one.
 
-Each line is a token in base64, a space and its rank, which is its id. The control tokens are not in the file: they
-follow in the order of Meta's code (https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
+The algorithm is defined in `reference.byte_bpe`. Each line of the file is a token in base64, a space and its rank,
+which is its id. The control tokens are not in the file: they follow in the order of Meta's code
+(https://github.com/meta-llama/llama-models, models/llama3/tokenizer.py).
 """
 
 import base64
@@ -45,27 +46,27 @@ class TiktokenTokenizer:
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
-    _tokens: Sequence[bytes] = field(repr=False)  # by id, without the control tokens
-    _names: Sequence[str] = field(repr=False)  # the control tokens, which follow
+    pattern: str  # which cuts a text into chunks
+    _tokens: Sequence[bytes] = field(repr=False)  # by rank
+    _names: Mapping[int, str] = field(repr=False)  # the control tokens, by id
+    _first: int = field(repr=False)  # the id of rank 0
     _encoding: tiktoken.Encoding = field(repr=False)
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         check_text(text)
-        return [token for part in cut(text) for token in self._encoding.encode_ordinary(part)]
+        return [self._first + rank for part in cut(text) for rank in self._encoding.encode_ordinary(part)]
 
     def encode_after_special(self, text: str) -> list[int]:
         return self.encode(text)
 
     def bytes_of(self, token: int) -> bytes:
-        return self._tokens[token] if 0 <= token < len(self._tokens) else b""
+        return self._tokens[token - self._first] if 0 <= token - self._first < len(self._tokens) else b""
 
     def first_bytes_of(self, token: int) -> bytes:
         return self.bytes_of(token)
 
     def piece(self, token: int) -> str:
-        if 0 <= token - len(self._tokens) < len(self._names):
-            return self._names[token - len(self._tokens)]
-        return self.bytes_of(token).decode(errors="backslashreplace")
+        return self._names.get(token) or self.bytes_of(token).decode(errors="backslashreplace")
 
 
 def cut(text: str) -> Iterator[str]:
@@ -85,21 +86,40 @@ def cut(text: str) -> Iterator[str]:
 def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
     """Read a tokenizer from the bytes of a file of ranks; `path` is for messages. Raises `CheckpointError`."""
     tokens = _parse(data, path)
-    special = {name: len(tokens) + i for i, name in enumerate(SPECIAL)}
-    encoding = tiktoken.Encoding(
-        name=path,
-        pat_str=LLAMA3,
-        mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
-        special_tokens=special,
-    )
+    return from_ranks(tokens, SPECIAL, pattern=LLAMA3, begin="<|begin_of_text|>", controls_first=False, path=path)
+
+
+def from_ranks(
+    tokens: Sequence[bytes], controls: Sequence[str], *, pattern: str, begin: str, controls_first: bool, path: str
+) -> TiktokenTokenizer:
+    """Make a tokenizer of tokens by rank and the names of control tokens, whose ids come before or after theirs.
+
+    `begin` is the control token that begins texts; `path` is for messages. Raises `CheckpointError` for tokens that are
+    not different, or lack a byte, and for a pattern that cannot be used.
+    """
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    if len(ranks) < len(tokens) or b"" in ranks:
+        twice = next((i for i, token in enumerate(tokens) if ranks[token] != i or not token), 0)
+        raise refused(path, f"the token of rank {twice} is there twice, or empty")
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise refused(path, f"no token for {len(missing)} of the 256 bytes, 0x{missing[0]:02X} first")
+    try:
+        encoding = tiktoken.Encoding(name=path, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    except ValueError as error:
+        raise refused(path, f"its pattern cannot be used: {' '.join(str(error).split())[:200]}") from None
+    first, control = (len(controls), 0) if controls_first else (0, len(tokens))
+    special = {name: control + i for i, name in enumerate(controls)}
     return TiktokenTokenizer(
-        vocab=len(tokens) + len(SPECIAL),
-        bos=special["<|begin_of_text|>"],
+        vocab=len(tokens) + len(controls),
+        bos=special.get(begin),
         special=special,
         dummy_prefix=False,
         absorbs={},
+        pattern=pattern,
         _tokens=tokens,
-        _names=SPECIAL,
+        _names={id: name for name, id in special.items()},
+        _first=first,
         _encoding=encoding,
     )
 
@@ -108,7 +128,6 @@ def _parse(data: bytes, path: str) -> list[bytes]:
     """The tokens in the order of their ranks."""
     check_count(data.count(b"\n"), path)
     tokens: list[bytes] = []
-    seen: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines()):
         match line.split():
             case [word, rank] if rank.isdigit() and int(rank[:20]) == number:
@@ -119,11 +138,5 @@ def _parse(data: bytes, path: str) -> list[bytes]:
             case _:
                 expected = f"a token in base64 and its rank, {number}"
                 raise refused(path, f"line {number + 1} is {line[:40]!r}, not {expected}; the file may be cut short")
-        if token in seen or not token:
-            raise refused(path, f"line {number + 1} repeats a token, or has an empty one")
-        seen[token] = number
         tokens.append(token)
-    missing = [byte for byte in range(256) if bytes([byte]) not in seen]
-    if missing:
-        raise refused(path, f"no token for {len(missing)} of the 256 bytes, 0x{missing[0]:02X} first")
     return tokens

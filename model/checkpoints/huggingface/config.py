@@ -21,9 +21,12 @@ from model.family import Family, families
 from reference.config import Config
 
 
-def read_config(values: dict[str, Any], path: str | Path) -> Config:
-    """Read the hyperparameters in a parsed config.json; `path` is for errors. Raises `CheckpointError`."""
-    family = family_of(Fields(values, path))
+def read_config(values: dict[str, Any], path: str | Path, family: Family | None = None) -> Config:
+    """Read the hyperparameters in a parsed config.json; `path` is for errors. Raises `CheckpointError`.
+
+    `family` is the one that the file names, unless it is given: one with keys of its own.
+    """
+    family = checked(family, Fields(values, path)) if family else family_of(Fields(values, path))
     fields = fields_within(values, path, family)
     given = dict(family.switches)
     for name, keys in family.keys.items():
@@ -31,12 +34,12 @@ def read_config(values: dict[str, Any], path: str | Path) -> Config:
     if "experts" in family.keys and not given["experts"]:
         raise refused(path, f"{family.keys['experts'][0]} is 0")
     if not 1 <= given["layers"] <= MOST_LAYERS:  # checked before a window is made for each layer
-        raise refused(path, f"num_hidden_layers is {short(given['layers'])}, outside 1 to {MOST_LAYERS}")
+        raise refused(path, f"{family.keys['layers'][0]} is {short(given['layers'])}, outside 1 to {MOST_LAYERS}")
     if given["kv_heads"] is None:
         given["kv_heads"] = given["heads"]
     if given["head_dim"] is None:
         if given["heads"] < 1 or given["dim"] % given["heads"]:
-            what = f"hidden_size {short(given['dim'])} is no multiple of {short(given['heads'])} heads"
+            what = f"{family.keys['dim'][0]} {short(given['dim'])} is no multiple of {short(given['heads'])} heads"
             raise refused(path, what)
         given["head_dim"] = given["dim"] // given["heads"]
     given["windows"] = _windows(fields, family, given["layers"])
@@ -49,13 +52,19 @@ def read_config(values: dict[str, Any], path: str | Path) -> Config:
 
 
 def read_tokens(
-    values: dict[str, Any], path: str | Path, generation: dict[str, Any], generation_path: str | Path, *, vocab: int
+    values: dict[str, Any],
+    path: str | Path,
+    generation: dict[str, Any],
+    generation_path: str | Path,
+    *,
+    vocab: int,
+    family: Family | None = None,
 ) -> tuple[int | None, frozenset[int]]:
     """Read the id that begins a text and those that end one: from generation_config.json, else from config.json.
 
     Raises `CheckpointError` for an id outside `vocab`. A null in generation_config.json counts as absent.
     """
-    family = family_of(Fields(values, path))
+    family = family or family_of(Fields(values, path))
     own = fields_within(values, path, family).values
     stated = Fields({"bos_token_id": family.bos, "eos_token_id": family.stop} | own | values, path)
     preferred = Fields(generation, generation_path)
@@ -77,7 +86,11 @@ def family_of(fields: Fields) -> Family:
     name, known = fields.values.get("model_type"), families()
     if not isinstance(name, str) or name not in known:
         raise refused(fields.path, f"model_type {short(name)} is not supported (only {', '.join(known)})")
-    family = known[name]
+    return checked(known[name], fields)
+
+
+def checked(family: Family, fields: Fields) -> Family:
+    """Return the family. Raises `CheckpointError` for a key that would change the computation and is not supported."""
     own = fields_within(fields.values, fields.path, family).values
     for key, understood in {"hidden_act": ("silu",), **family.understood}.items():
         value = own.get(key, understood[0])

@@ -8,7 +8,8 @@
 A matrix is cut into groups as it lies in memory, row after row. With axis 1 a group is `group_size` neighbors, and the
 groups are the rows of what is packed. With axis 0 they are its columns, so that neighbors are in different groups; such
 matrices run in float32. Packing lays equal parts of these rows on each other, the first in the highest bits: halves for
-4 bits, quarters for 2, and tenths in int32 for 3, the last of which may be filled up.
+4 bits, quarters for 2, and tenths in int32 for 3, the last of which may be filled up. What hqq calls 1.58 bits are
+codes from 0 to 2, packed as 2 bits are. hqq itself saves no scales or zero points that are quantized in turn.
 """
 
 from typing import Any
@@ -20,7 +21,8 @@ from model.checkpoints.huggingface.config import Fields
 from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
 from model.checkpoints.strict_json import short
 
-PARTS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # codes in a number, for each number of bits
+TERNARY = 1.58
+PARTS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, TERNARY: 4, 1: 8}  # codes in a number, for each number of bits
 NUMBERS = ("nbits", "group_size", "axis")
 FLAGS = {"view_as_float": False, "quant_scale": False, "quant_zero": False, "channel_wise": True}
 UNUSED = ("optimize", "round_zero", "offload_meta", "encoded_state_dict", "stores_quant_config")
@@ -33,8 +35,9 @@ class HQQ(Rule):
 
     zeros = False
 
-    def __init__(self, bits: int, group: int | None, axis: int):
-        self.bits, self.group, self.axis = bits, group, axis
+    def __init__(self, stated: int | float, group: int | None, axis: int):
+        self.stated, self.group, self.axis = stated, group, axis
+        self.bits = bits = 2 if stated == TERNARY else int(stated)  # of a packed code
         self.form: Form = "int4_min" if bits <= 4 else "int8_min"
         self.middle = 0 if bits <= 4 else 128  # subtracted from codes, so that they fit int8
 
@@ -56,7 +59,7 @@ class HQQ(Rule):
             "zero": Stored(scales, FLOATS),
             "shape": Stored((2,), ("int64", "int32")),
         }
-        found |= {name: Stored((1,), ("int32",), optional=True) for name in NUMBERS}
+        found |= {name: Stored((1,), ("int32", "float32"), optional=True) for name in NUMBERS}
         found |= {name: Stored((1,), ("uint8",), optional=True) for name in (*FLAGS, *UNUSED)}
         return found | {name: Stored((1,), ("uint8",), optional=True, any_length=True) for name in TEXTS}
 
@@ -68,12 +71,12 @@ class HQQ(Rule):
             raise ValueError(f"{length} rows of codes of {self.bits} bits do not fill bytes")
         if arrays["shape"].tolist() != [rows, cols]:
             raise ValueError(f"shape is {arrays['shape'].tolist()}")
-        due: dict[str, int] = {"nbits": self.bits, "axis": self.axis, **FLAGS}
+        due: dict[str, int | float] = {"nbits": self.stated, "axis": self.axis, **FLAGS}
         if self.group:
             due["group_size"] = self.group
         for name, value in due.items():
-            if name in arrays and (given := int(arrays[name].reshape(()))) != value:
-                raise ValueError(f"{name} is {given}, where {int(value)} is due")
+            if name in arrays and (given := arrays[name].reshape(())) != given.dtype.type(value):
+                raise ValueError(f"{name} is {given}, where {value:g} is due")
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
         """Return False if neighbors are in different groups."""
@@ -107,7 +110,7 @@ class ByTag(HQQ):
 
     def __init__(self, rules: dict[str, HQQ]):
         first = next(iter(rules.values()))
-        super().__init__(first.bits, first.group, first.axis)
+        super().__init__(first.stated, first.group, first.axis)
         self.rules = rules
 
     def of(self, module: str) -> Rule | None:
@@ -131,7 +134,7 @@ def _read_one(settings: dict[str, Any], fields: Fields) -> HQQ:
     bits, axis = weights.values.get("nbits"), weights.integer("axis", 1)
     other = [name for name in ("scale_quant_params", "zero_quant_params") if settings.get(name)]
     other += [name for name, due in FLAGS.items() if weights.boolean(name, due) != due]
-    if type(bits) is not int or bits not in PARTS or axis not in (0, 1) or other:
+    if isinstance(bits, bool) or not isinstance(bits, int | float) or bits not in PARTS or axis not in (0, 1) or other:
         what = f"hqq with {short(bits)} bits by axis {axis}{''.join(f', {name}' for name in other)}"
         what = f"{what} is not read (only {', '.join(map(str, sorted(PARTS)))} by axis 0 or 1); {DEQUANTIZE}"
         raise refused(fields.path, f"quantization_config: {what}")

@@ -4,10 +4,11 @@ Files that the user names, and config.json, may be symbolic links. The index, wh
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +23,22 @@ from model.checkpoints.recognize import TO_SAFETENSORS, weights_file
 from model.checkpoints.safetensors_header import Entry, read_header
 from model.checkpoints.strict_json import read_object, short
 from model.family import Family
-from model.tensors import EMBEDDING, HEAD, Role, Weight, fused_rows
+from model.tensors import Role, Weight, fused_rows, rotated_heads
 from model.tensors import weights as weights_of
 from reference.config import Config
+from reference.rope import interleaved_to_halves
 
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
+
+
+class Description(NamedTuple):
+    """A model as a file beside its weights describes it."""
+
+    path: Path  # of the file
+    values: dict[str, Any]
+    family: Family
+    stem: str = "model"  # of the names of the files of weights
+    format: str = "safetensors"
 
 
 def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied: bool | None = None) -> Checkpoint:
@@ -34,23 +46,30 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
 
     `tied` takes the place of tie_word_embeddings in config.json.
     """
-    config_path, generation_path = directory / "config.json", directory / "generation_config.json"
+    path = directory / "config.json"
     with os_errors(directory):
-        if not config_path.exists():
+        if not path.exists():
             raise refused(weights.path if weights else directory, "no config.json is there")
+    values = read_object(path) | ({} if tied is None else {"tie_word_embeddings": tied})
+    return open_described(directory, weights, Description(path, values, family_of(Fields(values, path))))
+
+
+def open_described(directory: Path, weights: MappedFile | None, description: Description) -> Checkpoint:
+    """Open a directory, or only its file `weights`, as `description` has it. Raises `CheckpointError`."""
+    config_path, values, family, stem, form = description
+    generation_path = directory / "generation_config.json"
+    config = read_config(values, config_path, family)
+    with os_errors(directory):
         has_generation = generation_path.exists()
-    values = read_object(config_path) | ({} if tied is None else {"tie_word_embeddings": tied})
-    config = read_config(values, config_path)
     generation: dict[str, Any] = read_object(generation_path) if has_generation else {}
-    bos, stops = read_tokens(values, config_path, generation, generation_path, vocab=config.vocab)
+    bos, stops = read_tokens(values, config_path, generation, generation_path, vocab=config.vocab, family=family)
     rule = read_rule(values, config_path)
 
-    located = _locate(weights) if weights else _locate_all(directory)
+    located = _locate(weights) if weights else _locate_all(directory, stem)
     if rule is None and any(entry.dtype.name not in FLOATS for _, entry in located.values()):
         rule = read_rule_beside(directory)
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
-    family = family_of(Fields(values, config_path))
     located = {name: place for name, place in located.items() if not name.startswith(family.beside)}
     _check_number(path, replace(config, experts=0) if family.stacked_experts else config, located)
     if family.stacked_experts:
@@ -62,19 +81,21 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
     stacked = take_experts(expected, located, config, family, path) if family.stacked_experts else {}
     quantized = stacked | (take_quantized(rule, expected, located, path) if rule else {})
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
-    _check_tensors(path, config, plain, located)
+    _check_tensors(path, config, plain, located, names, by=config_path.name)
     tensors = {
-        weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family)
+        weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family, config)
         for name, weight in every
     }
     each = list(files.values())
     reading = {"release": partial(release_all, each), "scattered": partial(scattered_in_all, each)}
-    return Checkpoint(path, "safetensors", config, tensors, bos=bos, stops=stops, **reading)
+    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, **reading)
 
 
-def _tensor(place: tuple[MappedFile, Entry], weight: Weight, family: Family) -> Tensor:
+def _tensor(place: tuple[MappedFile, Entry], weight: Weight, family: Family, config: Config) -> Tensor:
     (file, entry), shape = place, weight.shape
     read = partial(file.array, entry.dtype, shape, entry.offset)
+    if family.interleaved and (heads := rotated_heads(weight, config)):
+        return Tensor(shape, entry.dtype, lambda: interleaved_to_halves(read(), heads=heads))
     if weight.role is Role.NORM and family.norm_offset:
         offset = np.float32(family.norm_offset)
         return Tensor(shape, np.dtype(np.float32), lambda: read().astype(np.float32) + offset)
@@ -96,16 +117,16 @@ def _locate(file: MappedFile) -> Located:
     return {name: (file, entry) for name, entry in read_header(file).items()}
 
 
-def _locate_all(directory: Path) -> Located:
-    """Locate every tensor of a directory, in model.safetensors if present, else in the shards of the index."""
-    single, index_path = directory / "model.safetensors", directory / "model.safetensors.index.json"
+def _locate_all(directory: Path, stem: str) -> Located:
+    """Locate every tensor of a directory, in {stem}.safetensors if present, else in the shards of the index."""
+    single, index_path = directory / f"{stem}.safetensors", directory / f"{stem}.safetensors.index.json"
     with os_errors(directory):
         if single.is_symlink() or single.exists():
             return _locate(weights_file(single))
         if not index_path.exists():
             others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
             hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if others else ""
-            raise refused(directory, f"no model.safetensors and no model.safetensors.index.json{hint}")
+            raise refused(directory, f"no {single.name} and no {index_path.name}{hint}")
 
     weight_map = read_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -149,24 +170,31 @@ def _check_number(path: str, config: Config, located: Located) -> None:
         raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({each})")
 
 
-def _check_tensors(path: str, config: Config, expected: dict[str, tuple[int, ...]], located: Located) -> None:
-    """Raise `CheckpointError` unless the tensors that are left are exactly the `expected` ones."""
+def _check_tensors(
+    path: str,
+    config: Config,
+    expected: dict[str, tuple[int, ...]],
+    located: Located,
+    names: Mapping[str, str],
+    *,
+    by: str,
+) -> None:
+    """Raise `CheckpointError` unless the tensors that are left are the `expected` ones, by the file `by`."""
+    head, embedding = f"{names['head']}.weight", f"{names['embedding']}.weight"
     for name, shape in expected.items():
         if name not in located:
             raise refused(path, f"lacks tensor {name}")
         if located[name][1].shape != shape:
-            raise refused(
-                path, f"{name} has shape {list(located[name][1].shape)}, but config.json makes it {list(shape)}"
-            )
+            raise refused(path, f"{name} has shape {list(located[name][1].shape)}, but {by} makes it {list(shape)}")
         if (dtype := located[name][1].dtype.name) not in FLOATS:
-            raise refused(path, f"{name} holds {dtype}, which config.json has no quantization_config for")
+            raise refused(path, f"{name} holds {dtype}, which {by} has no quantization_config for")
     for name in located:
         # The first conversions of Llama 2 hold each layer's RoPE frequencies, which every reader computes itself.
-        if name not in expected and name != HEAD and not name.endswith(".rotary_emb.inv_freq"):
-            raise refused(path, f"tensor {quoted(name)} is not part of a model with this config.json")
-    if config.tied and HEAD in located and not _equal(located[HEAD], located[EMBEDDING]):
+        if name not in expected and name != head and not name.endswith(".rotary_emb.inv_freq"):
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
+    if config.tied and head in located and not _equal(located[head], located[embedding]):
         # transformers 4 would take the embedding, transformers 5 the head.
-        raise refused(path, f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}")
+        raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
 
 
 def _equal(a: tuple[MappedFile, Entry], b: tuple[MappedFile, Entry]) -> bool:

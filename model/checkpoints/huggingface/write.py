@@ -14,11 +14,11 @@ from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import WITH_MINIMA
 from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
+from model.checkpoints.huggingface.companions import companions
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
 from model.checkpoints.huggingface.rule import FLOATS
 from model.checkpoints.huggingface.stacked_experts import METHOD, with_stacked_experts
 from model.checkpoints.huggingface.write_config import format_config, format_tokens
-from model.checkpoints.recognize import leads_out
 from model.checkpoints.safetensors_header import format_header
 from model.checkpoints.staging import new_directory
 from model.family import Family, nearest_family
@@ -26,13 +26,6 @@ from model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, fused_rows, quanti
 from reference.quantizers.affine import Affine
 
 Written = CompressedTensors | BitsAndBytes
-
-# Files beside the weights that define how a model reads and writes text.
-COMPANIONS = (
-    "tokenizer.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-)  # fmt: skip
-TEMPLATES = "additional_chat_templates"  # a folder of more, NAME.jinja each
 
 
 def write_huggingface(
@@ -84,14 +77,16 @@ def write_huggingface(
     place, end = {}, len(header)  # where the next bytes of each tensor go
     for part, (kind, shape) in stored.items():
         place[part], end = end, end + math.prod(shape) * kind.itemsize
-    companions, notes = ([], []) if files else _companions(Path(checkpoint.path))
+    source = Path(checkpoint.path)
+    folder = source if source.is_dir() else source.parent
+    copied, notes = ([], []) if files else companions(folder)
     with new_directory(directory) as staged:
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (staged / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
         for name, data in (files or {}).items():
             (staged / name).parent.mkdir(exist_ok=True)
             (staged / name).write_bytes(data)
-        for folder, name in companions:
+        for name in copied:
             (staged / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, staged / name)
         with open(staged / "model.safetensors", "wb") as file:
@@ -223,16 +218,3 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
     rows, cols = tensor.shape
     for stored, array in rule.constants(rows, cols).items():
         yield f"{module}.{stored}", array
-
-
-def _companions(source: Path) -> tuple[list[tuple[Path, str]], list[str]]:
-    """The files to copy, each by its folder and its place in there, and a line for each that is left out."""
-    folder = source if source.is_dir() else source.parent
-    copied, notes = [], []
-    others = sorted(f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja"))
-    for path, name in ((folder / name, name) for name in (*COMPANIONS, *others) if (folder / name).is_file()):
-        if outside := leads_out(path) or (leads_out(path.parent) if name in others else None):
-            notes.append(f"{path} is not copied: it is a link to {outside}, outside the model's folder")
-        else:
-            copied.append((folder, name))
-    return copied, notes

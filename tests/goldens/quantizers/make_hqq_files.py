@@ -25,12 +25,12 @@ from tests.goldens.quantizers.weights import Weights
 COMMAND = "python -m tests.goldens.quantizers.make_hqq_files"
 WEIGHTS, SHAPE = Weights("student", seed=24), (16, 96)
 CASES = (
-    *((bits, 32, 1, "float16") for bits in (8, 4, 3, 2, 1)),
+    *((bits, 32, 1, "float16") for bits in (8, 4, 3, 2, 1.58, 1)),
     *((4, 32, 0, "float16"), (3, 24, 0, "float16"), (4, None, 1, "bfloat16"), (2, None, 0, "float16")),
 )
 
 
-def saved(bits: int, group: int | None, axis: int, dtype: str) -> dict[str, Any]:
+def saved(bits: float, group: int | None, axis: int, dtype: str) -> dict[str, Any]:
     """Quantize a layer on a CPU."""
     import torch  # pyright: ignore[reportMissingImports]
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer  # pyright: ignore[reportMissingImports]

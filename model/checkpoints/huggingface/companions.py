@@ -1,0 +1,29 @@
+"""The files beside a model's weights that define how it reads and writes text."""
+
+from pathlib import Path
+
+from model.checkpoints.recognize import leads_out
+
+NAMES = (
+    "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+PATTERNS = ("tokenizer.model.v*", "additional_chat_templates/*.jinja")  # Mistral's, and named templates
+
+
+def companions(folder: Path) -> tuple[list[str], list[str]]:
+    """List the files to copy by their places in a folder, and a line for each that is left out.
+
+    A link that leads out of the folder is left out: it could publish any file of this machine.
+    """
+    copied, notes = [], []
+    found = [folder / name for name in NAMES]
+    found += [path for pattern in PATTERNS for path in sorted(folder.glob(pattern))]
+    for path in found:
+        if not path.is_file():
+            continue
+        if outside := leads_out(path) or (leads_out(path.parent) if path.parent != folder else None):
+            notes.append(f"{path} is not copied: it is a link to {outside}, outside the model's folder")
+        else:
+            copied.append(str(path.relative_to(folder)))
+    return copied, notes

@@ -1,0 +1,119 @@
+"""Mistral's own layout: params.json beside consolidated.safetensors (https://github.com/mistralai/mistral-inference).
+
+The keys of params.json are the arguments of the model there, names of tensors are those of its modules, and the pairs
+of q and k, which RoPE turns, are neighbors. Weights of an encoder of images are left out. No file says which ids begin
+and end a text: they are 1 and 2 in all of Mistral's tokenizers.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.checks import MOST_LAYERS
+from model.checkpoints.huggingface.fields import Fields
+from model.checkpoints.huggingface.read import Description, open_described
+from model.checkpoints.mapped import MappedFile
+from model.checkpoints.strict_json import read_object, short
+from model.families.mistral import FAMILY
+from model.family import RopeKeys
+
+STEM = "consolidated"
+EMBEDDING = "tok_embeddings"
+
+LAYOUT = replace(
+    FAMILY,
+    interleaved=True,
+    names={
+        "embedding": EMBEDDING,
+        "attention_norm": "layers.{layer}.attention_norm",
+        "q": "layers.{layer}.attention.wq",
+        "k": "layers.{layer}.attention.wk",
+        "v": "layers.{layer}.attention.wv",
+        "o": "layers.{layer}.attention.wo",
+        "ffn_norm": "layers.{layer}.ffn_norm",
+        "gate": "layers.{layer}.feed_forward.w1",
+        "up": "layers.{layer}.feed_forward.w3",
+        "down": "layers.{layer}.feed_forward.w2",
+        "router": "layers.{layer}.feed_forward.gate",
+        "expert_gate": "layers.{layer}.feed_forward.experts.{expert}.w1",
+        "expert_up": "layers.{layer}.feed_forward.experts.{expert}.w3",
+        "expert_down": "layers.{layer}.feed_forward.experts.{expert}.w2",
+        "norm": "norm",
+        "head": "output",
+    },
+    keys={
+        "dim": ("dim",),
+        "ffn": ("hidden_dim",),
+        "layers": ("n_layers",),
+        "heads": ("n_heads",),
+        "kv_heads": ("n_kv_heads",),
+        "head_dim": ("head_dim",),
+        "vocab": ("vocab_size",),
+        "context": ("max_position_embeddings", "max_seq_len"),
+        "eps": ("norm_eps",),
+        "tied": ("tied_embeddings",),
+    },
+    defaults={"kv_heads": None, "head_dim": None, "context": 128_000, "tied": False},
+    understood={
+        "model_type": ("transformer",),
+        "activation": ("silu",),
+        "use_biases": (False,),
+        "causal": (True,),
+        "ada_rms_norm_t_cond": (False,),
+        **dict.fromkeys(("lora", "quantization", "llama_4_scaling", "q_lora_rank", "kv_lora_rank"), (None,)),
+    },
+    window=None,
+    beside=("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm."),
+)
+EXPERTS = {"experts": ("num_experts",), "experts_per_token": ("num_experts_per_tok",)}  # keys within `moe`
+YARN = {"beta": "beta_fast", "alpha": "beta_slow"}  # keys within `yarn`, and config.json's
+
+
+def is_mistrals(folder: Path) -> bool:
+    """Whether a folder holds a model in this layout, and none in Hugging Face's."""
+    own, other = ([folder / f"{stem}.safetensors{end}" for end in ("", ".index.json")] for stem in (STEM, "model"))
+    found = (folder / "params.json").exists() and any(path.exists() for path in own)
+    return found and not ((folder / "config.json").exists() and any(path.exists() for path in other))
+
+
+def open_mistral(directory: Path, weights: MappedFile | None = None) -> Checkpoint:
+    """Open a directory, or only its file `weights`. Raises `CheckpointError`."""
+    path = directory / "params.json"
+    return open_described(directory, weights, describe(read_object(path), path))
+
+
+def describe(params: dict[str, Any], path: Path) -> Description:
+    """Describe the model of a parsed params.json. Raises `CheckpointError`."""
+    values = {key: value for key, value in params.items() if value is not None}  # null is what an absent key is
+    fields = Fields(values, path)
+    keys, windows = dict(LAYOUT.keys), LAYOUT.windows
+    if experts := fields.object("moe"):
+        if experts.get("num_shared_experts"):
+            raise fields.refused("moe.num_shared_experts is not supported")
+        values |= {key: experts[key] for [key] in EXPERTS.values() if key in experts}
+        keys |= EXPERTS
+    window = values.get("sliding_window", values.get("_sliding_window"))
+    if window is not None:
+        values["sliding_window"] = window
+    if isinstance(window, list):
+        values |= _by_layer(fields, window)
+        windows = "by layer"
+    if yarn := fields.object("yarn"):
+        values["rope_scaling"] = {"rope_type": "yarn"} | {YARN.get(key, key): yarn[key] for key in yarn}
+        if not Fields(yarn, path).boolean("apply_scale", True):
+            values["rope_scaling"]["attention_factor"] = 1.0
+    # The first versions of the code took theta for 10,000 in models with windows, and for 1,000,000 in others.
+    rope = RopeKeys(theta=1e6 if window is None else 1e4)
+    return Description(path, values, replace(LAYOUT, keys=keys, windows=windows, rope=rope), STEM, "mistral")
+
+
+def _by_layer(fields: Fields, windows: list[Any]) -> dict[str, Any]:
+    """Give the keys of config.json for a list of windows, one of each layer or of each of equal parts of the layers."""
+    layers, sizes = fields.integer("n_layers"), [size for size in windows if size is not None]
+    if any(type(size) is not int or size != sizes[0] for size in sizes) or not sizes:
+        raise fields.refused("sliding_window is not one number, or a list of one number and null")
+    if layers % len(windows) or layers > MOST_LAYERS:
+        raise fields.refused(f"sliding_window has {len(windows)} numbers for {short(layers)} layers")
+    types = ["full_attention" if size is None else "sliding_attention" for size in windows]
+    return {"sliding_window": sizes[0], "layer_types": types * (layers // len(windows))}
