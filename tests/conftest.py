@@ -1,5 +1,6 @@
 """Shared set-up: JAX on the CPU, Hypothesis's profiles, and outside data only from the folder LLAMASPEC_DATA names."""
 
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ settings.register_profile("brief", parent=settings.get_profile("quick"), max_exa
 settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+# Collection makes a million objects that stay, and every pass of the garbage collector would look at them again.
+gc.disable()
 NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 
@@ -53,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, slow in zip(items, is_slow(items, SLOW), strict=True):
         if slow:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:

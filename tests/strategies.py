@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import example
+from hypothesis import example, settings
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
@@ -41,6 +41,14 @@ class Noise:
         if self.peak:
             a.flat[self.rng.integers(a.size)] *= 2.0**15
         return a.astype(dtype)
+
+
+def share_of(examples: int) -> int:
+    """Count the examples to draw of a test for which `make test-all` draws `examples`: a quarter in `make test`.
+
+    A number in `@settings` would otherwise stand above the profile of the run.
+    """
+    return max(1, min(examples, examples * settings().max_examples // settings.get_profile("quick").max_examples))
 
 
 seeds = st.integers(0, 2**32 - 1)
