@@ -4,6 +4,7 @@ import ast
 import re
 import statistics
 from collections.abc import Iterator
+from functools import cache
 
 from tests.processes import REPOSITORY
 
@@ -43,6 +44,7 @@ UNCLEAR = re.compile(r"(What|Of|Which|Where|Those|The same)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache
 def sources() -> dict[str, str]:
     """Python files of the repository by path, without hidden and generated folders."""
     generated = {"build", "dist", "__pycache__"}
@@ -51,9 +53,14 @@ def sources() -> dict[str, str]:
     return {path.as_posix(): (REPOSITORY / path).read_text(encoding="utf-8") for path in sorted(ours)}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and first line of each docstring that opens with an unclear word."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and UNCLEAR.match(text):
             yield node.body[0].lineno, text.splitlines()[0]
 
@@ -79,7 +86,7 @@ def module(path: str) -> str:
 
 def imported(source: str, modules: set[str]) -> Iterator[str]:
     """The modules of ours that a file imports when it is imported itself, apart from its functions."""
-    for node in at_import(ast.parse(source)):
+    for node in at_import(parsed(source)):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names if alias.name in modules)
