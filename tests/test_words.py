@@ -39,7 +39,6 @@ REASONS = {
     "verify/mutants/fused.py": "wrong kernels of the fused ops: data",
     "verify/mutants/quantized.py": "wrong kernels of one op: data",
 }
-# `reference/` is a book of its own style.
 UNCLEAR = re.compile(r"(What|Of|Which|Where|Those|The same)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -66,13 +65,9 @@ def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_docstrings_open_with_a_verb_or_a_noun_phrase():
-    found = [
-        f"{path}:{line} {text}"
-        for path, source in sources().items()
-        if not path.startswith("reference/")
-        for line, text in unclear_docstrings(source)
-    ]
-    assert found == []
+    assert [
+        f"{path}:{at} {text}" for path, source in sources().items() for at, text in unclear_docstrings(source)
+    ] == []
 
 
 def test_an_unclear_docstring_is_seen():
