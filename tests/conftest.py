@@ -15,7 +15,7 @@ from hypothesis import Phase, settings
 
 import cli
 from tests.browser import started_browser
-from tests.slow import SLOW
+from tests.slow import SLOW, First
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -65,14 +65,19 @@ def pytest_collection_finish() -> None:
 
 
 def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
-    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not."""
-    seen: Counter[str] = Counter()
+    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not.
+
+    These are spread evenly over all cases, unless the number says that they are the first.
+    """
+    names = [item.nodeid.partition("[")[0] for item in items]
+    cases, seen = Counter(names), Counter()
     judged = []
-    for item in items:
-        name = item.nodeid.partition("[")[0]
-        seen[name] += 1
+    for item, name in zip(items, names, strict=True):
         keys = [key for key in (item.nodeid, name, name.partition("::")[0]) if key in slow]
-        judged.append(bool(keys) and seen[name] > slow[keys[0]])
+        kept = slow[keys[0]] if keys else cases[name]
+        place = seen[name] if isinstance(kept, First) else seen[name] * kept % cases[name]
+        judged.append(place >= kept)
+        seen[name] += 1
     return judged
 
 
