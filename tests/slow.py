@@ -12,6 +12,7 @@ class First(int):
 
 SLOW: dict[str, int] = {
     # The engine: its laws have faster tests of their own.
+    "tests/test_serving_laws.py::test_log_probabilities_of_any_requests_add_up": 0,  # 7
     "tests/test_scheduler_mutants.py::test_every_mutant_is_found_out": 8,  # 70 in 3 minutes
     "tests/test_scheduler_mutants.py::test_the_right_one_passes": 0,  # 10: 12,000 steps
     "tests/test_scheduler.py::test_memory_is_flat_after_10_000_requests": 0,  # 20
@@ -79,6 +80,8 @@ SLOW: dict[str, int] = {
     "tests/kernels/test_decode_step.py::test_what_the_kernels_refuse": 0,  # 11
     "tests/test_releases.py::test_the_table_of_releases_is_up_to_date": 0,  # 15
     # What `make verify` does as well, and derivatives by JAX that take long.
+    "tests/test_verify_loose.py::test_a_right_function_is_right_by_the_weaker_contract_too": 3,  # 1 each
+    "tests/test_verify_loose.py::test_plain_code_is_within_the_weaker_contract_alone": 2,  # 1 each
     "tests/test_verify_others.py::test_triton_kernels_of_jax": 2,  # 1 each
     "tests/test_verify_walk.py::test_sinks_and_biased_experts_are_walked_through": 0,  # 4
     "tests/test_verify_ours.py::test_kernels": 4,  # 1 each
@@ -144,6 +147,7 @@ SLOW: dict[str, int] = {
     "tests/test_interrupts.py::test_a_request_to_end_is_answered_at_once": 1,  # 5
     "tests/test_interrupts.py::test_an_interrupt_is_answered_at_once": First(10),  # the earliest of each command
     # A form, type or scheme after the other: a few stay.
+    "tests/test_quantized_products.py::test_every_kind_is_multiplied_as_one_token_needs_it": 10,  # 28 in 6
     "tests/test_checkup.py::test_a_text_in_another_language_names_nothing": 0,  # 4
     "tests/test_chat_template.py::test_a_harmful_template_is_one_line_and_soon": 8,  # 19 in 6
     "tests/test_quantized_checkpoints.py::test_a_layout_means_the_weights_of_its_owner": 8,  # 20 in 4

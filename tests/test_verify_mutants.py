@@ -21,7 +21,7 @@ MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant
 # The mutants of these ops take two thirds of the time: a draw of attention or of experts takes long.
 LONG = [
     *("attention", "attention_prefill", "attention_decode", "attention_paged", "moe", "distribution", "norm_qkv"),
-    *("gemv_quantized", "gemv_fixed_point"),
+    *("gemv_quantized", "gemv_fixed_point", "softmax"),
 ]
 FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
 
