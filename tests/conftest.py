@@ -16,6 +16,7 @@ from hypothesis import Phase, settings
 import cli
 from tests.browser import started_browser
 from tests.slow import SLOW, First
+from tests.strategies import EXAMPLES
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,7 +34,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # every other run draws anew.
 settings.register_profile(
     "quick",
-    max_examples=20,
+    max_examples=EXAMPLES,
     deadline=None,
     print_blob=True,
     derandomize=bool(os.environ.get("CI")),

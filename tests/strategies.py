@@ -43,13 +43,15 @@ class Noise:
         return a.astype(dtype)
 
 
+EXAMPLES = 20  # that are drawn of a property, but in `make test`
+
+
 def share_of(examples: int, *, part: int = 4) -> int:
     """Count the examples to draw: `examples`, and one in `part` of them in `make test`.
 
     A number in `@settings` would otherwise stand above the profile of the run.
     """
-    brief = settings().max_examples < settings.get_profile("quick").max_examples
-    return max(1, examples // part) if brief else examples
+    return max(1, examples // part) if settings().max_examples < EXAMPLES else examples
 
 
 seeds = st.integers(0, 2**32 - 1)
