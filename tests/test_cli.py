@@ -313,6 +313,9 @@ def test_doctor(run):
     code, out, err = run("doctor")
     assert code == 0, err
     assert all(word in out for word in ("jaxlib", "processor", "norm_qkv", "caches", "verdict"))
+
+
+def test_doctor_for_a_program(run):
     assert json.loads(run("doctor", "--json")[1])["versions"]["numpy"] == np.__version__
 
 
