@@ -77,8 +77,9 @@ class Api:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
-        """Let go of the threads that encode prompts."""
+        """Let go of the threads that encode prompts, and of the processes that render templates."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._prompts.close()
 
     async def complete(self, body: CompletionRequest, *, tenant: str) -> Answer:
         """Begin completions. Raises Refusal."""

@@ -5,12 +5,14 @@ A person's text never yields special tokens, in a conversation or outside one.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from model.chat.chat import LONGEST_TOKEN
 from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, turn_stops
+from model.chat.template_process import Workers
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
@@ -32,7 +34,7 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Makes prompts for one model. Each method takes up to a tenth of a second, so call it in a thread."""
+    """Makes prompts for one model, until `close`. Each method can take a tenth of a second, so call it in a thread."""
 
     def __init__(
         self,
@@ -45,13 +47,18 @@ class Prompts:
     ):
         """Prepare for a model with this context and vocabulary; `stops` are the ids that end a plain text."""
         self.tokenizer = tokenizer
-        self.template = template
+        self._workers = Workers()
+        self.template = template and replace(template, workers=self._workers)
         self.stops = stops
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
         self._call_form: CallForm | None = None  # once it is known
         self.turn_stops = stops | turn_stops(tokenizer, template)
+
+    def close(self) -> None:
+        """End the processes that render the template."""
+        self._workers.close()
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""

@@ -1,6 +1,7 @@
 """Tools: what templates show of them, calls told from text whole and streamed, forced calls, and refusals."""
 
 import json
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -74,9 +75,9 @@ def test_each_form_is_read(name):
 
 def test_calls_have_the_form_of_the_template_for_tools():
     template = ChatTemplate("t", "{{ messages[0].content }}", named={"tool_use": TEMPLATES["hermes"]})
-    prompts = Prompts(TOKENIZER, template=template, stops=frozenset(), context=4000, vocab=1024)
-    tool = Tool(type="function", function=Function(name="add"))
-    assert prompts.from_messages([Message(role="user", content="a")], tools=[tool]).calls == HERMES
+    with closing(Prompts(TOKENIZER, template=template, stops=frozenset(), context=4000, vocab=1024)) as prompts:
+        tool = Tool(type="function", function=Function(name="add"))
+        assert prompts.from_messages([Message(role="user", content="a")], tools=[tool]).calls == HERMES
 
 
 @pytest.mark.parametrize(
