@@ -85,7 +85,8 @@ def test_probes_and_later_requests_learn_of_it(site, monkeypatch):
 
 
 def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
-    engine = BatchingEngine(Dying(), LIMITS, vocab=1024, eos=frozenset([EOS]))
+    dying = Dying()
+    engine = BatchingEngine(dying, LIMITS, vocab=1024, eos=frozenset([EOS]))
     replies = []
 
     def ask(port: int) -> None:
@@ -94,7 +95,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
             replies.append(read_reply(connection))
 
     def said(line: str) -> None:
-        engine._executor.dies.set()
+        dying.dies.set()
         threads.append(threading.Thread(target=ask, args=[int(line.rpartition(":")[2])]))
         threads[0].start()
 

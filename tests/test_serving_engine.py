@@ -294,10 +294,9 @@ def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeyp
 
     monkeypatch.setattr(engine._scheduler, what, fails)
     fake.goes_on.set()
-    for client in clients:
-        end = client.wait()
-        assert end[0::4] == ("error", FAILED) or end.reason == "length"  # those told before it failed
-    assert isinstance(engine.failed, KeyError) and clients[-1].events[-1].reason == "error"
+    ends = [client.wait() for client in clients]
+    assert all(end[0::4] == ("error", FAILED) or end.reason == "length" for end in ends)  # told before it failed
+    assert isinstance(engine.failed, KeyError) and ends[-1].reason == "error"
     assert engine.drain(1.0)
 
 
