@@ -13,17 +13,16 @@ from time import perf_counter
 import jax
 import numpy as np
 
-from benchmarks.random_model import random_checkpoint
+from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import write_report
-from model.checkpoints.codes import quantized
 from model.insight.shapes import SHAPES
-from model.llama import choose_dtype
 from model.ops.choice import ops_for
 from model.options import SamplingOptions
 from model.running.device import default_device
 from model.running.jax_backend import JaxBackend
 from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
-from model.weights.params import Params, abstract_params, load_params
+from model.weights.gpu_codes import arranged
+from model.weights.params import Params
 from reference.config import Config
 from serving.executor import JaxExecutor
 from serving.loading import PAGE
@@ -85,12 +84,11 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
 
 def measure(config: Config, dtype: str, scheme: str | None, widths: Sequence[int], rounds: int) -> dict[str, float]:
     """Measure one model: multiples of one sequence's tokens a second, by width, all rows live and one alone."""
-    checkpoint = random_checkpoint(config)
-    run = quantized(checkpoint, scheme) if scheme else checkpoint
-    numbers = choose_dtype(dtype, run, platform=default_device().platform)
-    positions = AFTER + 8 * BURST + 128
-    shapes = abstract_params(config, dtype=numbers, positions=positions, tensors=run.tensors)
-    params = load_params(run, dtype=numbers, positions=positions)
+    numbers, device = np.dtype(dtype), default_device()
+    shapes = random_shapes(config, dtype=numbers, positions=AFTER + 8 * BURST + 128, quantize=scheme)
+    if device.has_kernels:
+        shapes = jax.eval_shape(arranged, shapes)
+    params = random_params(shapes, config)
     one = single_stream(params, shapes, config, numbers)
     many = {width: together(params, shapes, config, numbers, width) for width in widths}
     least: dict[str, float] = {}

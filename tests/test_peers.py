@@ -5,11 +5,13 @@ import json
 import os
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from benchmarks import peers
+from benchmarks.gpu import beside
 from benchmarks.peer_workers.our_engine import Engine as OurEngine
 from benchmarks.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
 from benchmarks.random_model import random_checkpoint
@@ -89,3 +91,37 @@ def test_a_tiny_run_shows_that_it_works(
 
 def test_examples():
     assert doctest.testmod(peers).failed == 0
+
+
+@pytest.fixture
+def llama_cpp(tmp_path):
+    """Make programs that stand in for those of a build of llama.cpp."""
+    rows = {"0": [{"n_prompt": 0, "n_gen": 4, "samples_ts": [3.0, 5.0]}]}
+    rows["16"] = [{"n_prompt": 16, "n_gen": 0, "samples_ts": [7.0]}]
+    choose = "\n".join(f"'-p {prompts} '*) echo '{json.dumps(found)}';;" for prompts, found in rows.items())
+    bench = (
+        f'#!/bin/sh\ncase "$*" in *IQ4*) echo no such type >&2; exit 1;; esac\nshift 8\ncase "$* " in {choose} esac\n'
+    )
+    for name, text in {"llama-bench": bench, "llama-quantize": '#!/bin/sh\ncp "$2" "$3"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "ours", lambda model, form, context, **asked: {"model": model.name, "form": form})
+    folder = tmp_path / "models"
+    folder.mkdir()
+    sizes = {"prompts": [16], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
+    rows = list(beside.compared(TINY, folder, llama_cpp=llama_cpp, types=["BF16", "IQ4_NL"], **sizes))
+    theirs = {"prefill 16": (7.0, 7.0, 7.0), "decode 4": (4.0, 3.0, 5.0)}
+    assert rows[:4] == [
+        {"file": "BF16", "engine": "llama.cpp", **theirs},
+        {"file": "BF16", "engine": "ours", "model": "BF16.gguf", "form": "stored"},
+        {"file": "IQ4_NL", "engine": "llama.cpp", "failed": "ValueError: llama-bench: no such type"},
+        {"file": "IQ4_NL", "engine": "ours", "model": "IQ4_NL.gguf", "form": "stored"},
+    ]
+    assert [row["form"] for row in rows[4:]] == list(beside.SCHEMES)
+    (tmp_path / "late").mkdir()
+    late = beside.compared(TINY, tmp_path / "late", llama_cpp=llama_cpp, types=["BF16"], **{**sizes, "over": 0.0})
+    assert all("skipped" in row for row in late)

@@ -1,7 +1,8 @@
 """llamaspec as `generate` runs it: the same session, with its bursts and the work of the host between them.
 
-python -m benchmarks.peer_workers.our_engine DIRECTORY float32|bfloat16|SCHEME
+python -m benchmarks.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
+`stored` leaves weights as the file has them. A dtype that is not named is what `generate` would choose on the device.
 Answers requests on standard input (`benchmarks.peer_workers`). The answer to `{"read": tokens}` is the read bandwidth
 of this machine in bytes a second, and the bytes that a step of decoding so many tokens reads.
 """
@@ -12,13 +13,13 @@ from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+import jax
 
 from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
 from model.insight.cost import decode_cost
 from model.insight.machine import Reader
-from model.llama import load_backend
+from model.llama import choose_dtype, load_backend
 from model.options import SamplingOptions
 from model.running.session import Session
 from model.weights.params import abstract_params
@@ -28,14 +29,16 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Engine:
-    def __init__(self, path: str, form: str):
+    def __init__(self, path: str, form: str, context: str | None = None):
         checkpoint = open_checkpoint(path)
         self.vocab, self.config = checkpoint.config.vocab, checkpoint.config
-        dtype = "bfloat16" if form == "bfloat16" else "float32"
-        scheme = None if form in ("float32", "bfloat16") else form
-        self.backend = load_backend(checkpoint, dtype=dtype, quantize=scheme, greedy=True, own_process=True)
+        dtype: Any = form if form in ("float32", "bfloat16") else None
+        scheme = None if form in ("float32", "bfloat16", "stored") else form
+        asked = {"context": int(context) if context else None, "dtype": dtype, "quantize": scheme}
+        self.backend = load_backend(checkpoint, **asked, greedy=True, own_process=True)
         run = quantized(checkpoint, scheme) if scheme else checkpoint
-        self.params = abstract_params(self.config, dtype=np.dtype(dtype), positions=1, tensors=run.tensors)
+        chosen = choose_dtype(dtype, run, platform=jax.default_backend())
+        self.params = abstract_params(self.config, dtype=chosen, positions=1, tensors=run.tensors)
         self.reader: Reader | None = None
 
     def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:

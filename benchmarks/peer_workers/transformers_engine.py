@@ -1,6 +1,6 @@
 """Hugging Face transformers on PyTorch, with its cache, in a plain loop in place of its `generate`.
 
-transformers_engine.py DIRECTORY THREADS DTYPE    answers on standard input (`benchmarks.peer_workers`)
+transformers_engine.py DIRECTORY THREADS DTYPE [DEVICE]    answers on standard input (`benchmarks.peer_workers`)
 """
 
 import json
@@ -14,13 +14,15 @@ PROMPT = 8
 
 
 class Engine:
-    def __init__(self, path: str, dtype: str):
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(path).to(getattr(torch, dtype)).eval()
+    def __init__(self, path: str, dtype: str, device: str = "cpu"):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        self.device, self.model = device, loaded.to(device).eval()
         self.vocab = self.model.config.vocab_size
 
     def feed(self, ids: list[int], cache):
         """Feed tokens; returns the likeliest next one, and the cache."""
-        out = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        fed = torch.tensor([ids], device=self.device)
+        out = self.model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(out.logits[0, -1].argmax()), out.past_key_values
 
     def prefill(self, count: int) -> dict:
@@ -39,9 +41,9 @@ class Engine:
 
 
 def main():
-    path, threads, dtype = sys.argv[1:]
+    path, threads, *form = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    engine = Engine(path, dtype)
+    engine = Engine(path, *form)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     print(json.dumps({"versions": versions}), flush=True)
     with torch.inference_mode():

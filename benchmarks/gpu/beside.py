@@ -1,0 +1,158 @@
+"""Comparison with llama.cpp and transformers on a GPU: the same files, prompts and tokens, in turn, in one run.
+
+    python -m benchmarks.gpu.beside --llama-cpp FOLDER [--transformers] [--shape NAME] [--type NAME] [--seconds N]
+
+FOLDER is the `bin` of a build of llama.cpp with CUDA: its `llama-quantize` makes the files and its `llama-bench` reads
+prompts and decodes, with flash attention and all layers on the GPU. A model of random weights, which repeat, is written
+for all. Ours runs in a process of its own, as `generate` does, and has bfloat16 where nothing else is stored. Rows are
+lines of JSON: tokens a second, medians of the rounds.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.peers import Engine, engine
+from benchmarks.report import in_a_line
+from benchmarks.starts import write_model
+from model.checkpoints.gguf.write import write_gguf
+from model.checkpoints.open import open_checkpoint
+from model.insight.shapes import SHAPES
+from model.insight.timing import spread
+from model.tokenizers.gguf_writer import vocabulary_keys
+from reference.config import Config
+
+WORKERS = Path(__file__).parents[1] / "peer_workers"
+OURS = "benchmarks.peer_workers.our_engine"
+TYPES = ("BF16", "Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_NL", "Q5_0", "Q4_1", "Q5_1")
+SCHEMES = ("q8", "q4", "fp8", "nf4")  # which files do not hold
+PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; `BEFORE` are those before the decoded ones
+TINY = Config(256, 2, 4, 4, 64, 512, vocab=1024, context=1024, eps=1e-5, theta=1e4)
+CONTEXT = 32_768  # beyond what a shape says, so that all read the same prompts
+THREADS = 16
+
+
+def ask_ours(one: Engine, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
+    """Ask an engine that answers requests, once to warm up and then in rounds."""
+    rates: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        for request, count in [*(("prefill", tokens) for tokens in prompts), ("decode", decoded)]:
+            rate = count / one.ask(request, count)["seconds"]
+            if number:
+                rates.setdefault(f"{request} {count}", []).append(rate)
+    return {name: spread(of) for name, of in rates.items()}
+
+
+def ask_llama_bench(
+    folder: Path, file: Path, prompts: Sequence[int], decoded: int, rounds: int, layers: int
+) -> dict[str, Any]:
+    """Run llama.cpp's benchmark on a file. Raises ValueError with its last line if it fails."""
+    command = [str(folder / "llama-bench"), "-m", str(file), "-ngl", str(layers), "-fa", "1", "-r", str(rounds)]
+    found: dict[str, Any] = {}
+    for what in (["-p", ",".join(map(str, prompts)), "-n", "0"], ["-p", "0", "-n", str(decoded), "-d", str(BEFORE)]):
+        done = subprocess.run([*command, *what, "-o", "json"], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"llama-bench: {(done.stderr.strip() or 'no words').splitlines()[-1]}")
+        for row in json.loads(done.stdout):
+            name = f"prefill {row['n_prompt']}" if row["n_prompt"] else f"decode {row['n_gen']}"
+            found[name] = spread(row["samples_ts"])
+    return found
+
+
+def ours(model: Path, form: str, context: int, **asked: Any) -> dict[str, Any]:
+    """Start our engine on a model, and ask it."""
+    command = (sys.executable, "-m", OURS, str(model), form, str(context))
+    began = time.perf_counter()
+    with engine(*command, threads=THREADS) as one:
+        ready = time.perf_counter() - began
+        return {"ready": ready, **ask_ours(one, **asked)}
+
+
+def compared(
+    config: Config, folder: Path, *, llama_cpp: Path, types: Sequence[str], transformers: bool, rounds: int,
+    prompts: Sequence[int], decoded: int, over: float, device: str
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Write the model, and yield a row for each file and engine until the time is over."""
+    context = max(prompts) + decoded
+    asked: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
+    stored, first = folder / "hf", folder / "BF16.gguf"
+    write_model(config, stored)
+    checkpoint = open_checkpoint(stored)
+    write_gguf(checkpoint, first, vocabulary=vocabulary_keys(checkpoint, None))
+
+    def row(file: str, who: str, ask: Any) -> dict[str, Any]:
+        if time.monotonic() > over:
+            return {"file": file, "engine": who, "skipped": "no time was left"}
+        try:
+            return {"file": file, "engine": who, **ask()}
+        except Exception as error:  # a single file or engine
+            return {"file": file, "engine": who, "failed": in_a_line(error)}
+
+    def theirs(file: Path):
+        return lambda: ask_llama_bench(llama_cpp, file, **asked, layers=0 if device == "cpu" else 99)
+
+    for kind in types:
+        if time.monotonic() > over:
+            yield {"file": kind, "skipped": "no time was left"}
+            continue
+        file = folder / f"{kind}.gguf"
+        if kind != "BF16":
+            command = [str(llama_cpp / "llama-quantize"), "--allow-requantize", str(first), str(file), kind]
+            subprocess.run([*command, str(THREADS)], check=True, capture_output=True)
+        yield row(kind, "llama.cpp", theirs(file))
+        yield row(kind, "ours", lambda file=file: ours(file, "stored", context, **asked))
+        if kind != "BF16":
+            file.unlink()
+    if transformers:
+        script = str(WORKERS / "transformers_engine.py")
+
+        def ask() -> Mapping[str, Any]:
+            command = [sys.executable, script, str(stored), str(THREADS), "bfloat16", device]
+            with engine(*command, threads=THREADS) as one:
+                return {**one.versions, **ask_ours(one, prompts, min(decoded, 64), rounds)}
+
+        yield row("bfloat16", "transformers", ask)
+    for scheme in SCHEMES:
+        yield row(scheme, "ours", lambda scheme=scheme: ours(stored, scheme, context, **asked))
+
+
+@click.command(help=__doc__)
+@click.option("--llama-cpp", type=click.Path(exists=True, path_type=Path), required=True, metavar="FOLDER")
+@click.option("--transformers", is_flag=True, help="Measure transformers of this Python, too.")
+@click.option("--shape", "shapes", multiple=True, type=click.Choice([*SHAPES, "tiny"]), default=["tinyllama-1.1b"])
+@click.option("--type", "types", multiple=True, default=TYPES, help="A type of file.  [default: all]")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--seconds", default=540.0, show_default=True, help="Seconds after which the rest is left out.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where the models are written.  [default: /tmp]")
+def main(
+    llama_cpp: Path, transformers: bool, shapes: Sequence[str], types: Sequence[str], rounds: int, seconds: float,
+    folder: Path | None
+):  # fmt: skip
+    import jax
+
+    from model.insight.machine import about
+
+    over, device = time.monotonic() + seconds, jax.default_backend()
+    click.echo(json.dumps({"about": about()}))
+    for shape in shapes:
+        config = TINY if shape == "tiny" else replace(SHAPES[shape], context=CONTEXT)
+        prompts = [tokens for tokens in PROMPTS if tokens + DECODED <= config.context] or [64]
+        sizes: dict[str, Any] = {"prompts": prompts, "decoded": DECODED if len(prompts) > 1 else 32}
+        with tempfile.TemporaryDirectory(dir=folder) as where:
+            for row in compared(
+                *(config, Path(where)), llama_cpp=llama_cpp, types=types, transformers=transformers, rounds=rounds,
+                **sizes, over=over, device={"gpu": "cuda"}.get(device, device),
+            ):  # fmt: skip
+                click.echo(json.dumps({"shape": shape, **row}))
+
+
+if __name__ == "__main__":
+    main()
