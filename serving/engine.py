@@ -167,7 +167,9 @@ class BatchingEngine:
         if not works:
             return True
         masks = {
-            row.number: self._mask(row.number, jobs[row.number]) for row in plan.rows if requests[row.number].allowed
+            row.number: self._mask(row.number, jobs[row.number])
+            for row in plan.rows
+            if requests[row.number].allowed and row.after is None
         }
         began = monotonic()
         outcome = self._executor.run(plan, requests, masks)

@@ -81,7 +81,7 @@ class Server:
             self.answers[end.number].reason = end.reason
         masks = {}
         for row in plan.rows:
-            if allowed := self.requests[row.number].allowed:
+            if (allowed := self.requests[row.number].allowed) and row.after is None:
                 masks[row.number] = np.asarray(allowed(self.answers[row.number].tokens))
         outcome = self.executor.run(plan, self.requests, masks)
         if cancelled is not None:
