@@ -141,7 +141,7 @@ def test_in_company_as_alone(name, dtype):
 
 
 def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
-    """Its answer is about the whole text. Where that decided what follows an earlier token, penalties counted others."""
+    """Its answer is about the whole text. Where it decided what follows an earlier token, penalties counted others."""
     model, preempted = served(MODELS[0]), 0
     for seed in range(12):
         request = Request(
