@@ -60,7 +60,10 @@ def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -
     shape = (batch, config.kv_heads, capacity, _width(config, dtype))
 
     def zeros() -> Array:
-        return jax.device_put(np.zeros(shape, dtype))
+        if jax.default_backend() == "cpu":  # NumPy's zeros are no work until somebody writes
+            return jax.device_put(np.zeros(shape, dtype))
+        # Gigabytes of zeros would take the host longer to send than a prompt takes to read.
+        return jnp.zeros(shape, dtype)
 
     return Cache(
         [LayerCache(zeros(), zeros()) for _ in range(config.layers)], jax.device_put(np.zeros(batch, np.int32))
