@@ -89,7 +89,7 @@ class Server:
         if plan.chunk and outcome.prompt:
             told = self.answers[plan.chunk.number].prompt
             for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
-                assert told.setdefault(at, report) == report
+                assert repr(told.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
         for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
             answer = self.answers[number]
             answer.tokens += tokens
