@@ -11,7 +11,16 @@ import click
 
 from commands.interrupt import SIGNALS, first_handled_by
 from commands.loading import prepare_jax
-from commands.options import MODEL, Verb, combined, default_model, serving_options, template_option, tokenizer_option
+from commands.options import (
+    MODEL,
+    Verb,
+    combined,
+    default_model,
+    devices_option,
+    serving_options,
+    template_option,
+    tokenizer_option,
+)
 from commands.output import fail, say
 from commands.progress import progress_bar
 
@@ -51,6 +60,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
 @combined(
     tokenizer_option,
     serving_options,
+    devices_option,
     _limit("--max-batch", int, 16, "Decode so many requests at once. A text depends on it, in its last bits."),
     click.option(
         "--cache-tokens",
@@ -115,7 +125,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 
         engine = load_engine(
             checkpoint,
-            **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels")},
+            **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels", "devices")},
             width=options["max_batch"],
             cached_tokens=options["cache_tokens"],
             waiting=options["max_queue"],
@@ -211,7 +221,7 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
 
     import jax
 
-    chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch")]
+    chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")]
     device = jax.devices()[0].device_kind
     ids = range(tokenizer.vocab)
     pieces = [(tokenizer.bytes_of(id), tokenizer.first_bytes_of(id)) for id in ids]

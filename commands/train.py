@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import Verb, devices_option
+from commands.options import Verb, devices_option, processes_options
 from commands.output import say
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 @click.option("--eval-every", type=int, default=400, show_default=True, help="Evaluate each so many steps.")
 @click.option("--save-every", type=int, default=100, show_default=True, help="Write a checkpoint each so many steps.")
 @devices_option
+@processes_options
 @click.option("--fsdp", is_flag=True, help="With --devices: cut weights and optimizer over them, too.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
 @click.option("--text", metavar="FILE", help="Train on the paragraphs of FILE, instead of the built-in stories.")
@@ -67,7 +68,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     A grammar writes the stories. The defaults make the built-in model, in three hours on two cores or
     in minutes on a GPU.
     Checkpoints are written as it goes; a run that was killed goes on with --resume, and ends with the
-    same weights.
+    same weights. Several processes need a DIR that all can read.
 
     \b
     llamaspec train --out run
@@ -107,6 +108,11 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     config = Config(**shape, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
     recipe = Recipe(config=config, **options)
     assert out is not None
+    import jax
+
+    if jax.process_index():  # the first process speaks for all
+        train_model(recipe, source, out, **running)
+        return
     with _training_progress(recipe.steps) as report:
         directory = train_model(recipe, source, out, report=report, **running)
     say(f"{directory}: {parameters(config):,} parameters")

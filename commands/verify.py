@@ -90,6 +90,9 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     _store_in_the_cache()
     from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
 
+    for option in click.get_current_context().command.params:
+        if options.get(str(option.name)) == "":  # a variable of the shell that is not set, say
+            raise click.UsageError(f"{option.opts[0]} is empty: name what it is for, or leave it out")
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
     problem = names[:1] == ("kernelbench",)

@@ -118,8 +118,8 @@ _ATTENTION = (
     _Part("q", ("heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("k", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
     _Part("v", ("kv_heads", "dim"), Role.MATRIX, "qkv", bias="qkv_bias"),
-    _Part("q_norm", ("q_norm",), Role.NORM, "q_norm", switch="qk_norm"),
-    _Part("k_norm", ("k_norm",), Role.NORM, "k_norm", switch="qk_norm"),
+    _Part("q_norm", ("head_dim",), Role.NORM, "q_norm", switch="qk_norm"),
+    _Part("k_norm", ("head_dim",), Role.NORM, "k_norm", switch="qk_norm"),
     _Part("head_q_norm", ("head_dim",), Role.NORM, "q_norm", switch="head_qk_norm"),
     _Part("head_k_norm", ("head_dim",), Role.NORM, "k_norm", switch="head_qk_norm"),
     _Part("sinks", ("each_head",), Role.SINKS, "sinks", switch="sinks"),
@@ -127,6 +127,7 @@ _ATTENTION = (
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
     _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="two_norms"),
 )
+_OVER_ALL_HEADS = {"q_norm": ("heads",), "k_norm": ("kv_heads",)}  # axes of norms where `wide_qk_norm` is on
 _FEED_FORWARD = (
     _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias", switch="gated"),
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
@@ -187,19 +188,18 @@ def _made(
         "heads": config.heads * config.head_dim,
         "kv_heads": config.kv_heads * config.head_dim,
         "head_dim": config.head_dim,
-        "q_norm": config.head_dim * (config.heads if config.wide_qk_norm else 1),
-        "k_norm": config.head_dim * (config.kv_heads if config.wide_qk_norm else 1),
         "one": 1,
         "each_head": config.heads,
         "shared": config.shared_ffn,
         "ffn": config.ffn,
         "experts": config.experts,
     }
-    shape = tuple(sizes[axis] for axis in part.axes)
-    weight = Weight("", part.part, shape, part.axes, part.role, part.field, layer, expert, head)
+    axes = _OVER_ALL_HEADS.get(part.part, part.axes) if config.wide_qk_norm else part.axes
+    shape = tuple(sizes[axis] for axis in axes)
+    weight = Weight("", part.part, shape, axes, part.role, part.field, layer, expert, head)
     yield weight._replace(name=weight.named(NAMES))
     if part.bias and getattr(config, part.bias):
-        bias = weight._replace(shape=shape[:1], axes=part.axes[:1], role=Role.BIAS)
+        bias = weight._replace(shape=shape[:1], axes=axes[:1], role=Role.BIAS)
         yield bias._replace(name=bias.named(NAMES))
 
 

@@ -11,7 +11,7 @@ from model.options import SamplingOptions
 from model.sampling import Sampling, as_arrays, random_key
 from model.weights.params import Params
 from reference.config import Config
-from serving.programs import Drawn, Logprobs, Rows, ServingPrograms, Sizes, empty_state
+from serving.programs import Drawn, Logprobs, Rows, ServingPrograms, Sizes, State, empty_state
 from serving.request import MOST_LOGPROBS, MOST_STOPS, FinishReason, Request, TopLogprobs
 from serving.scheduler import Chunk, Draws, Plan, Row
 
@@ -48,11 +48,23 @@ class Executor(Protocol):
 class JaxExecutor:
     """An `Executor` of compiled programs."""
 
-    def __init__(self, params: Params, programs: ServingPrograms, config: Config, *, sizes: Sizes, eos: frozenset[int]):
-        """Run `programs`, compiled for `sizes`, on `params`. `eos` are the model's own ids that end a text."""
+    def __init__(
+        self,
+        params: Params,
+        programs: ServingPrograms,
+        config: Config,
+        *,
+        sizes: Sizes,
+        eos: frozenset[int],
+        state: State | None = None,
+    ):
+        """Run `programs`, compiled for `sizes`, on `params`. `eos` are the model's own ids that end a text.
+
+        `state` is an empty one, if it lies on several devices.
+        """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos
-        self._state = empty_state(config, sizes)
+        self._state = empty_state(config, sizes) if state is None else state
         self._set: set[int] = set()  # rows whose bias or prompt is set
 
     def run(

@@ -1,16 +1,19 @@
 """An engine for a checkpoint: sizes chosen, memory checked, programs compiled, weights loaded."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from model.cache import Pages, position_bytes
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
 from model.llama import choose_dtype
 from model.ops.choice import ops_for
 from model.options import choose_context
+from model.parallel.backend import load_shares
+from model.parallel.load import in_one_memory
+from model.parallel.partition import Partition, mesh
+from model.parallel.way import TENSOR, Parts
 from model.running.device import default_device, free_bytes
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from model.running.programs import longest_burst, prompt_chunk
@@ -20,6 +23,7 @@ from serving.engine import BatchingEngine
 from serving.executor import JaxExecutor
 from serving.programs import Sizes, compile_serving
 from serving.scheduler import Limits
+from serving.several import Spread
 
 WIDTH = 16  # requests that decode at once, by default
 PAGE = 64  # tokens
@@ -37,6 +41,7 @@ def load_engine(
     width: int = WIDTH,
     cached_tokens: int | None = None,
     waiting: int = 256,
+    devices: int = 1,
     progress: Progress = no_progress,
 ) -> BatchingEngine:
     """Load a model to be served. The first arguments are those of `model.llama.load_backend`.
@@ -46,15 +51,17 @@ def load_engine(
     - `cached_tokens` is the room for keys and values, of all requests together and of prompts that may come again; None
       is `width` contexts, or what fits half of the memory that the weights leave.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
+    - `devices` of this process share the model's heads and columns, and the pages.
 
     Raises ValueError and MemoryError as `load_backend` does.
     """
     capacity = choose_context(context, checkpoint.config.context)
-    config = for_sequences(checkpoint.config, capacity)
-    checkpoint = replace(checkpoint, config=config)
+    checkpoint = replace(checkpoint, config=for_sequences(checkpoint.config, capacity))
     if width < 1:
         raise ValueError(f"the width must be 1 or more, got {width}")
-    run = quantized(checkpoint, quantize) if quantize else checkpoint
+    over, parts = mesh(devices), Parts(checkpoint, devices, quantize)
+    shares = [parts.of(i) for i in range(devices)]
+    run, config = shares[0], shares[0].config
     device = default_device()
     weights = choose_dtype(dtype, run, platform=device.platform)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
@@ -63,9 +70,11 @@ def load_engine(
     memory = memory_of(
         shapes, config, batch=1, context=capacity, chunk=chunk, platform=device.platform, cache_dtype=cache_dtype
     )
+    memory = in_one_memory(memory, devices, device)
     check_fits(memory, context=capacity, available=free_bytes())
     room = int(SHARE * (free_bytes() - memory.peak + memory.held))
-    tokens = min(width * capacity, room // position_bytes(config, dtype=cache_dtype))
+    position = position_bytes(config, dtype=cache_dtype) * (devices if device.platform == "cpu" else 1)
+    tokens = min(width * capacity, room // position)
     tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
     sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
@@ -76,9 +85,16 @@ def load_engine(
     )
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
-    programs = compile_serving(shapes, config, ops=choice.ops, sizes=sizes, platform=device.platform)
+    compiling: dict[str, Any] = {"sizes": sizes, "platform": device.platform}
+    reading: dict[str, Any] = {"dtype": weights, "positions": capacity + chunk, "progress": progress}
+    if devices == 1:
+        programs, spread = compile_serving(shapes, config, ops=choice.ops, **compiling), None
+    else:
+        spread = Spread(Partition(over, TENSOR.weights(shapes, config), TENSOR.cache(config.layers)), config)
+        programs = compile_serving(shapes, config, ops=TENSOR.ops(choice.ops), **compiling, spread=spread.program)
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        params = load_params(run, dtype=weights, positions=capacity + chunk, progress=progress)
+        params = load_shares(shares, spread.partition, **reading) if spread else load_params(run, **reading)
     with shortage_named(f"a cache of {tokens} tokens"):
-        executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops)
+        state = spread.empty_state(sizes) if spread else None
+        executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state)
     return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops)

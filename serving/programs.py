@@ -8,7 +8,7 @@ beside the others' numbers, never instead of them.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -212,15 +212,30 @@ class ServingPrograms(NamedTuple):
     set_row: Callable[..., State]
 
 
-def compile_serving(params: Params, config: Config, *, ops: Ops, sizes: Sizes, platform: str) -> ServingPrograms:
-    """Compile for JAX's default device. `params` may be only shapes."""
+@runtime_checkable
+class Spreads(Protocol):
+    """A way to make a program, and the shapes of its arguments on one device, into those of several devices."""
+
+    def __call__(self, run: Callable, arguments: Sequence[Any], /) -> tuple[Callable, Sequence[Any]]: ...
+
+
+def compile_serving(
+    params: Params, config: Config, *, ops: Ops, sizes: Sizes, platform: str, spread: Spreads | None = None
+) -> ServingPrograms:
+    """Compile for JAX's default device, or for several with `spread`, where all shapes are those of a device's share.
+
+    `params` may be only shapes.
+    """
     state = jax.eval_shape(partial(empty_state, config, sizes))
     options = compiler_options(platform)
     chunk, blocks, vocab = sizes.chunk, sizes.blocks, config.vocab
     flag = _shape(dtype=np.bool_)
 
     def compiled(program: Callable, *arguments: Any, donated: int, **fixed: Any) -> Any:
-        return jax.jit(partial(program, **fixed), donate_argnums=donated).lower(*arguments).compile(options)
+        run, shapes = (partial(program, **fixed), arguments)
+        if spread:
+            run, shapes = spread(run, arguments)
+        return jax.jit(run, donate_argnums=donated).lower(*shapes).compile(options)
 
     one = _shape(1)
     prompt = (_shape(1, chunk), one, one, _shape(1, blocks), _shape(chunk), flag)

@@ -20,7 +20,7 @@ from model.parallel import context, gathered, reading, share, way
 from model.parallel.tensor import AXIS, tensor_parallel, total
 from model.tensors import NAMES, row_order
 from reference.quantizers.schemes import scheme
-from tests.on_devices import Walk, walked
+from tests.on_devices import GPT_OSS, STABLELM_2, Walk, walked
 
 BIASES = Walk("biases, scaled RoPE", 2)
 DEALT = Walk("broad", 4, way="context")
@@ -68,6 +68,22 @@ def residual_of_experts(ops: Any) -> Any:
     )
 
 
+def bias_of_experts_inside(ops: Any) -> Any:
+    def moe_add(x, layer, *, config):
+        return x + total(ops.moe_add(x, layer, config=config, total=lambda y: y) - x)
+
+    return tensor_parallel(ops)._replace(moe_add=moe_add)
+
+
+def sink_of_each_device(ops: Any) -> Any:
+    """Add a sink on every device: the log of their number is added to its score."""
+
+    def attend(*arguments, sinks, **static):
+        return context.attend_across(*arguments, sinks=sinks + jnp.log(lax.axis_size(AXIS)), **static)
+
+    return context.context_parallel(ops)._replace(attend=attend)
+
+
 def backwards(ops: Any) -> Any:
     def norm_logits(x, params, *, config):
         logits = lax.all_gather(ops.norm_logits(x, params, config=config), AXIS)[::-1]
@@ -108,6 +124,18 @@ def dealt_heads(weight: Any, config: Any, *, device: int, devices: int) -> Any:
         return part
     start = device % config.kv_heads * config.head_dim
     return part._replace(start=start, stop=start + part.size)
+
+
+def first_sinks(weight: Any, config: Any, *, device: int, devices: int) -> Any:
+    """Give every device the sinks of the first heads."""
+    return share.cut(weight, config, device=0 if weight.part == "sinks" else device, devices=devices)
+
+
+def first_norms(config: Any, *, device: int, devices: int) -> Any:
+    """Give every device the norms of the first heads."""
+    at = {name: weight for name, weight in share.held(config, device=0, devices=devices) if weight.head is not None}
+    for name, weight in share.held(config, device=device, devices=devices):
+        yield name, at.get(name, weight)
 
 
 def vocabulary_of_whole_parts(weight: Any, config: Any, *, device: int, devices: int) -> Any:
@@ -187,6 +215,10 @@ MUTANTS = {
     "logits gathered backwards": Mutant(BIASES, ops=backwards),
     "a kv head of another device": Mutant(BIASES, arrays=other_head),
     "kv heads dealt one by one": Mutant(EIGHT_FOR_TWO, replaced=(reading, "cut", dealt_heads)),
+    "a bias of experts added on every device": Mutant(Walk(GPT_OSS, 2), ops=bias_of_experts_inside),
+    "a sink on every device": Mutant(Walk(GPT_OSS, 4, way="context"), ops=sink_of_each_device),
+    "sinks of other heads": Mutant(Walk(GPT_OSS, 2), replaced=(reading, "cut", first_sinks)),
+    "norms of other heads": Mutant(Walk(STABLELM_2, 2), replaced=(reading, "held", first_norms)),
     "the rest of the vocabulary left out": Mutant(
         Walk("broad", 2), replaced=(reading, "cut", vocabulary_of_whole_parts)
     ),

@@ -2,10 +2,13 @@
 
     python -m tests.on_devices walk          every case of `WALKS`
     python -m tests.on_devices more          every case of `MORE`
+    python -m tests.on_devices every         every case of `EVERY`: two minutes of a processor, in no test
     python -m tests.on_devices gradients     every case of `GRADIENTS`
     python -m tests.on_devices caches        every case of `SPREAD`
+    python -m tests.on_devices families      every case of `FAMILIES`
     python -m tests.on_devices drawn         tokens that four devices draw, and again with a key for each device
     python -m tests.on_devices trained       a training on two devices, killed and resumed, for each kind of `TRAINED`
+    python -m tests.on_devices served        answers of engines on so many devices as `SERVED` says
     python -m tests.on_devices stories       the texts of the built-in model, by each way of `SHARED_BY`
     python -m tests.on_devices commands      code, stdout and stderr of every command of `COMMANDS`
     python -m tests.on_devices shown         likewise, of `shown`
@@ -43,6 +46,9 @@ class Walk(NamedTuple):
     stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
 
 
+# Models of `verify.walk.BEYOND`, by whose switches they have.
+STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
+NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
 WALKS = [
     Walk("broad", 2),
     Walk("broad", 8, "bfloat16"),
@@ -50,10 +56,14 @@ WALKS = [
     Walk("wide", 2, table="cpu", quantize="q4"),
     Walk("broad", 4, way="context"),
     Walk("even", 4, way="FSDP"),
+    Walk(GPT_OSS, 4),
+    Walk(STABLELM_2, 4, "bfloat16"),
 ]
 MORE = [
+    Walk(STARCODER_2, 2),
+    Walk(NEMOTRON, 4),
+    Walk(GPT_OSS, 4, "bfloat16", way="context"),
     *(Walk("broad", devices) for devices in (1, 4, 8)),
-    Walk("experts", 2, "bfloat16"),
     Walk("experts", 8, "bfloat16", way="context"),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4", way="context"),
     Walk("wide", 2, table="cpu"),
@@ -66,13 +76,24 @@ MORE = [
     # Each model, number of devices, dtype and table meets each other one.
     *(
         Walk(name, devices, dtype, table)
-        for name in ("biases, scaled RoPE", "7 heads to 1", "2 heads to 1, wide", "experts")
+        for name in ("biases, scaled RoPE", "7 heads to 1", "experts")
         for devices in (2, 4)
         if devices == 2 or name != "7 heads to 1"
         for dtype, table in zip(
             ("float32", "bfloat16"), ("xla", "cpu") if devices == 2 else ("cpu", "xla"), strict=True
         )
     ),
+]
+EVERY = [
+    Walk(model, devices, dtype, table, quantize)
+    for table in ("xla", "cpu")
+    for devices in (1, 2, 4, 8)
+    for dtype in ("float32", "bfloat16")
+    for model, quantize in (
+        ("broad", None),
+        ("8 heads, experts", None),
+        *(("8 heads, groups", scheme) for scheme in ("q8", "q4", "nf4")),
+    )
 ]
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
 GRADIENTS = {  # whether the gradient is that of one device
@@ -84,6 +105,12 @@ GRADIENTS = {  # whether the gradient is that of one device
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
 }
+FAMILIES = (  # models for whose switches no bound is derived: of `switched`, how they are shared, and devices
+    ("Gemma, Granite, SmolLM3", "tensor", 4),
+    ("Qwen2-MoE", "tensor", 4),
+    ("OLMo 2", "tensor", 4),
+    ("OLMo 2", "context", 4),
+)
 SPREAD = {  # caches on four devices, by whether logits are those of one device
     "float32": True,
     "int8": True,
@@ -94,6 +121,7 @@ SPREAD = {  # caches on four devices, by whether logits are those of one device
     "largest scores of each device": False,
 }
 TRAINED = ("data parallel", "FSDP")
+SERVED = (1, 4)
 TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the process of these commands knows
 COMMANDS = {  # run one after the other, in one process with one folder of caches
     "plan before": ("inspect", "--plan", "--devices", "2", "--json"),
@@ -131,16 +159,20 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 def configs() -> Mapping[str, Any]:
     """Models whose shapes make mistakes show."""
-    from verify.walk import CONFIGS
+    from verify.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
+    broad = replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True)
     return {
         # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
-        "broad": replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True),
+        "broad": broad,
+        "8 heads, experts": replace(broad, experts=4, experts_per_token=2),
+        "8 heads, groups": replace(broad, dim=64, head_dim=64, ffn=512),  # of 64 columns on each of eight devices
         "even": replace(small, heads=8, kv_heads=4, head_dim=4, vocab=52, tied=True),  # four devices divide all rows
         # Wide enough for groups of 64 columns on each of two devices.
         "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
         **CONFIGS,
+        **{name: replace(config, layers=1, windows=config.windows and (3,)) for name, config in BEYOND.items()},
         "experts": replace(CONFIGS["experts"], layers=1),
     }
 
@@ -321,6 +353,45 @@ def gradient(name: str) -> dict[str, Any]:
     return {"error": off}
 
 
+def served(devices: int) -> dict[str, Any]:
+    """Serve requests one by one, and again all at once, with too few pages for all."""
+    import threading
+
+    from model.candidates.walking import random_checkpoint
+    from model.tensors import tensor_shapes
+    from serving.loading import load_engine
+    from serving.request import Finished, Request
+    from verify.walk import weights
+
+    config = replace(configs()["broad"], tied=False, context=128)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    engine = load_engine(checkpoint, context=128, width=3, cached_tokens=128, devices=devices)
+    requests = [
+        Request(tuple(range(1, 3 + 9 * i)), 20, temperature=0.8 * (i % 2), seed=i, logprobs=2, ignore_eos=True)
+        for i in range(5)
+    ]
+
+    def answers(some: list[Request]) -> list[Any]:
+        told, ends = [[] for _ in some], [threading.Event() for _ in some]
+        for request, events, end in zip(some, told, ends, strict=True):
+
+            def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
+                if isinstance(event, Finished):
+                    events.append(event.reason)
+                    end.set()
+                else:
+                    events.extend(zip(event.ids, event.logprobs, event.top_logprobs, strict=True))
+
+            engine.submit(request, take)
+        assert all(end.wait(120) for end in ends) and engine.failed is None
+        return told
+
+    alone = [told for request in requests for told in answers([request])]
+    together = answers(requests)
+    engine.close()
+    return {"same": alone == together, "texts": [[token[0] for token in told[:-1]] for told in together]}
+
+
 _gradients: dict[Any, Any] = {}
 
 
@@ -397,6 +468,75 @@ def spread_cache(name: str) -> dict[str, Any]:
         wrong = jnp.nan_to_num(jnp.abs(found - due), nan=jnp.inf)
         off, largest = max(off, float(jnp.max(wrong))), max(largest, float(jnp.max(jnp.abs(due))))
     return {"error": off / largest}
+
+
+def switched() -> Mapping[str, Any]:
+    """Models with the switches of some families, as many as fit into one."""
+    small = replace(configs()["broad"], heads=4, qk_norm=False, windows=None)
+    return {
+        "Gemma, Granite, SmolLM3": replace(
+            small,
+            layers=3,
+            head_dim=8,
+            activation="gelu_tanh",
+            post_norms=True,
+            windows=(3, None, None),
+            rotary_dim=4,
+            rotary_layers=(True, True, False),
+            local_theta=100.0,
+            attention_scale=1.0,
+            attention_cap=2.0,
+            logit_cap=3.0,
+            embedding_scale=2.0,
+            residual_scale=0.5,
+            logit_divisor=2.0,
+        ),
+        "Qwen2-MoE": replace(small, experts=4, experts_per_token=2, shared_ffn=24),
+        "OLMo 2": replace(small, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True),
+    }
+
+
+def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
+    """Compare logits of a prompt on several devices with those of the definition."""
+    import numpy as np
+
+    from model.candidates.walking import random_checkpoint
+    from model.running.reference_backend import load_reference_params
+    from model.tensors import tensor_shapes
+    from reference import llama as reference
+    from verify.walk import weights
+
+    config = switched()[name]
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    tokens = np.array([3, 1, 4, 1, 5, 9], np.int32)
+    found = logits_on(checkpoint, kind, devices, tokens)
+    exact = load_reference_params(checkpoint)
+    due, _ = reference.forward(exact, tokens, reference.empty_cache(config), config=config)
+    return {"error": float(np.abs(found - due).max() / np.abs(due).max())}
+
+
+def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
+    """Compute the logits of a prompt on several devices."""
+    import numpy as np
+
+    from model.forward import forward
+    from model.ops.xla import XLA
+    from model.parallel.backend import cache_shapes, load_shares
+    from model.parallel.partition import Partition, mesh
+    from model.parallel.way import Parts, way_named
+    from model.running.programs import Layout
+    from model.weights.params import abstract_params
+
+    way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
+    parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)
+    shares = [parts.of(i) for i in range(devices)]
+    shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
+    partition = Partition(mesh(devices), way.weights(shapes, config), way.cache(config.layers))
+    params = load_shares(shares, partition, dtype=dtype, positions=rows)
+    layout = Layout(batch=1, capacity=rows, chunk=0, burst=1, cache_dtype=dtype, devices=way.rows_spread(devices))
+    cache = partition.zeros(partition.cache, cache_shapes(layout, config))
+    run = partition.jit(partial(forward, config=config, ops=way.ops(XLA))).jitted
+    return np.asarray(run(params, tokens[None], cache, np.array([rows], np.int32))[0][0])
 
 
 def drawn(*, own_key: bool) -> dict[str, Any]:
@@ -548,16 +688,22 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
+        case "every":
+            yield from ((lambda case=case: walked(case) | {"case": case}) for case in EVERY)
         case "stories":
             yield from (partial(told, *shared) for shared in SHARED_BY)
         case "gradients":
             yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
         case "caches":
             yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
+        case "families":
+            yield from (partial(family_logits, *case) for case in FAMILIES)
         case "drawn":
             yield from (partial(drawn, own_key=own) for own in (False, True))
         case "trained":
             yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "served":
+            yield from (partial(served, devices) for devices in SERVED)
         case "commands":
             yield from commands(COMMANDS.values())
         case "shown":

@@ -20,6 +20,9 @@ FLOAT32 = np.dtype(np.float32)
 EOS, POISON = 3, 4  # the second is a token whose embedding is NaN
 WIDTH, CHUNK, BURST, PAGE, CONTEXT = 4, 5, 3, 4, 24
 LIMITS = Limits(pages=12, page=PAGE, rows=WIDTH, chunk=CHUNK, burst=BURST, context=CONTEXT, patience=4, waiting=8)
+# Heads with keys of their own take another form of attention on a CPU than those that share them.
+OWN_KEYS = "1 to 1, wide, window"
+MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4, windows=(5, None))}
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Served:
 
 @cache
 def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
-    """A model of `tests.random_models.CONFIGS`, with a token of NaN."""
-    config = replace(CONFIGS[name], tied=False)
+    """A model of `MODELS`, with a token of NaN."""
+    config = replace(MODELS[name], tied=False)
     checkpoint = random_checkpoint(config, seed=0)
     params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
     params = params._replace(embedding=params.embedding.at[POISON].set(np.nan))  # type: ignore

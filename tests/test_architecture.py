@@ -60,6 +60,9 @@ RULES = [
         ),
         beside="model/running/reference_backend.py",
     ),
+    # The text of the model, and what ops compute, are those of one device: several take them as they are.
+    Rule("model/forward.py", never=("model.parallel",)),
+    Rule("model/ops/", never=("model.parallel",)),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
     Rule("benchmarks/", never=("cli", "commands", "tests")),

@@ -13,7 +13,6 @@ import model.families
 from model.candidates.walking import Walkable
 from model.family import architectures, families, nearest_family
 from model.ops.xla import XLA
-from model.parallel.share import share
 from model.running.reference_backend import load_reference_params
 from model.weights.params import load_params
 from reference.backward.llama import loss_and_gradient
@@ -38,15 +37,12 @@ def test_a_family_is_a_file():
 def test_code_that_knows_only_llamas_refuses_the_switches_of_others():
     config = replace(SMALL, logit_cap=5.0, post_norms=True)
     words = r" do not know post norms, logit cap yet$"
-    with pytest.raises(ValueError, match="^several devices" + words):
-        share(config, 2)
     with pytest.raises(ValueError, match="^walks" + words):
         never = cast(Any, lambda _: pytest.fail("nothing is computed"))
         next(walk(Walkable(None, None, XLA, never, never, never), [], config=config, unit=0.0))
     with pytest.raises(ValueError, match="^gradients" + words):
         params = load_reference_params(random_checkpoint(config, seed=0))
         loss_and_gradient(params, np.array([1, 2]), np.array([1.0, 1.0]), config=config)
-    assert share(config, 1) == config
 
 
 @pytest.mark.parametrize("length", [1.0, 1.2])

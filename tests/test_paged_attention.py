@@ -1,5 +1,6 @@
-"""Attention over a cache in pages, in plain JAX: against the reference, and row by row to the last bit."""
+"""Attention over a cache in pages, in both forms: against the reference, and row by row to the last bit."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,16 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.cache import LayerPages, extended, from_int8, to_int8
+from model.ops.cpu import cpu_attend
 from model.ops.paged_attention import attend_pages
+from model.ops.table import Positions
 from reference.attention import attention, causal_mask
 from reference.config import Config
 from tests.strategies import seeds
 
-HEADS, KV_HEADS, WIDTH, PAGE, BLOCKS, BATCH = 6, 2, 8, 4, 5, 5
+HEADS, KV_HEADS, WIDTH, PAGE, BLOCKS, BATCH = 6, 2, 16, 4, 5, 5
 CONFIG = Config(
     dim=16, layers=1, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH, ffn=8, vocab=8, context=20, eps=1e-5, theta=1e4
 )
 ATTEND = jax.jit(partial(attend_pages, config=CONFIG), static_argnames="window")
+
+
+@partial(jax.jit, static_argnames="window")
+def attend_listed(q: jax.Array, cache: LayerPages, at: jax.Array, window: int | None) -> jax.Array:
+    """`ATTEND` as the ops for a CPU compute it, where each head has keys of its own."""
+    assert q.shape[1:3] == (1, KV_HEADS)
+    positions = Positions(at, jnp.zeros(()), jnp.zeros(()))
+    return cpu_attend(q, cache, positions, window=window, config=replace(CONFIG, heads=KV_HEADS))
+
+
+FORMS = pytest.mark.parametrize(("attend", "heads"), [(ATTEND, HEADS), (attend_listed, KV_HEADS)])
 
 
 def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -43,20 +57,22 @@ def spoil(pages: np.ndarray, table: np.ndarray, used: int) -> None:
         pages[table[place // PAGE], :, place % PAGE] = np.nan
 
 
+@FORMS
 @given(
     seed=seeds,
     seq=st.sampled_from([1, 3]),
     starts=st.lists(st.integers(-1, BLOCKS * PAGE - 3), min_size=BATCH, max_size=BATCH),
     window=st.sampled_from([None, 3]),
 )
-def test_each_row_attends_to_its_own_pages(seed, seq, starts, window):
+def test_each_row_attends_to_its_own_pages(attend, heads, seed, seq, starts, window):
+    seq = 1 if attend is attend_listed else seq
     k, v, table = draw_pages(seed, rows=BATCH)
-    q = np.random.default_rng(seed + 1).normal(size=(BATCH, seq, HEADS, WIDTH)).astype(np.float32)
+    q = np.random.default_rng(seed + 1).normal(size=(BATCH, seq, heads, WIDTH)).astype(np.float32)
     for row, start in enumerate(starts):
         for pages in (k, v):
             spoil(pages, table[row], start + seq if start >= 0 else 0)
     at = np.array([[start + i if start >= 0 else -1 for i in range(seq)] for start in starts], np.int32)
-    h = np.asarray(ATTEND(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=window))
+    h = np.asarray(attend(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=window))
     for row, start in enumerate(starts):
         if start < 0:
             np.testing.assert_array_equal(h[row], 0)
@@ -67,12 +83,13 @@ def test_each_row_attends_to_its_own_pages(seed, seq, starts, window):
         np.testing.assert_allclose(h[row], attention(q[row], keys, values, mask).reshape(seq, -1), atol=2e-6)
 
 
+@FORMS
 @given(seed=seeds, starts=st.lists(st.integers(-1, BLOCKS * PAGE - 1), min_size=BATCH, max_size=BATCH))
-def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(seed, starts):
+def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(attend, heads, seed, starts):
     k, v, table = draw_pages(seed, rows=BATCH)
-    q = np.random.default_rng(seed + 1).normal(size=(BATCH, 1, HEADS, WIDTH)).astype(np.float32)
+    q = np.random.default_rng(seed + 1).normal(size=(BATCH, 1, heads, WIDTH)).astype(np.float32)
     at = np.array(starts, np.int32)[:, None]
-    together = np.asarray(ATTEND(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=None))
+    together = np.asarray(attend(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=None))
     rng = np.random.default_rng(seed + 2)
     renumbered = np.append(0, 1 + rng.permutation(len(k) - 1))  # page i is now at renumbered[i]
     moved = [np.empty_like(pages) for pages in (k, v)]
@@ -86,7 +103,7 @@ def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(seed, start
         other[place] = renumbered[table[row]]
         queries = rng.normal(size=q.shape).astype(np.float32)
         queries[place] = q[row]
-        h = np.asarray(ATTEND(queries, LayerPages(*map(jnp.asarray, (*moved, other))), alone, window=None))
+        h = np.asarray(attend(queries, LayerPages(*map(jnp.asarray, (*moved, other))), alone, window=None))
         np.testing.assert_array_equal(h[place], together[row])
 
 
@@ -123,3 +140,16 @@ def test_a_cache_of_int8_is_read_by_its_scales():
     h = ATTEND(q, stored, at, window=None)
     expected = ATTEND(q, LayerPages(levels(stored.k), levels(stored.v), stored.table), at, window=None)
     np.testing.assert_allclose(h, expected, atol=1e-5)
+
+
+def test_the_form_for_a_cpu_knows_sinks_and_caps():
+    config = replace(CONFIG, heads=KV_HEADS, attention_cap=2.0)
+    k, v, table = draw_pages(3, rows=BATCH)
+    rng = np.random.default_rng(4)
+    q = rng.normal(size=(BATCH, 1, KV_HEADS, WIDTH)).astype(np.float32)
+    at = jnp.array([[0], [7], [-1], [19], [4]], jnp.int32)
+    cache, sinks = LayerPages(*map(jnp.asarray, (k, v, table))), jnp.asarray(rng.normal(size=KV_HEADS), jnp.float32)
+    positions = Positions(at, jnp.zeros(()), jnp.zeros(()))
+    h = cpu_attend(jnp.asarray(q), cache, positions, window=3, config=config, sinks=sinks)
+    expected = attend_pages(jnp.asarray(q), cache, at, window=3, config=config, sinks=sinks)
+    np.testing.assert_allclose(h, expected, atol=2e-6)

@@ -9,7 +9,7 @@ from model.parallel.reading import share_of
 from model.parallel.share import possible, share
 from model.tensors import EMBEDDING, HEAD, row_order, stacks
 from tests.device_mutants import MUTANTS
-from tests.on_devices import GRADIENTS, MORE, SHARED_BY, SPREAD, TRAINED, WALKS, results
+from tests.on_devices import FAMILIES, GRADIENTS, MORE, SERVED, SHARED_BY, SPREAD, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 
 # A test has all cases of a kind, which one process computes: two workers would compute them twice.
@@ -26,6 +26,11 @@ def test_every_op_of_more_models_is_within_the_bound():
         assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case
 
 
+def test_a_family_without_bounds_has_the_logits_of_its_definition():
+    for case, found in zip(FAMILIES, results("families"), strict=True):
+        assert found["error"] < 1e-5, case
+
+
 def test_a_mistake_is_found():
     for (name, mutant), walked in zip(MUTANTS.items(), results(module="device_mutants"), strict=True):
         assert walked["wrong"] and walked["ratio"] > mutant.least, name
@@ -39,6 +44,14 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
         dealt = ", each with every n-th position" * (way == "context")
         assert told["run"] == f"{alone['run']}, {devices} devices{dealt}"
     assert len(alone["drawn"]) > 40 and alone["drawn"] != alone["greedy"]
+
+
+def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
+    """Tokens and log-probabilities, to the last bit; and the tokens of one device."""
+    one, *several = results("served")
+    for devices, served in zip(SERVED[1:], several, strict=True):
+        assert served["same"] and served["texts"] == one["texts"], devices
+    assert one["same"] and len(set(map(tuple, one["texts"]))) == 5
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -81,6 +94,7 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
             2,
             "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
         ),
+        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the expert that every token passes"),
         ({}, 0, "0 devices are none"),
     ],
 )

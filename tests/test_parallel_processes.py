@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import string
 import subprocess
 import sys
 import time
@@ -12,11 +13,14 @@ from math import prod
 from pathlib import Path
 
 import ml_dtypes
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
 from model.parallel.reading import share_of
+from tests import tiny_tokenizers
 from tests.on_devices import COMPILED_FAST
 from tests.processes import MEASURED, run_llamaspec
 from tests.random_models import SMALL, random_checkpoint
@@ -118,6 +122,25 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5)
 
 
+def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
+    """Optimizer and all, to the last bit: a sum of two numbers has one order. What it is, `test_parallel.py` judges."""
+    text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
+    text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))
+    tokenizer.write_bytes(tiny_tokenizers.llama2c())
+    sizes = "--dim 16 --layers 1 --heads 2 --kv-heads 2 --head-dim 8 --ffn 32 --context 64 --steps 2 --batch 3"
+    request = ("train", *sizes.split(), "--text", str(text), "--tokenizer", str(tokenizer), "--fsdp", "--devices", "2")
+    both = started(*request, "--out", str(tmp_path / "both"))
+    told = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert "both/model: " in told[0][1] and not told[1][1]
+    (alone,) = started(*request, "--out", str(tmp_path / "alone"), processes=1)
+    _, err = alone.communicate(timeout=PATIENCE)
+    assert alone.returncode == 0, err
+    for name in ("step-00000002.safetensors", "model/model.safetensors"):
+        one, two = (load_file(tmp_path / place / name) for place in ("alone", "both"))
+        assert one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one), name
+
+
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
     both = started(*STORY, "--max-new-tokens", "100")
@@ -139,6 +162,8 @@ def test_a_process_that_hangs_is_noticed(started, victim):
     both[victim].send_signal(signal.SIGSTOP)
     assert errors(both[1 - victim]) == [f"error: process {victim} of 2 has not answered for 4 s"]
     assert both[1 - victim].returncode == 1
+    both[victim].send_signal(signal.SIGCONT)
+    assert errors(both[victim]) and both[victim].returncode  # in JAX's words, if it is the first to miss the other
 
 
 def test_a_process_that_never_comes_is_named_by_its_place(started):

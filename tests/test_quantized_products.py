@@ -1,5 +1,6 @@
 """Products of quantized matrices: every code, scale and zero point counts."""
 
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -217,6 +218,23 @@ def test_a_few_vectors_have_the_bits_that_each_has_alone(monkeypatch, kept):
     assert few and one
     block = kept if kept < 256 * 512 else 0  # bytes of its codes
     assert few.temp_size_in_bytes <= one.temp_size_in_bytes + 4 * 2 * x.size + 4 * 2 * len(x) * 256 + 1024 + block
+
+
+@pytest.mark.parametrize("count", [2, 8, 20])
+@pytest.mark.parametrize("form", [None, "int8"])
+def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: Form | None, count: int):
+    """The matrix, or its decoded part, is the first operand of the dot, which XLA does not copy."""
+    tensor, _ = Matrix("int8", False, 64, seed=9)(96, 512)
+    weight = placed(tensor) if form else jnp.asarray(Noise(seed=9)(1, 96, 512)[0])
+    x = Noise(seed=10)(count, 1, 512)
+    product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
+    y = np.asarray(product(x, weight))
+    for place in range(1, count, 3):
+        others = Noise(seed=11)(count, 1, 512)
+        others[place] = x[0]
+        np.testing.assert_array_equal(product(others, weight)[place], y[0])
+    if count > products.MOST_ONE_BY_ONE or not form:
+        assert re.search(rf"= f32\[\d+,{count}\]\S* dot\(", product.as_text() or "")
 
 
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])

@@ -23,9 +23,9 @@ from model.running.session import Session
 from serving.engine import BatchingEngine
 from serving.loading import load_engine
 from serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
-from tests.served_models import EOS, LIMITS, POISON, Answer, Server, served
+from tests.served_models import EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
 
-MODELS = ("2 to 1, wide, tied", "3 to 1, q/k norms, window")
+MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
 BFLOAT16 = np.dtype(jnp.bfloat16)
 BEGINNINGS = ((1, 2, 5, 6, 7, 8, 9, 10, 11), (1, 2, 5, 6, 9, 9, 9, 9))  # prompts that begin alike
 VOCAB = 50

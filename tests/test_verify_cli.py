@@ -151,6 +151,35 @@ def only_float32(x):
     verify("softmax", "--candidate", "narrow:only_float32", *arguments, "--dtype", "bfloat16", status=1)
 
 
+def test_a_dtype_that_a_candidate_takes_now_and_then_is_judged(verify, tmp_path):
+    """Only what never returns anything for a dtype refuses it. The first draw has a row of one score."""
+    (tmp_path / "picky.py").write_text(
+        """
+import numpy as np
+from mine import right
+
+CALLS = []
+
+def some_shapes(x):
+    if x.dtype != np.float32 and x.shape[-1] % 8:
+        raise ValueError("whole blocks alone")
+    return right(x)
+
+def wrong_once(x):
+    if x.dtype == np.float32:
+        return right(x)
+    CALLS.append(1)
+    if len(CALLS) > 1:
+        raise TypeError("float32 alone")
+    return right(x) * 2
+"""
+    )
+    for name, message in (("some_shapes", "raised: ValueError: whole"), ("wrong_once", "raised: TypeError: float32")):
+        out = verify("softmax", "--candidate", f"picky:{name}", *NUMPY[:-2], "--set", "hidden=none", status=1).stdout
+        verdicts = [line.split("  ")[0] for line in out.splitlines() if not line.startswith(" ")]
+        assert verdicts[:2] == ["within bounds softmax float32", "violated"] and message in out
+
+
 def test_verdicts_outlive_a_candidate_that_is_missing(verify):
     done = verify("softmax", "add", "--candidate", "mine_too", *NUMPY, "--json", status=2)
     assert [report["op"] for report in json.loads(done.stdout)["reports"]] == ["softmax"]
@@ -308,6 +337,11 @@ def test_the_list_of_contracts(verify):
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
         (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),
         (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add draws rows, dim, x, y; got n"),
+        (["softmax", "--candidate", ""], "--candidate is empty"),
+        (["softmax", "--candidate", "mine:right", "--contract", ""], "--contract is empty"),
+        (["softmax", "--candidate", "mine:right", "--loose", ""], "--loose is empty"),
+        (["softmax", "--candidate", "mine:right", "--device", ""], "--device is empty"),
+        (["softmax", "--candidate", "mine:right", "--device", "gpu"], "arrays of numpy are on no device"),
     ],
 )
 def test_wrong_usage(folder, arguments, error):

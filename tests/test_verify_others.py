@@ -56,7 +56,7 @@ def other(monkeypatch):
 
     def start(function: str, arrays: str) -> Worker:
         library, _ = library_of(function)
-        if not (python := python_with(library)):
+        if not (python := python_with({"quanto": "optimum.quanto"}.get(library, library))):
             pytest.skip(f"needs a Python with {library}: set LLAMASPEC_OTHER_PYTHON")
         workers.append(Worker(function, arrays=arrays, python=python))
         return workers[-1]

@@ -102,6 +102,21 @@ def test_a_misspelt_draw_is_refused_where_it_is_written():
             contract("softmax", **only)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seconds": 0.0}, "a time is a number of seconds above 0"),  # one example would pass nearly anything
+        ({"seconds": float("nan")}, "a time is a number of seconds above 0"),
+        ({"examples": 0}, "examples is a number from 1; got 0"),
+        ({"shapes": 0}, "shapes is a number from 1; got 0"),
+        ({"loose": ""}, "a weaker contract is declared as u=bfloat16"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_where_it_is_written(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        contract("softmax", **options)
+
+
 def test_a_candidate_cannot_change_what_it_is_judged_by(monkeypatch):
     def patches(x):
         monkeypatch.setattr("reference.softmax.softmax", lambda x: np.zeros(x.shape))

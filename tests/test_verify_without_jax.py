@@ -61,6 +61,15 @@ def test_a_group_of_the_project_has_what_is_needed():
     assert {*group} <= {*project["project"]["dependencies"]}
 
 
+@pytest.mark.parametrize("guide", ["verify-your-kernel.md", "verify-triton.md"])
+def test_the_guides_install_the_group_before_llamaspec(guide):
+    """In this order pip warns of nothing: it looks for what llamaspec itself needs when it installs something else."""
+    text = (REPOSITORY / "docs" / guide).read_text(encoding="utf-8")
+    assert text.index("pip install --group PATH/TO/llamaspec/pyproject.toml:verify") < text.index(
+        "pip install --no-deps PATH/TO/llamaspec"
+    )
+
+
 def test_there_is_no_jax(installed):
     command = [sys.executable, "-S", "-c", "import jax"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True)

@@ -59,14 +59,16 @@ def train(
     """Train, and give the directory of the model.
 
     `resume` goes on from the last checkpoint in `out`. The documents of a step are spread over `devices`; with `fsdp`
-    each holds a part of the weights and of the optimizer, otherwise all of them. `report` is called after each step,
-    and again after each evaluation. Raises CheckpointError where a file cannot be used, ValueError for a recipe that
-    cannot be, and FloatingPointError for a loss that is not finite: each a single line.
+    each holds a part of the weights and of the optimizer, otherwise all of them. Of several processes all read `out`,
+    and the first writes there. `report` is called after each step, and again after each evaluation. Raises
+    CheckpointError where a file cannot be used, ValueError for a recipe that cannot be, and FloatingPointError for a
+    loss that is not finite: each a single line.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
     check_at_least_one(eval_every=eval_every, save_every=save_every)
     over = spread(recipe.config, devices=devices, fsdp=fsdp) if devices > 1 else None
+    writes = jax.process_index() == 0
     transform = optimizer(lr=recipe.lr, steps=recipe.steps, warm_up=recipe.warm_up, decay=recipe.decay)
     tensors = initial_tensors(recipe.config, seed=recipe.seed)
     state, begun, seconds = transform.init(tensors), 0, 0.0
@@ -82,7 +84,7 @@ def train(
     else:
         with os_errors(out):
             out.mkdir(parents=True, exist_ok=True)
-        for name, data in source.files.items():
+        for name, data in source.files.items() if writes else ():
             with new_file(out / name, replace=True) as staged:
                 staged.write_bytes(data)
     ops = remat(WHOLE) if recipe.remat else WHOLE
@@ -91,16 +93,17 @@ def train(
     rows, streams_at_once = rows_at_once(platform) * devices, STREAMS
     context = recipe.config.context
     zeros = jax.jit(lambda: (jax.tree.map(jnp.zeros_like, tensors), jnp.zeros(())))
+    on_devices = over.documents if over else np.asarray
     if over:
-        tensors, state = over.place((tensors, state))
         zeros = partial(over.place, jax.tree.map(np.zeros_like, (tensors, np.zeros((), np.float32))))
+        tensors, state = over.place((tensors, state))
         streams_at_once = 1  # since devices would meet in two programs in different orders, and wait forever
 
     def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
         """Sum the gradients and the nats of all predictions of `parts`."""
         sums = zeros()
         for part in parts:
-            sums = step.add_gradient(*sums, tensors, part.ids, part.weights)
+            sums = step.add_gradient(*sums, tensors, *map(on_devices, (part.ids, part.weights)))
         return jax.block_until_ready(sums)
 
     # The documents of the next step are made while this one is computed, which takes as long on a GPU.
@@ -116,7 +119,7 @@ def train(
             raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
         streams = pool.map(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
         gradient, nats = jax.tree.map(lambda *sums: sum(sums), *streams)
-        tensors, state = step.update(tensors, state, gradient, jnp.float32(count))
+        tensors, state = step.update(tensors, state, gradient, np.float32(count))
         loss = float(nats) / count
         if not np.isfinite(loss):
             raise FloatingPointError(f"the loss of step {number + 1} is {loss}: try a smaller --lr")
@@ -126,12 +129,21 @@ def train(
         taken = StepReport(done, loss, sum(min(len(d.ids), context) for d in chosen) / took, seconds)
         report(taken)
         if done % eval_every == 0 or done == recipe.steps:
-            evaluation = evaluate(tensors, recipe.config, source, score=step.score, rows=rows)
+            score = partial(_score, step.score, on_devices)
+            evaluation = evaluate(tensors, recipe.config, source, score=score, rows=rows)
             report(taken._replace(evaluation=evaluation))
         if done % save_every == 0 or done == recipe.steps:
-            save_state(out, done, seconds, recipe, tensors, state)
-    write_model(out, recipe, source, tensors)
+            held: tuple[Tensors, Any] = over.whole((tensors, state)) if over else (tensors, state)
+            if writes:
+                save_state(out, done, seconds, recipe, *held)
+    weights = over.whole(tensors) if over else tensors
+    if writes:
+        write_model(out, recipe, source, weights)
     return out / "model"
+
+
+def _score(score: Callable, on_devices: Callable, tensors: Tensors, ids: np.ndarray, importance: np.ndarray) -> Any:
+    return score(tensors, on_devices(ids), on_devices(importance))
 
 
 def parameters(config: Config) -> int:

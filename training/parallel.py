@@ -2,6 +2,8 @@
 
 The documents of a batch are spread over devices. The loss is one `jax.shard_map` that ends in a sum over devices, and
 `jax.grad` goes around it: inside, a sum would be its own transpose, and gradients would be too large without a word.
+
+The devices may belong to several processes. Each makes all documents and weights, and hands over what its devices take.
 """
 
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -42,8 +45,18 @@ class Spread(NamedTuple):
         return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def place(self, tree: Any) -> Any:
-        """Put arrays where they belong."""
-        return jax.device_put(tree, self.shardings(tree))
+        """Put arrays, which every process has, where they belong."""
+        return jax.tree.map(_placed, tree, self.shardings(tree))
+
+    def documents(self, array: np.ndarray) -> jax.Array:
+        """Put the rows of a batch, which every process has, on devices, as many on each."""
+        return _placed(array, NamedSharding(self.mesh, P(AXIS)))
+
+    def whole(self, tree: Any) -> Any:
+        """Give every process whole copies of arrays that lie in parts on the devices of several."""
+        if jax.process_count() == 1:
+            return tree
+        return multihost_utils.process_allgather(tree, tiled=True)
 
     def loss(self, summed_loss: Callable, *, config: Config, ops: Ops, dtype: np.dtype) -> Callable:
         """Make `training.objective.summed_loss` that of documents on all devices, as many on each."""
@@ -52,10 +65,11 @@ class Spread(NamedTuple):
         def on_each(tensors, ids, importance):
             whole = {**tensors, EMBEDDING: gathered_rows(tensors[EMBEDDING], (config.vocab,))}
             loss, (plain, likeliest) = summed_loss(whole, ids, importance, config=config, ops=table, dtype=dtype)
-            return lax.psum(loss, AXIS), (lax.psum(plain, AXIS), likeliest)
+            each = lax.all_gather(likeliest, AXIS, tiled=True)  # so that every process has the answers to questions
+            return lax.psum(loss, AXIS), (lax.psum(plain, AXIS), each)
 
         layouts = (self.layout, P(AXIS), P(AXIS))
-        results = (P(), (P(), P(AXIS)))
+        results = (P(), (P(), P()))
         return jax.shard_map(on_each, mesh=self.mesh, in_specs=layouts, out_specs=results, check_vma=False)
 
 
@@ -66,6 +80,11 @@ def spread(config: Config, *, devices: int, fsdp: bool) -> Spread:
     """
     layout = row_layouts(config, devices)
     return Spread(mesh(devices), layout if fsdp else dict.fromkeys(layout, P()))
+
+
+def _placed(array: Any, sharding: NamedSharding) -> jax.Array:
+    held = np.asarray(array)
+    return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])
 
 
 def even(rows: int, devices: int) -> int:

@@ -1,5 +1,6 @@
 """Campaigns: several contracts, each with a candidate in a process of its own, as the command line asks for."""
 
+import itertools
 import os
 import shlex
 import signal
@@ -18,7 +19,8 @@ from verify.candidate import NoVerdict, Worker, check_seconds
 from verify.catalogue import CONTRACTS, contract_for
 from verify.contract import Contract
 from verify.domain import narrowed
-from verify.examination import Examination, examine
+from verify.drawing import uniform
+from verify.examination import Examination, examine, takes
 from verify.loose import dtypes_for, loosened
 from verify.precision import precision
 from verify.process import ENDING
@@ -28,6 +30,7 @@ from verify.runner import Progress, Report, verify
 from verify.timing import timed
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
+OTHERS = 16  # draws that a dtype is tried with, where all calls have raised
 LINES = 10  # shown at most of those that a candidate printed
 
 
@@ -226,13 +229,16 @@ def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> I
                 told += lines
             yield report, told
         for dtype in campaign.beside if not violated else ():
+            before = worker.answers
             try:
                 report = _verified(contract, worker, dtype, campaign.fewer(), progress)
             except NoVerdict as error:
                 report = _not_taken(contract, worker, dtype, campaign, str(error))
             finding = report.worst.finding
-            if finding and finding.kind == "raised" and report.examples == 1:
-                report = _not_taken(contract, worker, dtype, campaign, f"raised {finding.message}")
+            if finding and finding.kind == "raised" and worker.answers == before:
+                others = itertools.islice(uniform(contract, None, campaign.only, seed=campaign.seed), OTHERS)
+                if not takes(contract, worker, precision(dtype), others):
+                    report = _not_taken(contract, worker, dtype, campaign, f"raised {finding.message}")
             yield report, _told(report, contract, replay=_save(contract, report, campaign))
 
 

@@ -69,7 +69,8 @@ class Direct:
 class Worker:
     """A function called `package.module:function` or `file.py:function`, in a process that starts when it is needed.
 
-    `timeout` is in seconds, for a call. Raises ValueError for an unknown library, and for a timeout that is no time.
+    `timeout` is in seconds, for a call. Raises ValueError for an unknown library, for a device of one that names none,
+    and for a timeout that is no time.
     """
 
     def __init__(
@@ -83,9 +84,12 @@ class Worker:
     ):
         self.name = name
         self.arrays = check_library(arrays)
+        if device and arrays in ("numpy", "cupy"):
+            raise ValueError(f"arrays of {arrays} are on no device that has a name: {device} is one of jax or torch")
         self.device = device
         self.python = python
         self.timeout = check_seconds(timeout)
+        self.answers = 0  # calls that returned something
         self._process: Process | None = None
         self._said = b""
 
@@ -149,6 +153,7 @@ class Worker:
             process.request([list(_as_bytes(positional).values()), _as_bytes(keyword), seconds], self.timeout)
             *reply, times = [*process.reply(patience), *([[]] if seconds is None else [])]
             outcome = _outcome(worker.Reply(*reply), positional)
+            self.answers += isinstance(outcome, Outputs)
             if isinstance(outcome, Outputs) or outcome.kind == "raised":
                 return [float(time) for time in times], outcome
             failure = outcome

@@ -2,8 +2,7 @@
 
 `verify.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU with torch
 or cupy, the second-level cache is cleared before each call, and events around the whole call measure it; what other
-streams still do after it counts too. jax has no events: there a call is timed until its result is ready. The parts for
-a GPU have not run on one yet.
+streams still do after it counts too. jax has no events: there a call is timed until its result is ready.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,12 @@
 """Judge one draw: its inputs, a call of the candidate, and a verdict on what it returns."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from verify.candidate import Candidate, Failure, NoVerdict
+from verify.candidate import Candidate, Failure, NoVerdict, Outputs
 from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
 from verify.draw import SEEDS, Values
 from verify.judge import Finding, Point, broken, judge, returned_precision
@@ -70,6 +71,17 @@ def examine(
         raise Unjudged(f"{contract.name}: the result for {draw} cannot be judged: {first}") from error
     message = f"the first result could not be judged ({first}), the second one, of the same inputs, could"
     return Examination(draw, np.inf, np.inf, Finding(NOT_TWICE, message))
+
+
+def takes(contract: Contract, candidate: Candidate, precision: Precision, draws: Iterable[Draw]) -> bool:
+    """Whether `candidate` returns anything for one of `draws`: it takes their dtype, though it raises for others."""
+    for draw in draws:
+        try:
+            if isinstance(candidate.call(*contract.split(_due(contract, precision, draw)[0])), Outputs):
+                return True
+        except (NoVerdict, ImportError):
+            pass
+    return False
 
 
 def _due(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:

@@ -26,7 +26,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 
-from verify.candidate import Direct
+from verify.candidate import Direct, check_seconds
 from verify.catalogue import CONTRACTS, contract_for, in_file
 from verify.contract import Contract
 from verify.domain import narrowed
@@ -60,17 +60,22 @@ def contract(
     `examples` is that of Hypothesis's profile unless given, and so is whether draws are the same in every run; `seed`
     fixes them. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. `strict` fails on what is only suspicious.
     The test fails with NoVerdict where nothing was compared. Raises ValueError for an op without a contract, a dtype
-    that contracts do not speak of, and a draw that it does not have or cannot have that value; ImportError for a file
-    that cannot be imported.
+    that contracts do not speak of, a number of examples, shapes or seconds that is none, and a draw that it does not
+    have or cannot have that value; ImportError for a file that cannot be imported.
     """
-    held = op if isinstance(op, Contract) else contract_for(op, in_file(os.fspath(file))[0] if file else CONTRACTS)
+    known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
+    held = op if isinstance(op, Contract) else contract_for(op, known)
     asked = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
-    if loose:
+    if loose is not None:
         narrow = dtype_of(loose)
         held, asked = loosened(held, narrow), dtypes_for(narrow, [] if dtype is None else asked)
     precisions = [precision(name) for name in asked]
     if not precisions:
         raise ValueError("dtype names no dtype: nothing would be judged")
+    check_seconds(seconds)
+    for name, count in (("examples", examples), ("shapes", shapes)):
+        if count is not None and count < 1:
+            raise ValueError(f"{name} is a number from 1; got {count}")
     chosen = narrowed(held, only)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:

@@ -9,7 +9,8 @@ layer: it carries the incoming errors along and adds the layer's own roundings, 
     gamma_n = n u / (1 - n u)      n roundings in a row, or a sum of n products, in any order
     |fl(w . x) - w . x| <= gamma_n |w| . |x|
 
-Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u, tanh within 6 u; a test samples XLA's.
+Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u, tanh within 7 u: a test goes through every
+float32 for XLA's tanh.
 Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of themselves: `rounded`.
 Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
 """
@@ -36,7 +37,9 @@ from reference.swiglu import swiglu
 from verify.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
-TANH = 6 * U  # relative error of tanh, which libraries compute as a quotient of two polynomials
+# Relative error of tanh, which XLA computes as a quotient of two polynomials. For every float32, that is 4.90 u off at
+# most with fused multiply-adds, and 6.89 u without them (tests/test_verify_ours.py).
+TANH = 7 * U
 FIXED = 2.0**-21  # the error of a number in fixed point, over the largest number of its group
 DIGITS_SIZE = 3.02  # the sum of a number's digits, each without its sign and scaled, over the number
 NO_BOUND = 1e30  # allows any value; infinity times a weight of 0 would be NaN

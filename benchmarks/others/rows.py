@@ -20,6 +20,7 @@ PACKAGES = {
     "flag_gems": "FlagGems 5.0.2, in Triton 3.8.0's interpreter",
     "bitsandbytes": "bitsandbytes 0.50.2, on a CPU",
     "torchao": "torchao 0.18.0, on a CPU",
+    "quanto": "optimum-quanto 0.2.7, on a CPU",
 }
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 

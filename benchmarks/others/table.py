@@ -210,6 +210,9 @@ TORCHAO = [
     _torch("quantize", library="torchao", dtypes=ALONE, scheme=["mxfp4"], cols=[32, 64, 128]),
     _torch("quantize", library="torchao", dtypes=ALONE, scheme=["q8", "q8_row"], cols=[64, 128]),
 ]
+QUANTO = [
+    _torch(op, library="quanto", dtypes=ALONE, scheme=["q8_row"]) for op in ("quantize", "dequantize", "gemv_quantized")
+]
 SCIPY = [
     Job("softmax", "benchmarks.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
     Job("logsumexp", "benchmarks.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
@@ -225,6 +228,7 @@ OTHERS = [
     *FLAG_GEMS,
     *BITSANDBYTES,
     *TORCHAO,
+    *QUANTO,
 ]
 
 

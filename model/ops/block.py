@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from model.cache import Stored, extended
-from model.ops.table import Positions, Product, Total
+from model.ops.table import Mean, Positions, Product, Total
 from model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from reference.config import Activation, Config
 
@@ -24,14 +24,15 @@ def norm_qkv(
     *,
     config: Config,
     product: Product,
+    mean: Mean | None = None,
 ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
     n = _normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
     q, k, v = jnp.split(qkv, [config.heads, config.heads + config.kv_heads], axis=2)
     if layer.q_norm is not None and layer.k_norm is not None:
-        q = _norm_of_heads(q, layer.q_norm, config=config)
-        k = _norm_of_heads(k, layer.k_norm, config=config)
+        q = _norm_of_heads(q, layer.q_norm, config=config, mean=mean)
+        k = _norm_of_heads(k, layer.k_norm, config=config, mean=mean)
     q, k = rope(q, positions), rope(k, positions)
     return q.astype(x.dtype), extended(cache, k, v, positions.at)
 
@@ -90,13 +91,16 @@ def moe_add(
     def expert(ffn: FeedForward):
         def output(n: Float[Array, "batch seq dim"]) -> Float[Array, "batch seq dim"]:
             g = _gated(_linear(n, ffn.gate_up, product), config.activation).astype(x.dtype)
-            return _linear(g, ffn.down, product)
+            return _linear(g, ffn.down if total is None else ffn.down._replace(bias=None), product)
 
         return output
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
-    # The experts' outputs are summed over devices once, all together, and the residual is added after it.
+    # The experts' outputs are summed over devices once, all together. Residual and biases are added after it.
     start = x.astype(jnp.float32)
+    if total is not None and config.expert_bias:
+        biases = jnp.stack([ffn.down.bias for ffn in layer.ffn.experts if ffn.down.bias is not None])
+        start = start + jnp.sum(weights[..., None] * biases.astype(jnp.float32)[chosen], axis=-2)
     y = start if total is None else jnp.zeros_like(start)
     if x.shape[0] * x.shape[1] == 1:
         for rank in range(config.experts_per_token):
@@ -153,10 +157,14 @@ def capped(x: Float[Array, "*batch n"], cap: float) -> Float[Array, "*batch n"]:
     return cap * jnp.tanh(x / cap)
 
 
-def rmsnorm(x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: float) -> Float[Array, "*batch n"]:
-    """`reference.rmsnorm` in float32."""
+def rmsnorm(
+    x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: float, mean: Mean | None = None
+) -> Float[Array, "*batch n"]:
+    """`reference.rmsnorm` in float32. With `mean`, x is a device's equal part of a vector."""
     x = x.astype(jnp.float32)
-    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight.astype(jnp.float32)
+    square = jnp.mean(x * x, axis=-1, keepdims=True)
+    square = square if mean is None else mean(square)
+    return x * lax.rsqrt(square + eps) * weight.astype(jnp.float32)
 
 
 def layernorm(
@@ -220,14 +228,14 @@ def _normed(
 
 
 def _norm_of_heads(
-    x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config
+    x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config, mean: Mean | None
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Normalize each head, by one weight or by its own, or all heads of a token as one."""
     if config.head_qk_norm:
         return layernorm(x, weight.reshape(x.shape[2:]), None, eps=config.eps)
     if not config.wide_qk_norm:
         return rmsnorm(x, weight, eps=config.eps)
-    return rmsnorm(x.reshape(*x.shape[:2], -1), weight, eps=config.eps).reshape(x.shape)
+    return rmsnorm(x.reshape(*x.shape[:2], -1), weight, eps=config.eps, mean=mean).reshape(x.shape)
 
 
 def _gated(gate_up: Float[Array, "*batch gate_up"], activation: Activation) -> Float[Array, "*batch ffn"]:

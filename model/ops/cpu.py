@@ -1,5 +1,7 @@
 """The table of ops that suits XLA's CPU compiler: products in slices, and attention that reads as little as it can."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -7,6 +9,7 @@ from jaxtyping import Array, Float
 
 from model.cache import LayerPages, Stored
 from model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
+from model.ops.page_list import attend_listed_pages
 from model.ops.products import cpu_product, lane_sums, last_sum
 from model.ops.table import Positions
 from model.ops.xla import plain
@@ -31,17 +34,23 @@ def cpu_attend(
     """`attend`, with spans for a CPU.
 
     A prompt reads few rows at once, so that it reads none beyond those in use and they stay in the caches. One token
-    whose heads have keys of their own multiplies them where they lie, because a dot would first copy them.
+    whose heads have keys of their own multiplies them where they lie, because a dot would first copy them. Several rows
+    with such heads read their pages together.
     """
+    products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
-        return attend(q, cache, positions, window=window, config=config, sinks=sinks)
+        one = q.shape[1] == 1 < len(q) and config.heads == config.kv_heads and cache.k.dtype != jnp.int8
+        if not one:
+            return attend(q, cache, positions, window=window, config=config, sinks=sinks)
+        return attend_listed_pages(
+            q, cache, positions.at, window=window, config=config, sinks=sinks, scores=_scores_of_one
+        )
     if q.shape[1] > 1:
         return attend(q, cache, positions, window=window, config=config, sinks=sinks, spans=PROMPT_SPANS)
     if config.heads > config.kv_heads:
         return attend(q, cache, positions, window=window, config=config, sinks=sinks)
     smallest = _smallest_span(cache.k.size // cache.k.shape[2], config.head_dim, cache.k.dtype)
     spans = SPANS._replace(smallest=smallest)
-    products = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     return attend(q, cache, positions, window=window, config=config, sinks=sinks, spans=spans, **products)
 
 

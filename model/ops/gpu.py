@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
 from model.ops.products import dot
-from model.ops.table import Ops, Positions, Total
+from model.ops.table import Mean, Ops, Positions, Total
 from model.ops.xla import XLA, plain
 from model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
 from model.weights.gpu_codes import LEVELS, WORDS, Stacked
@@ -110,9 +110,16 @@ def check_config(op: str, config: Config) -> None:
 
 
 def norm_qkv(
-    x: Float[Array, "batch 1 dim"], layer: Layer, cache: Stored, positions: Positions, *, config: Config
+    x: Float[Array, "batch 1 dim"],
+    layer: Layer,
+    cache: Stored,
+    positions: Positions,
+    *,
+    config: Config,
+    mean: Mean | None = None,
 ) -> tuple[Float[Array, "batch 1 heads head_dim"], Stored]:
     """`block.norm_qkv` of one token a sequence."""
+    del mean  # a norm of q or k has no kernel
     _check_cache(cache, x)
     if isinstance(cache, LayerPages):
         raise Unsupported("norm_qkv has no kernel for a cache in pages")
@@ -311,7 +318,10 @@ def _form(arrays: Any, *rest: Any) -> Form:
     return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *rest
 
 
-def _norm_qkv_form(x: Shaped, layer: Layer, cache: Stored, positions: Positions, *, config: Config) -> Form | None:
+def _norm_qkv_form(
+    x: Shaped, layer: Layer, cache: Stored, positions: Positions, *, config: Config, mean: Mean | None = None
+) -> Form | None:
+    del mean  # `config` says whether it is asked for
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
     return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
 

@@ -39,8 +39,18 @@ class Total(Protocol):
     def __call__(self, partial_sum: Float[Array, "*batch rows"], /) -> Float[Array, "*batch rows"]: ...
 
 
+@runtime_checkable
+class Mean(Protocol):
+    """The mean of every device's number, in float32."""
+
+    def __call__(self, of_mine: Float[Array, "*batch 1"], /) -> Float[Array, "*batch 1"]: ...
+
+
 class NormQkv(Protocol):
-    """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache."""
+    """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache.
+
+    With `mean`, heads are a device's own, and a norm over all heads is over those of all devices.
+    """
 
     def __call__(
         self,
@@ -51,6 +61,7 @@ class NormQkv(Protocol):
         /,
         *,
         config: Config,
+        mean: Mean | None = None,
     ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]: ...
 
 

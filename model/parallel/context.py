@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from model.cache import LayerCache, to_int8
 from model.ops.attention import scores_by_dot, weighted_by_dot, with_cap
-from model.ops.block import score_scale
+from model.ops.block import score_scale, sink_scores
 from model.ops.table import Ops, Positions
 from model.parallel.tensor import AXIS
 from model.weights.params import Layer
@@ -54,6 +54,7 @@ def attend_across(
     *,
     window: int | None,
     config: Config,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
     """Attend to the positions of all devices, of which `cache` holds every n-th."""
     batch, seq = q.shape[:2]
@@ -65,7 +66,10 @@ def attend_across(
     visible = row <= at if window is None else (row <= at) & (row > at - window)
     scores = with_cap(scores_by_dot(q, cache.k, visible), visible, config.attention_cap)
     largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), AXIS)
+    z = None if sinks is None else sink_scores(sinks, config)
+    largest = largest if z is None else jnp.maximum(largest, z)
     p = jnp.exp(scores - largest)  # a query sees itself, so the largest score is finite
     total = lax.psum(jnp.sum(p, axis=-1, keepdims=True), AXIS)
+    total = total if z is None else total + jnp.exp(z - largest)  # a sink is added once, whoever holds the keys
     h = lax.psum(weighted_by_dot(p, cache.v), AXIS) / total  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)

@@ -42,9 +42,9 @@ def layouts(params: Params, config: Config) -> Params:
     """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` is that of the share.
 
     Codes, scales, zero points and minima of a matrix are cut alike. A scale for a whole row is one that each device
-    has a copy of.
+    has a copy of. Norms that heads have of their own are whole, and stacked as heads are.
     """
-    axes = {weight.name: cut_axis(weight) for weight in weights(config)}
+    axes = {weight.name: cut_axis(weight) if weight.head is None else 0 for weight in weights(config)}
 
     def layout(place: Any, held: Any) -> Any:
         axis = axes[place.names[0]] if isinstance(place, Names) else None

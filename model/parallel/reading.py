@@ -11,8 +11,8 @@ from math import prod
 import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor, refused
-from model.parallel.share import Cut, cut, share
-from model.tensors import EMBEDDING, HEAD, weights
+from model.parallel.share import Cut, cut, held, share
+from model.tensors import EMBEDDING, HEAD
 from reference.config import Config
 
 
@@ -26,11 +26,11 @@ def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint
         return checkpoint
     config = share(checkpoint.config, devices)
     untied = replace(checkpoint.config, tied=False)
-    held = {HEAD: checkpoint.tensors[EMBEDDING]} if checkpoint.config.tied else {}
+    head = {HEAD: checkpoint.tensors[EMBEDDING]} if checkpoint.config.tied else {}
     tensors = {
-        weight.name: _part(weight.name, tensor, part, checkpoint)
-        for weight in weights(untied)
-        for tensor in [held.get(weight.name) or checkpoint.tensors[weight.name]]
+        name: _part(weight.name, tensor, part, checkpoint)
+        for name, weight in held(untied, device=device, devices=devices)
+        for tensor in [head.get(weight.name) or checkpoint.tensors[weight.name]]
         for part in [cut(weight, untied, device=device, devices=devices)]
     }
     return replace(checkpoint, config=config, tensors=tensors)
@@ -40,8 +40,8 @@ def empty_share(config: Config, devices: int, dtype: np.dtype) -> dict[str, Tens
     """Give the tensors of a share of a model that has no checkpoint: shapes, without quantization."""
     untied = replace(config, tied=False) if devices > 1 else config
     return {
-        weight.name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))
-        for weight in weights(untied)
+        name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))
+        for name, weight in held(untied, device=0, devices=devices)
         for part in [cut(weight, untied, device=0, devices=devices)]
     }
 

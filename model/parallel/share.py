@@ -5,11 +5,11 @@ second by columns, so that a device needs no numbers of another between them. Wh
 from its logical axes in `model.tensors`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from model.tensors import Role, Weight
+from model.tensors import NAMES, Role, Weight, weights
 from reference.config import Config
 
 MOST = 64  # devices that a refusal names
@@ -28,8 +28,7 @@ def share(config: Config, devices: int) -> Config:
     """Make the configuration that each of `devices` computes with.
 
     Fewer kv heads than devices are each held by several. The head is cut, so that it is an array of its own even where
-    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could, or which
-    switch nobody has cut yet.
+    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn
@@ -38,8 +37,6 @@ def share(config: Config, devices: int) -> Config:
     Traceback (most recent call last):
     ValueError: 4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices
     """
-    if devices != 1:
-        config.check_llama("several devices")
     if refusal := _refusal(config, devices):
         raise ValueError(f"{refusal}: this model runs on {_in_words(possible(config))}")
     if devices == 1:
@@ -49,6 +46,7 @@ def share(config: Config, devices: int) -> Config:
         heads=config.heads // devices,
         kv_heads=max(1, config.kv_heads // devices),
         ffn=config.ffn // devices,
+        shared_ffn=config.shared_ffn // devices,
         tied=False,
     )
 
@@ -61,7 +59,11 @@ def possible(config: Config) -> list[int]:
 def _refusal(config: Config, devices: int) -> str | None:
     if devices < 1:
         return f"{devices} devices are none"
-    for what, size in (("heads", config.heads), ("columns of the feed-forward layers", config.ffn)):
+    for what, size in (
+        ("heads", config.heads),
+        ("columns of the feed-forward layers", config.ffn),
+        ("columns of the expert that every token passes", config.shared_ffn),
+    ):
         if size % devices:
             return f"{size} {what} cannot be cut into {devices} equal parts"
     if config.kv_heads % devices and devices % config.kv_heads:
@@ -76,8 +78,24 @@ def _in_words(numbers: Sequence[int]) -> str:
 
 def cut_axis(weight: Weight) -> int | None:
     """Give the axis that devices share of a weight; None: every device holds all of it."""
-    shared = ("heads", "kv_heads", "ffn", *(("vocab",) if weight.role is Role.HEAD else ()))
+    shared = ("heads", "kv_heads", "each_head", "ffn", "shared", *(("vocab",) if weight.role is Role.HEAD else ()))
     return next((i for i, axis in enumerate(weight.axes) if axis in shared), None)
+
+
+def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, Weight]]:
+    """Yield the weights of the whole model that device number `device` holds, or holds a part of.
+
+    Each comes with its name among the weights of `share`. Only norms that one head has are renamed, since every device
+    counts its heads from 0.
+    """
+    for weight in weights(config):
+        if weight.head is None:
+            yield weight.name, weight
+            continue
+        heads = config.kv_heads if weight.part == "head_k_norm" else config.heads
+        number = weight.head - device * heads // devices
+        if 0 <= number < max(1, heads // devices):
+            yield weight._replace(head=number).named(NAMES), weight
 
 
 def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | None:

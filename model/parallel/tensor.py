@@ -3,12 +3,14 @@
 Inside `jax.shard_map`, with the configuration `share` makes and with weights that lie as `layouts` says, the text of
 `model.forward` computes on each device's heads and columns. Two sums a block join them:
 
-    norm_qkv, attend, norm_gate_up        rows of q, k, v, gate and up are a device's own
+    norm_qkv, attend, norm_gate_up        rows of q, k, v, gate and up are a device's own; so are heads, but a norm over
+                                          all of them (OLMo 2), whose mean square is that of all devices
     project_add, down_add, moe_add        a partial sum, added over devices; then bias and residual; then one rounding
     norm_logits                           a device's part of the vocabulary, gathered
 
 Partial sums leave a device in float32 and are added in float32, so the bounds of `verify.running_error` hold as they
-are: a bound of a product allows any order of its sum, and a sum over devices is one order.
+are: a bound of a product allows any order of its sum, and a sum over devices is one order. An expert's bias is weighted
+and added after the sum, which rounds it no more often than adding it before its expert is weighted.
 """
 
 from collections.abc import Callable
@@ -27,6 +29,7 @@ AXIS = "devices"
 def tensor_parallel(ops: Ops) -> Ops:
     """Make the table of ops of one device out of the table `ops` that computes on its share."""
     return ops._replace(
+        norm_qkv=partial(ops.norm_qkv, mean=mean),
         project_add=partial(ops.project_add, total=total),
         down_add=partial(ops.down_add, total=total),
         moe_add=partial(ops.moe_add, total=total),
@@ -37,6 +40,11 @@ def tensor_parallel(ops: Ops) -> Ops:
 def total(partial_sum: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows"]:
     """Add the partial sums of all devices."""
     return lax.psum(partial_sum, AXIS)
+
+
+def mean(of_mine: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
+    """Average a number of each device. Devices that share a kv head count it as often as every other one."""
+    return lax.pmean(of_mine, AXIS)
 
 
 def gathered_logits(norm_logits: Callable[..., Array]) -> Callable[..., Array]:

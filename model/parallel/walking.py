@@ -20,6 +20,7 @@ from model.checkpoints.codes import quantized
 from model.ops.table import Ops, Positions
 from model.parallel.backend import cache_shapes, load_shares
 from model.parallel.partition import Partition, mesh
+from model.parallel.tensor import AXIS
 from model.parallel.way import TENSOR, Parts, Way
 from model.running.programs import Layout
 from model.running.reference_backend import load_reference_params
@@ -87,6 +88,9 @@ def walkable_on(
 
         return call
 
+    def with_sinks(q: Any, cache: Any, positions: Any, sinks: Any, **static: Any) -> Any:
+        return ops.attend(q, cache, positions, **static, **({} if sinks is None else {"sinks": sinks}))
+
     kept, hidden = LayerCache(way.kept, way.kept), way.hidden  # type: ignore[arg-type]
     norm_qkv: Any = spread(ops.norm_qkv, P(), None, kept, P(), results=(hidden, kept))
 
@@ -95,9 +99,10 @@ def walkable_on(
         assert isinstance(cache, LayerCache)
         return q, Held(cache, copies, dealt)
 
+    attend = spread(with_sinks, hidden, kept, P(), P(AXIS) if way.cuts_weights else P(), results=hidden)
     walked: Any = Ops(
         norm_qkv=held_qkv,
-        attend=spread(ops.attend, hidden, kept, P(), results=hidden),
+        attend=lambda q, cache, at, *, sinks=None, **static: attend(q, cache, at, sinks, **static),
         project_add=spread(ops.project_add, hidden, None, P(), results=P()),
         norm_gate_up=spread(ops.norm_gate_up, P(), None, results=hidden),
         down_add=spread(ops.down_add, hidden, None, P(), results=P()),

@@ -33,7 +33,7 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="x [rows n], |x| up to 2^28; cap above 0",
-    bound="hard and alarm: the change of c tanh(x / c) over 2 u |x|, and 8 u |y| for tanh and the product",
+    bound="hard and alarm: the change of c tanh(x / c) over 2 u |x|, and 9 u |y| for tanh and the product",
     laws=[
         alone("a row", "x"),
         Law("capped(-x) is -capped(x), bit for bit", _sign),

@@ -1,0 +1,25 @@
+"""int8 weights of optimum-quanto, a scale for each row, on a CPU. Each docstring names what is called."""
+
+import torch  # pyright: ignore[reportMissingImports]
+from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight  # pyright: ignore[reportMissingImports]
+from optimum.quanto.tensor.weights.qbytes import WeightQBytesTensor  # pyright: ignore[reportMissingImports]
+
+
+def quantize(w, *, scheme):
+    """`quantize_weight(qint8, axis=0)` with scales of `AbsmaxOptimizer`, for q8_row"""
+    made = quantize_weight(w, qint8, 0, AbsmaxOptimizer()(w, qint8, 0))
+    return made._data, made._scale.reshape(len(w), 1)  # one row has a scale without axes
+
+
+def _weight(codes, scales):
+    return WeightQBytesTensor.create(qint8, 0, codes.shape, codes.stride(), codes, scales, None)
+
+
+def dequantize(codes, scales, *, scheme):
+    """`WeightQBytesTensor.dequantize`, for q8_row"""
+    return _weight(codes, scales).dequantize()
+
+
+def gemv_quantized(x, codes, scales, *, scheme):
+    """`torch.nn.functional.linear` with a `WeightQBytesTensor`, for q8_row"""
+    return torch.nn.functional.linear(x[None], _weight(codes, scales))[0]

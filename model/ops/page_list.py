@@ -1,0 +1,109 @@
+"""Attention of one query a row over a cache in pages, as a list of all rows' pages: for XLA on a CPU.
+
+A loop over each row's own pages, as in `paged_attention`, has operations that are too small for a second core. Here one
+step takes several pages, of whichever rows, and leaves a part of a softmax for each. The parts of a row are then put
+together in their order. A part depends on its own page and query alone, and a row has the parts that it has alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from model.cache import LayerPages
+from model.ops.attention import Scores, with_cap
+from model.ops.block import score_scale, sink_scores
+from reference.config import Config
+
+AT_ONCE = 8  # pages
+SUMMED = 16  # values of a page in a partial sum, at most
+
+
+def attend_listed_pages(
+    q: Float[Array, "batch 1 heads head_dim"],
+    cache: LayerPages,
+    at: Int[Array, "batch 1"],
+    *,
+    window: int | None,
+    config: Config,
+    scores: Scores,
+    sinks: Float[Array, " heads"] | None = None,
+) -> Float[Array, "batch 1 width"]:
+    """Compute `paged_attention.attend_pages` for one query a row, with `scores` of the pages of a step.
+
+    Each of `heads` has keys of its own, in floats.
+    """
+    (batch, _, heads, width), (k, v, table) = q.shape, cache
+    page, last = k.shape[2], at[:, 0]
+    queries = q.reshape(batch, heads, 1, 1, width).astype(jnp.float32) * score_scale(config)
+    begin = jnp.zeros_like(last) if window is None else jnp.maximum(last - window + 1, 0) // page
+    counts = jnp.where(last < 0, 0, last // page + 1 - begin)
+    ends = jnp.cumsum(counts)
+    starts = ends - counts
+    listed = jnp.arange(-(-table.size // AT_ONCE) * AT_ONCE, dtype=jnp.int32)
+    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # beyond the list's end are pages of nobody
+    block = jnp.clip(begin[row] + listed - starts[row], 0, table.shape[1] - 1)
+    numbers = table[row, block]
+
+    def step(i: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rows, blocks, pages = (lax.dynamic_slice_in_dim(a, i * AT_ONCE, AT_ONCE) for a in (row, block, numbers))
+        read, upto = blocks[:, None] * page + jnp.arange(page), last[rows][:, None]
+        visible = read <= upto if window is None else (read <= upto) & (read > upto - window)
+        # Barriers keep the search for a page, and a mask, out of the loop over its numbers.
+        pages, visible = lax.optimization_barrier((pages, visible[:, None, None, None]))
+        found = with_cap(scores(queries[rows], k[pages], visible), visible, config.attention_cap)
+        maximum = jnp.max(found, axis=-1, keepdims=True)
+        p = jnp.exp(found - maximum)
+        h = _weighted(p[:, :, 0, 0], v, pages, visible[:, 0, 0, 0])
+        part = (new.reshape(AT_ONCE, heads, -1) for new in (maximum, jnp.sum(p, axis=-1), h))
+        return _each(partial(lax.dynamic_update_slice_in_dim, start_index=i * AT_ONCE, axis=0), parts, part)
+
+    one = jnp.zeros((len(listed), heads, 1))
+    empty = (one, one, jnp.zeros((len(listed), heads, width)))
+    parts = lax.fori_loop(0, -(-ends[-1] // AT_ONCE), step, empty)
+
+    def join(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Add the i-th part of each row that has so many, by the online softmax of `reference.softmax`."""
+        (maximum, total, h), has = running, (i < counts)[:, None, None]
+        m, t, more = (part[jnp.minimum(starts + i, len(listed) - 1)] for part in parts)
+        larger = jnp.maximum(maximum, m)
+        before, now = jnp.exp(maximum - larger), jnp.exp(m - larger)
+        joined = larger, total * before + t * now, h * before + more * now
+        return _each(partial(jnp.where, has), joined, running)
+
+    lowest, nothing = jnp.full((batch, heads, 1), -jnp.inf), jnp.zeros((batch, heads, 1))
+    if sinks is not None:
+        lowest, nothing = jnp.broadcast_to(sink_scores(sinks, config)[:, 0, 0], lowest.shape), nothing + 1
+    start = (lowest, nothing, jnp.zeros((batch, heads, width)))
+    _, total, h = lax.fori_loop(0, jnp.max(counts), join, start)
+    return (h / jnp.where(total == 0, 1, total)).reshape(batch, 1, -1).astype(q.dtype)
+
+
+def _each(change: Callable[[Array, Array], Array], some: Iterable[Array], others: Iterable[Array]) -> Any:
+    """Apply `change` to each of three arrays and its partner."""
+    return tuple(map(change, some, others))
+
+
+def _weighted(
+    p: Float[Array, "pages heads page"],
+    v: Float[Array, "all heads page head_dim"],
+    numbers: Int[Array, " pages"],
+    visible: Bool[Array, "pages page"],
+) -> Float[Array, "pages heads head_dim"]:
+    """Weight the values of some pages, in partial sums of up to `SUMMED` values, which are read where they lie."""
+    summed = math.gcd(v.shape[2], SUMMED)
+    p = lax.optimization_barrier(p).reshape(*p.shape[:2], -1, summed, 1)  # [pages, heads, sums, values, 1]
+    v = v.reshape(*v.shape[:2], -1, summed, v.shape[-1])
+
+    def values(i: int) -> Float[Array, "pages heads sums head_dim"]:
+        # What is not visible may be another's NaN, and 0 NaN is NaN.
+        return jnp.where(visible[:, None, i::summed, None], v[numbers, :, :, i].astype(jnp.float32), 0)
+
+    partial_sums = lax.optimization_barrier(sum(values(i) * p[:, :, :, i] for i in range(summed)))
+    # A dot with ones: a sum of so few takes XLA longer to hand to both cores than to compute.
+    ones = jnp.ones(partial_sums.shape[:3])
+    return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)
