@@ -90,7 +90,8 @@ def compare_servers(
     config, file = checkpoint.config, str(folder / "stories.gguf")
     write_gguf(checkpoint, file, vocabulary=vocabulary_keys(checkpoint, tokenizer_of(checkpoint, None)))
     slots = ["--parallel", str(width), "--ctx-size", str(width * config.context)]
-    theirs = [program, "--model", file, "--host", "127.0.0.1", *slots, "--threads", str(CORES), "--no-webui"]
+    theirs = [program, "--model", file, "--host", "127.0.0.1", *slots, "--no-webui"]
+    theirs += ["--threads", str(len(os.sched_getaffinity(0)))]
     asks = draw_requests(work, vocab=config.vocab, context=config.context)
     rows: list[dict[str, Any]] = []
     for name, command in (("llamaspec", our_command("stories", width=width)), ("llama.cpp", theirs)):

@@ -12,10 +12,11 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http.client import HTTPException
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks import svg
 from benchmarks.load import Ask, Workload, arrivals, draw_requests, send, summarize
@@ -37,7 +38,15 @@ COLUMNS = [
     Column("between tokens, ms", "between_tokens"),
     Column("longest pause, ms", "longest_pause"),
     Column("in cache", "hits"),
+    Column("processor, s", "processor_seconds", ",.1f"),
 ]
+
+
+class Served(NamedTuple):
+    """A server that answers: its address, and its process."""
+
+    url: str
+    pid: int
 
 
 def our_command(
@@ -51,8 +60,8 @@ def our_command(
 
 
 @contextmanager
-def served(command: Sequence[str]) -> Iterator[str]:
-    """Start a server and wait until it is healthy; yields its address, and kills it at the end of the block.
+def served(command: Sequence[str]) -> Iterator[Served]:
+    """Start a server and wait until it is healthy; kills it at the end of the block.
 
     Raises ValueError if it ends before, with the last line that it wrote.
     """
@@ -69,7 +78,7 @@ def served(command: Sequence[str]) -> Iterator[str]:
                     last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
                     raise ValueError(f"the server did not start: {last or 'it said nothing'}")
                 time.sleep(0.1)
-            yield url
+            yield Served(url, process.pid)
         finally:
             process.kill()
             process.wait()
@@ -90,6 +99,14 @@ def _read(url: str, *, seconds: float) -> str:
         return reply.read().decode()
 
 
+def processor_seconds(pid: int) -> float | None:
+    """Read how long a process has had a processor, in all its threads; None where the system does not tell."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
 def cache_counts(url: str) -> dict[str, float]:
     """Read how many tokens of prompts our server has had, and how many of them it found in its cache."""
     lines = _read(f"{url}/metrics", seconds=30).splitlines()
@@ -108,14 +125,15 @@ def measure_rates(
 ) -> list[dict[str, Any]]:
     """Measure a server with all requests at once, then at each rate; without `rates`, at `SHARES` of the first run's.
 
-    `open_server` makes a context manager that gives an address. A server of another kind is started anew for each run,
+    `open_server` makes a context manager that gives a `Served`. A server of another kind is started anew for each run,
     so that its cache is empty; ours keeps the prompts of one run apart from another's.
     """
     rows: list[dict[str, Any]] = []
     texts: list[str] | None = None
 
-    def run(url: str, rate: float | None) -> None:
+    def run(server: Served, rate: float | None) -> None:
         nonlocal texts
+        url, began = server.url, processor_seconds(server.pid)
         name = "all at once" if rate is None else f"{rate:.2f}"
         extra = {"cache_salt": f"{seed} {len(rows)}"} if ours else {}
         before = cache_counts(url) if ours else {}
@@ -129,6 +147,8 @@ def measure_rates(
         row = {"rate": rate, "due": name, **summarize(answers, texts)}
         if ours:
             row["cached_tokens"] = int(cache_counts(url)["cached_tokens"] - before["cached_tokens"])
+        ended = processor_seconds(server.pid)
+        row["processor_seconds"] = None if began is None or ended is None else ended - began
         texts = texts or [each.text for each in answers]
         rows.append(row)
 
@@ -136,17 +156,17 @@ def measure_rates(
         yield from rates or (share * rows[0]["requests_a_second"] for share in SHARES if rows[0]["requests_a_second"])
 
     if ours:
-        with open_server() as url:
-            _warm(url)
-            run(url, None)
+        with open_server() as server:
+            _warm(server.url)
+            run(server, None)
             for rate in all_rates():
-                run(url, rate)
+                run(server, rate)
         return rows
-    with open_server() as url:
-        run(url, None)
+    with open_server() as server:
+        run(server, None)
     for rate in all_rates():
-        with open_server() as url:
-            run(url, rate)
+        with open_server() as server:
+            run(server, rate)
     return rows
 
 

@@ -34,7 +34,7 @@ def softmax(x: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
 
 
 class Running(NamedTuple):
-    """What an online softmax knows of the scores so far."""
+    """State of an online softmax: what it knows of the scores so far."""
 
     maximum: Float[np.ndarray, "*batch"]
     total: Float[np.ndarray, "*batch"]  # sum of exp(x - maximum)

@@ -23,12 +23,13 @@ from serving.openai import (
     SampledRequest,
     TextFormat,
     TokenizeRequest,
+    Tool,
 )
 from serving.openai_answers import Model
 from serving.prompts import Prompt, Prompts
 from serving.request import Engine, Request
 from serving.streaming import TextReader
-from serving.tools import CallReader, wanted_tools
+from serving.tools import CallForm, CallReader, wanted_tools
 
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 MOST_PROMPTS = 32  # in one request
@@ -77,8 +78,9 @@ class Api:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
-        """Let go of the threads that encode prompts."""
+        """Let go of the threads that encode prompts, and of the processes that render templates."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._prompts.close()
 
     async def complete(self, body: CompletionRequest, *, tenant: str) -> Answer:
         """Begin completions. Raises Refusal."""
@@ -102,15 +104,14 @@ class Api:
             raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
-        tools, forced = wanted_tools(body)
+        tools, forced, most_calls = wanted_tools(body)
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced)
         prompt = await self._in_thread(partial(read, begun=body.answer_ids or ()))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
         if prompt.calls and forced:
             _check_ends(body, "tool_choice")
-            schema = prompt.calls.schema(tools)
-            rules = await self._in_thread(partial(self._for_turns.of_schema, schema, param="tools"))
+            rules = await self._in_thread(partial(self._rules_of_calls, prompt.calls, tools, most_calls or 1))
         else:
             rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
@@ -119,7 +120,6 @@ class Api:
         reader = None
         if prompt.calls:
             names = frozenset(tool.function.name for tool in tools)
-            most_calls = 1 if body.parallel_tool_calls is False else None
             reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
         head, logs = self._head("chatcmpl"), bool(body.logprobs)
         form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
@@ -185,6 +185,13 @@ class Api:
             return lambda: None
         _check_ends(body, "response_format")
         return await self._in_thread(partial(grammars.allowed_by, body.response_format))
+
+    def _rules_of_calls(self, form: CallForm, tools: Sequence[Tool], most: int) -> Rules:
+        """Compile the rule of answers that have from one to `most` calls."""
+        schema = form.schema(tools, most=most)
+        if form.listed:
+            return self._for_turns.of_schema(schema, param="tools")
+        return self._for_turns.of_schema(schema, param="tools", most=most, separator=form.separator())
 
     async def _in_thread[T](self, work: partial[T]) -> T:
         """Run what takes long beside the event loop, so that other requests do not wait for it.

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -27,7 +28,9 @@ from serving.request import (
 from serving.scheduler import Ended, Limits, Plan, Scheduler
 
 NOT_NUMBERS = "the logits are not numbers"
-FAILED = "the engine failed: the server's log says why"  # Clients are told no more, since errors name what is inside.
+# Clients are told no more, since errors name what is inside.
+FAILED = "the engine failed: the server's log says why"
+NO_RULE = "the rule for the tokens that may follow failed: the server's log says why"
 
 log = logging.getLogger("llamaspec.serving")
 
@@ -40,6 +43,7 @@ class Open:
     deliver: Deliver
     prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt that are not delivered yet
     read: int = 0  # tokens that they reach to
+    drawn: int = 0  # tokens that were delivered
     message: str | None = None  # of its error
 
 
@@ -129,14 +133,23 @@ class BatchingEngine:
             while self._turn():
                 pass
         except BaseException as error:
-            log.exception("the engine failed")
-            with self._changed:
-                self.failed, self._accepts = error, False
-                for number, each in self._open.items():
-                    each.message = FAILED
-                    self._scheduler.cancel(number, "error")
-                ended = self._scheduler.ended()
-            self._tell(ended)
+            try:
+                log.exception("the engine failed")
+            finally:
+                self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Tell everybody whom no end was told. The scheduler is not asked, since it may be what has failed."""
+        with self._changed:
+            self.failed, self._accepts = error, False
+            left = [*self._open.values()]
+        for each in left:
+            with suppress(Exception):
+                each.deliver(Finished("error", len(each.request.prompt), each.drawn, 0, FAILED))
+        with self._changed:
+            self._finished["error"] += len(left)
+            self._open.clear()
+            self._changed.notify_all()
 
     def _turn(self) -> bool:
         """Carry out one plan. False once the engine is closed and everybody has been told."""
@@ -154,7 +167,9 @@ class BatchingEngine:
         if not works:
             return True
         masks = {
-            row.number: self._mask(row.number, jobs[row.number]) for row in plan.rows if requests[row.number].allowed
+            row.number: self._mask(row.number, jobs[row.number])
+            for row in plan.rows
+            if requests[row.number].allowed and row.after is None
         }
         began = monotonic()
         outcome = self._executor.run(plan, requests, masks)
@@ -180,8 +195,9 @@ class BatchingEngine:
             mask = np.asarray(each.request.allowed(drawn), bool)
             if mask.shape != (self.vocab,) or not mask.any():
                 raise ValueError(f"no token of the {self.vocab} may follow")
-        except Exception as error:
-            self._fail(number, f"the tokens that may follow: {error}")
+        except Exception:
+            log.exception("the tokens that may follow, of a request")
+            self._fail(number, NO_RULE)
             return np.ones(self.vocab, bool)
         return mask
 
@@ -210,6 +226,7 @@ class BatchingEngine:
 
     def _deliver_tokens(self, number: int, tokens: tuple[int, ...], reports: Reports | None, skipped: int) -> None:
         self._completion_tokens += len(tokens)
+        self._open[number].drawn += len(tokens)
         if reports is None:
             self._deliver(number, Tokens(tokens, None, None))
         else:

@@ -38,7 +38,10 @@ class Executor(Protocol):
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Outcome:
-        """Carry out a plan, and wait for what it draws. `masks` has the tokens that may follow, for some requests."""
+        """Carry out a plan, and wait for what it draws.
+
+        `masks` has the tokens that may follow, for rows that draw after their last step and whose requests have a rule.
+        """
         ...
 
 
@@ -72,7 +75,7 @@ class JaxExecutor:
         if not plan.rows:
             return Outcome({}, {}, prompt)
         for row in plan.rows:
-            self._prepare(row, requests[row.number], masks.get(row.number))
+            self._prepare(row, requests[row.number], self._mask(row, requests[row.number], masks))
         self._state, drawn = self._programs.decode(self._params, self._state, self._rows(plan.rows, requests))
         drawn = jax.tree.map(np.asarray, drawn)
         draws = {row.number: self._draws(row, requests[row.number], drawn) for row in plan.rows}
@@ -98,6 +101,14 @@ class JaxExecutor:
             *(table, targets, np.bool_(most is not None)),
         )
         return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], found), most)
+
+    def _mask(
+        self, row: Row, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
+    ) -> Bool[np.ndarray, " vocab"] | None:
+        """Find the tokens that may follow a row's last step: where a rule's answer is fed again, the one that did."""
+        if request.allowed is None or row.after is None:
+            return masks.get(row.number)
+        return np.arange(self._config.vocab) == row.after
 
     def _prepare(self, row: Row, request: Request, mask: Bool[np.ndarray, " vocab"] | None) -> None:
         """Set penalties and masks of a row, where it or the request before it has any."""

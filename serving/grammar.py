@@ -1,6 +1,7 @@
 """Answers that are JSON: the tokens that may follow, by llguidance, an optional package."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,14 @@ class Grammars:
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
         return self.of_schema(schema, param="response_format")
 
-    def of_schema(self, schema: dict[str, Any], *, param: str) -> Callable[[], Allowed]:
-        """Compile a JSON schema, as `allowed_by` does; `param` is the field of the request that wants it."""
+    def of_schema(
+        self, schema: dict[str, Any], *, param: str, most: int = 1, separator: str = ""
+    ) -> Callable[[], Allowed]:
+        """Compile a JSON schema, as `allowed_by` does; `param` is the field of the request that wants it.
+
+        An answer has up to `most` values that keep to it, with `separator` between. Names of control tokens in the
+        separator stand for these tokens.
+        """
         if not self._stops:
             raise _unusable(param, "this model has no token that ends an answer")
         written = json.dumps(schema)
@@ -51,13 +58,27 @@ class Grammars:
             message = f"{param} needs llguidance, which this server lacks: pip install 'llamaspec[serve]'"
             raise Refusal(message, param=param, code="unsupported_parameter") from None
         try:
-            grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
+            # A grammar around the schema would change what errors of the schema say, so it is there only if needed.
+            if most == 1:
+                grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
+            else:
+                spaced = json.dumps({**schema, "x-guidance": SPACING})
+                between = self._in_lark(separator)
+                lark = f"start: value ({between} value){{0,{most - 1}}}\nvalue: %json {spaced}\n"
+                grammar = LLMatcher.grammar_from_lark(lark)
         except ValueError as error:  # as of a schema that is nested too deeply
             raise _unusable(param, str(error)[:300]) from None
         matcher = LLMatcher(self._known(), grammar, log_level=0)
         if matcher.is_error():
             raise _unusable(param, matcher.get_error().split("\n")[0][:300])
         return lambda: Rule(matcher.deep_copy(), self._vocab)
+
+    def _in_lark(self, text: str) -> str:
+        """Write a text that has no quotation mark or backslash in llguidance's form of Lark grammars."""
+        special = self._tokenizer.special
+        names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
+        parts = re.split(f"({names})", text)
+        return " ".join(f"<[{special[part]}]>" if i % 2 else json.dumps(part) for i, part in enumerate(parts) if part)
 
     def _known(self) -> Any:
         """Teach llguidance the vocabulary, once."""

@@ -272,16 +272,20 @@ class Site:
         return answer
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
-        """Say that the process lives."""
+        """Say that the process lives, and its engine."""
+        self._check_engine()
         return in_json({"status": "ok"})
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
         """Say whether requests are welcome."""
-        if self.api.engine.failed is not None:
-            raise Refusal("the engine has failed: the server's log says why", status=503, code="engine_failed")
+        self._check_engine()
         if self.api.draining:
             raise shutting_down()
         return in_json({"status": "ready"})
+
+    def _check_engine(self) -> None:
+        if self.api.engine.failed is not None:
+            raise Refusal("the engine has failed: the server's log says why", status=503, code="engine_failed")
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})

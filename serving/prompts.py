@@ -4,13 +4,16 @@ A person's text never yields special tokens, in a conversation or outside one.
 """
 
 import json
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from model.chat.chat import LONGEST_TOKEN
 from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, turn_stops
+from model.chat.template_process import Workers
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
@@ -19,6 +22,22 @@ UNSUPPORTED = "unsupported_parameter"
 # A tool that has all that templates look for. A template that renders it knows tools.
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
+
+# A conversation with two calls at once, which are told apart by their names.
+SECOND = "second_call"
+IDS = ("callnum01", "callnum02")
+PROBE_CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
+            for id, name in zip(IDS, ("c", SECOND), strict=True)
+        ],
+    },
+    *({"role": "tool", "tool_call_id": id, "content": "d"} for id in IDS),
+]
 
 
 class Prompt(NamedTuple):
@@ -32,7 +51,7 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Makes prompts for one model. Each method takes up to a tenth of a second, so call it in a thread."""
+    """Makes prompts for one model, until `close`. Each method can take a tenth of a second, so call it in a thread."""
 
     def __init__(
         self,
@@ -45,13 +64,19 @@ class Prompts:
     ):
         """Prepare for a model with this context and vocabulary; `stops` are the ids that end a plain text."""
         self.tokenizer = tokenizer
-        self.template = template
+        self._workers = Workers()
+        self.template = template and replace(template, workers=self._workers)
         self.stops = stops
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
         self._call_form: CallForm | None = None  # once it is known
+        self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, with tools and without
         self.turn_stops = stops | turn_stops(tokenizer, template)
+
+    def close(self) -> None:
+        """End the processes that render the template."""
+        self._workers.close()
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""
@@ -81,6 +106,8 @@ class Prompts:
         try:
             offered = [self._disguise_all(msgspec.to_builtins(tool)) for tool in tools] or None
             said = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            if any(len(message.get("tool_calls", ())) > 1 for message in said) and not self._writes_two_calls(offered):
+                said = one_call_each(said)
             text = self._rendered(said, tools=offered)
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
@@ -135,6 +162,19 @@ class Prompts:
             raise Refusal(message, param="tools", code=UNSUPPORTED)
         return self._call_form
 
+    def _writes_two_calls(self, offered: Any) -> bool:
+        """Tell whether the template writes a message's second call. Llama's refuses it, others leave it out."""
+        with_tools = offered is not None
+        if with_tools not in self._two_calls:
+            try:
+                text = self._rendered(PROBE_CALLS, tools=[PROBE] if with_tools else None)
+                self._two_calls[with_tools] = SECOND in text
+            except Refusal as refusal:
+                if refusal.status == 503:
+                    raise
+                self._two_calls[with_tools] = False
+        return self._two_calls[with_tools]
+
     def _disguised(self, message: Message, place: str) -> dict[str, Any]:
         role = "system" if message.role == "developer" else message.role
         content = message.content
@@ -173,6 +213,38 @@ class Prompts:
         if isinstance(value, dict):
             return {self._special.disguise(key): self._disguise_all(each) for key, each in value.items()}
         return [self._disguise_all(each) for each in value] if isinstance(value, list) else value
+
+
+def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Split messages with several calls, for a template that writes one: each call has a message, its results after it.
+
+    >>> calls = [{"id": "1"}, {"id": "2"}]
+    >>> said = {"role": "assistant", "content": "a", "tool_calls": calls}
+    >>> results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("2", "1", "3")]
+    >>> for message in one_call_each([said, *results]): print(message["content"], message.get("tool_calls"))
+    a [{'id': '1'}]
+    1 None
+     [{'id': '2'}]
+    2 None
+    3 None
+    """
+    split: list[dict[str, Any]] = []
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        results = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for i, call in enumerate(calls):
+            split.append({**message, "tool_calls": [call]} | ({"content": ""} if i else {}))
+            split += [result for result in results if result.get("tool_call_id") == call["id"]]
+        ids = {call["id"] for call in calls}
+        split += [result for result in results if result.get("tool_call_id") not in ids]
+    return split
 
 
 def too_long(length: str, context: int, param: str) -> Refusal:

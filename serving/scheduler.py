@@ -114,6 +114,7 @@ class Row(NamedTuple):
     fed: tuple[int, ...]
     steps: int
     pages: tuple[int, ...]
+    after: int | None = None  # the token that is known to come after the last step; None: it is drawn
 
 
 class Plan(NamedTuple):
@@ -158,10 +159,8 @@ class Scheduler:
         self.pool = PagePool(limits.pages, limits.page)
         self.waiting: dict[int, Job] = {}
         self.running: dict[int, Job] = {}
-        self.plans = 0
-        self.preemptions = 0
-        self.prompt_tokens = 0  # of all requests that began
-        self.cached_tokens = 0  # those of them that were found in the prefix cache
+        self.plans = self.preemptions = 0
+        self.prompt_tokens = self.cached_tokens = 0  # of requests that began: all, and those that the cache had
         self._arrivals = 0
         self._ended: list[Ended] = []
         self._planned: Plan | None = None
@@ -343,7 +342,8 @@ class Scheduler:
     def _row(self, job: Job, steps: int) -> Row:
         assert job.row is not None
         fed = job.tokens(job.computed, job.computed + steps)
-        return Row(job.number, job.row, job.computed, fed, steps, tuple(job.pages))
+        after = job.tokens(job.computed + steps, job.computed + steps + 1)
+        return Row(job.number, job.row, job.computed, fed, steps, tuple(job.pages), *after)
 
 
 def _end(job: Job, reason: FinishReason) -> Ended:

@@ -2,7 +2,8 @@ r"""Calls of tools in a model's text, in the forms that families write them:
 
 - Hermes, Qwen 2.5 and 3: `<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`, any number of times
 - Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`
-- Llama 3.1 and later: an answer that is `{"name": ..., "parameters": {...}}`, or several with semicolons between
+- Llama 3.1 and later: an answer that is `{"name": ..., "parameters": {...}}`, or several with semicolons between, or
+  the same after `<|python_tag|>`. Where it has tools of its own as well, it writes "arguments" at times.
 
 The form that a model writes is the one in which its template spells earlier calls. A call names one of the request's
 tools. Whatever does not is text.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from serving.openai import ChatRequest, Refusal, TextFormat, Tool, ToolChoice
 
 LONGEST_NAME = 512  # characters of a call before its arguments
+MOST_FORCED = 16  # calls of an answer that must call: a grammar without an end lets a small model go on for ever
 SIGNS = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)  # all that matters to where a JSON value ends
 
 
@@ -31,8 +33,9 @@ class CallForm:
     opens: str  # text before calls; "": an answer that begins with a call is one
     closes: str  # text after a call; "": the brace alone ends it
     between: str  # characters that may stand between calls, besides white space
-    arguments: str  # the key of the arguments
+    arguments: tuple[str, ...]  # the keys that the arguments come under, the usual one first
     listed: bool = False  # whether the calls of an answer are a list of JSON
+    tag: str = ""  # a control token that may stand before a call
 
     def beginning(self) -> str:
         """Give the text that a forced call follows."""
@@ -40,26 +43,33 @@ class CallForm:
 
     def spelled(self, special: Mapping[str, int]) -> dict[int, str]:
         """List the control tokens of a tokenizer that calls are told by."""
-        return {special[name]: name for name in (self.opens, self.closes) if name in special}
+        return {special[name]: name for name in (self.opens, self.closes, self.tag) if name in special}
 
-    def schema(self, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Make the JSON schema of one call of any of `tools`, as it is written after `beginning`."""
+    def separator(self) -> str:
+        """Give the text from one call to the next, where calls are not listed."""
+        return f"\n{self.closes}\n{self.beginning()}" if self.closes else f"{self.between} "
+
+    def schema(self, tools: Sequence[Tool], *, most: int = 1) -> dict[str, Any]:
+        """Make the JSON schema of a call of any of `tools`, as it is written after `beginning`.
+
+        Where calls are listed, it is the schema of a list of `most` calls at most.
+        """
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, self.arguments: _parameters(tool, i)},
-                "required": ["name", self.arguments],
+                "properties": {"name": {"const": tool.function.name}, self.arguments[0]: _parameters(tool, i)},
+                "required": ["name", self.arguments[0]],
                 "additionalProperties": False,
             }
             for i, tool in enumerate(tools)
         ]
         call = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        return {"type": "array", "minItems": 1, "maxItems": 1, "items": call} if self.listed else call
+        return {"type": "array", "minItems": 1, "maxItems": most, "items": call} if self.listed else call
 
 
-HERMES = CallForm("<tool_call>", "</tool_call>", "", "arguments")
-MISTRAL = CallForm("[TOOL_CALLS]", "", "[,]", "arguments", listed=True)
-LLAMA = CallForm("", "", ";", "parameters")
+HERMES = CallForm("<tool_call>", "</tool_call>", "", ("arguments",))
+MISTRAL = CallForm("[TOOL_CALLS]", "", "[,]", ("arguments",), listed=True)
+LLAMA = CallForm("", "", ";", ("parameters", "arguments"), tag="<|python_tag|>")
 
 
 def form_of(template: str) -> CallForm | None:
@@ -72,8 +82,16 @@ def form_of(template: str) -> CallForm | None:
     return LLAMA if '"parameters"' in template else None
 
 
-def wanted_tools(body: ChatRequest) -> tuple[list[Tool], bool]:
-    """List the tools that an answer may call, and say whether it must. Raises Refusal."""
+class Wanted(NamedTuple):
+    """The tools that an answer may call."""
+
+    tools: list[Tool]
+    forced: bool  # whether it must call
+    most: int | None  # calls; None: as many as it likes
+
+
+def wanted_tools(body: ChatRequest) -> Wanted:
+    """Find which tools an answer may call, and how often. Raises Refusal."""
     tools, choice = body.tools or [], body.tool_choice
     names = [tool.function.name for tool in tools]
     if len({*names}) < len(names):
@@ -90,12 +108,15 @@ def wanted_tools(body: ChatRequest) -> tuple[list[Tool], bool]:
     elif choice == "required" and not tools:
         raise Refusal("tool_choice: required needs tools", param="tool_choice")
     if choice == "none" or not tools:
-        return [], False
+        return Wanted([], False, None)
     if not isinstance(body.response_format, TextFormat | None):
         raise Refusal("response_format: not together with tools, but for tool_choice none", param="response_format")
     if body.answer_ids:
         raise Refusal("answer_ids: not together with tools", param="answer_ids")
-    return tools, choice not in (None, "auto")
+    # Whoever names a function wants it called, not called again and again.
+    single = body.parallel_tool_calls is False or isinstance(choice, ToolChoice)
+    forced = choice not in (None, "auto")
+    return Wanted(tools, forced, 1 if single else MOST_FORCED if forced else None)
 
 
 def _parameters(tool: Tool, number: int) -> dict[str, Any]:
@@ -169,9 +190,9 @@ class CallReader:
         self._arguments: Balance | None = None  # of the call that has begun
         self._calling = begun or not form.opens
         self._said = Said("", [])
-        key = re.escape(form.arguments)
+        key = "|".join(map(re.escape, form.arguments))
         self._begins = re.compile(
-            rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=\{{)'
+            rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:{key})"\s*:\s*(?=\{{)'
         )
 
     @property
@@ -206,12 +227,13 @@ class CallReader:
         return self._seek_object() if self._calling else self._seek_opening()
 
     def _seek_opening(self) -> bool:
-        opens = self._form.opens
+        opens = self._form.opens or self._form.tag
         at = self._rest.find(opens) if opens else -1
         if at >= 0:
-            self._say(self._rest[:at].rstrip())
-            self._rest, self._before, self._calling = self._rest[at + len(opens) :], self._rest[at:][: len(opens)], True
-            self._called = False
+            text = self._rest[:at].rstrip()
+            self._say(text)
+            self._before = opens if self._called else self._rest[len(text) : at] + opens
+            self._rest, self._calling, self._called = self._rest[at + len(opens) :], True, False
             return True
         sizes = range(min(len(opens) - 1, len(self._rest)), 0, -1)
         held = next((size for size in sizes if self._rest.endswith(opens[:size])), 0)
@@ -232,8 +254,12 @@ class CallReader:
         if self._rest[0] == "{":
             self._object, self._balance, self._arguments = "", Balance(), None
             return True
-        if form.closes.startswith(self._rest) and self._rest != form.closes:
+        if any(mark.startswith(self._rest) and self._rest != mark for mark in (form.closes, form.tag)):
             return False
+        if form.tag and self._rest.startswith(form.tag):
+            self._before = form.tag if self._called else self._before + form.tag
+            self._rest, self._called = self._rest[len(form.tag) :], False
+            return True
         if form.closes and self._rest.startswith(form.closes):
             self._before += form.closes
             self._rest = self._rest[len(form.closes) :]
@@ -279,7 +305,8 @@ class CallReader:
             call = json.loads(self._object or "")
         except (ValueError, RecursionError):
             return False
-        name, arguments = call.get("name"), call.get(self._form.arguments, {})
+        name = call.get("name")
+        arguments = next((call[key] for key in self._form.arguments if key in call), {})
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return False
         self._call(name, json.dumps(arguments))

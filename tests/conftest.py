@@ -1,5 +1,6 @@
 """Shared set-up: JAX on the CPU, Hypothesis's profiles, and outside data only from the folder LLAMASPEC_DATA names."""
 
+import gc
 import os
 import signal
 import sys
@@ -14,7 +15,8 @@ from hypothesis import Phase, settings
 
 import cli
 from tests.browser import started_browser
-from tests.slow import SLOW
+from tests.slow import SLOW, First
+from tests.strategies import EXAMPLES
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -32,7 +34,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # every other run draws anew.
 settings.register_profile(
     "quick",
-    max_examples=20,
+    max_examples=EXAMPLES,
     deadline=None,
     print_blob=True,
     derandomize=bool(os.environ.get("CI")),
@@ -42,6 +44,8 @@ settings.register_profile("brief", parent=settings.get_profile("quick"), max_exa
 settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+# Collection makes a million objects that stay, and every pass of the garbage collector would look at them again.
+gc.disable()
 NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 
@@ -55,15 +59,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
-    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not."""
-    seen: Counter[str] = Counter()
+    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not.
+
+    These are spread evenly over all cases, unless the number says that they are the first.
+    """
+    names = [item.nodeid.partition("[")[0] for item in items]
+    cases, seen = Counter(names), Counter()
     judged = []
-    for item in items:
-        name = item.nodeid.partition("[")[0]
-        seen[name] += 1
+    for item, name in zip(items, names, strict=True):
         keys = [key for key in (item.nodeid, name, name.partition("::")[0]) if key in slow]
-        judged.append(bool(keys) and seen[name] > slow[keys[0]])
+        kept = slow[keys[0]] if keys else cases[name]
+        place = seen[name] if isinstance(kept, First) else seen[name] * kept % cases[name]
+        judged.append(place >= kept)
+        seen[name] += 1
     return judged
 
 

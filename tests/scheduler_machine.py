@@ -110,6 +110,8 @@ class Watched:
             # A request with a mask that gives way in this plan may leave the others with one step.
             assert row.steps == steps or (self.gave_way and row.steps == 1), "too many steps or too few"
             assert len(row.fed) == min(len(request.prompt) + drawn - row.start, row.steps)
+            at = row.start + row.steps - len(request.prompt)  # of the token after the last step, in the answer
+            assert row.after == (self.texts[row.number][at] if at < drawn else None), "not the token that is known"
             assert row.steps <= len(row.pages) * self.limits.page - row.start, "a step without a page"
             assert len(row.pages) <= self.limits.blocks
         if plan.chunk:

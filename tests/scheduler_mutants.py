@@ -256,6 +256,9 @@ one that has given way is read all the same
 only the newest token is fed again (nano-vllm #211)
     - fed = job.tokens(job.computed, job.computed + steps)
     + fed = job.tokens(job.known - 1, job.known)
+what follows tokens that are fed again is drawn again, under a rule's latest answer (ours)
+    - tuple(job.pages), *after)
+    + tuple(job.pages))
 the number of preemptions is not kept
     -         self.preemptions += 1
     +         pass

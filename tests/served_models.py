@@ -84,7 +84,7 @@ class Server:
             self.answers[end.number].reason = end.reason
         masks = {}
         for row in plan.rows:
-            if allowed := self.requests[row.number].allowed:
+            if (allowed := self.requests[row.number].allowed) and row.after is None:
                 masks[row.number] = np.asarray(allowed(self.answers[row.number].tokens))
         outcome = self.executor.run(plan, self.requests, masks)
         if cancelled is not None:
@@ -92,7 +92,7 @@ class Server:
         if plan.chunk and outcome.prompt:
             told = self.answers[plan.chunk.number].prompt
             for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
-                assert told.setdefault(at, report) == report
+                assert repr(told.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
         for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
             answer = self.answers[number]
             answer.tokens += tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import example
+from hypothesis import example, settings
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
@@ -41,6 +41,17 @@ class Noise:
         if self.peak:
             a.flat[self.rng.integers(a.size)] *= 2.0**15
         return a.astype(dtype)
+
+
+EXAMPLES = 20  # that are drawn of a property, but in `make test`
+
+
+def share_of(examples: int, *, part: int = 4) -> int:
+    """Count the examples to draw: `examples`, and one in `part` of them in `make test`.
+
+    A number in `@settings` would otherwise stand above the profile of the run.
+    """
+    return max(1, examples // part) if settings().max_examples < EXAMPLES else examples
 
 
 seeds = st.integers(0, 2**32 - 1)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.running.reference_backend import load_reference_params
@@ -25,7 +25,7 @@ from reference.moe import route
 from reference.rope import frequencies, rope_halves
 from reference.softmax import softmax
 from tests.random_models import CONFIGS, random_checkpoint
-from tests.strategies import seeds
+from tests.strategies import seeds, share_of
 
 CLOSE = 1e-12  # of the largest entry: a few hundred roundings of float64, where a wrong term is of the order of 1
 
@@ -53,8 +53,10 @@ def jnp_swiglu(a, b):
 
 
 sizes = st.sampled_from([1, 4])  # each new shape compiles
+few = settings(max_examples=share_of(20, part=10))
 
 
+@few
 @given(seed=seeds, tokens=sizes, rows=sizes, cols=sizes)
 def test_linear(seed, tokens, rows, cols):
     draw = normal(seed)
@@ -62,6 +64,7 @@ def test_linear(seed, tokens, rows, cols):
     assert_is_vjp(lambda x, w, b: x @ w.T + b, (x, w, b), dy, linear_backward(x, w, dy))
 
 
+@few
 @given(seed=seeds, tokens=sizes, dim=st.sampled_from([1, 2, 9]))
 def test_rmsnorm(seed, tokens, dim):
     draw = normal(seed)
@@ -69,6 +72,7 @@ def test_rmsnorm(seed, tokens, dim):
     assert_is_vjp(jnp_rmsnorm, (x, g), dy, rmsnorm_backward(x, g, dy, eps=1e-5))
 
 
+@few
 @given(seed=seeds, tokens=sizes, heads=sizes, pairs=sizes, start=st.integers(0, 100))
 def test_rope(seed, tokens, heads, pairs, start):
     draw = normal(seed)
@@ -90,6 +94,7 @@ def test_rope(seed, tokens, heads, pairs, start):
     )
 
 
+@few
 @given(seed=seeds, rows=sizes, n=st.integers(1, 9), hidden=st.integers(0, 3))
 def test_softmax(seed, rows, n, hidden):
     draw = normal(seed)
@@ -123,6 +128,7 @@ def test_ids_outside_the_vocabulary_have_no_gradient(id):
         embedding_backward(np.array([id]), np.ones((1, 2)), vocab=4)
 
 
+@few
 @given(seed=seeds, heads=sizes, kv_heads=sizes)
 def test_qk_norm(seed, heads, kv_heads):
     draw = normal(seed)
@@ -133,6 +139,7 @@ def test_qk_norm(seed, heads, kv_heads):
     assert_is_vjp(jnp_rmsnorm, (k, gk), dk, slopes[1::2])
 
 
+@few
 @given(
     seed=seeds,
     queries=sizes,
@@ -170,6 +177,7 @@ def test_heads_that_cannot_share_are_refused():
         attention_backward(q, k, k, np.zeros((1, 1)), q)
 
 
+@few
 @given(seed=seeds, tokens=sizes, experts=sizes, per_token=st.integers(1, 3), renormalized=st.booleans())
 def test_moe(seed, tokens, experts, per_token, renormalized):
     per_token, draw = min(per_token, experts), normal(seed)

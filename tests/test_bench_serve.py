@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks import load, peers, serve_suite
 from benchmarks.load import Answered, Ask, Workload, arrivals, draw_requests, send, summarize
 from benchmarks.serve import AFTER, BURST, measure
-from benchmarks.serve_suite import our_command, served
+from benchmarks.serve_suite import Served, our_command, processor_seconds, served
 from cli import llamaspec
 from tests.random_models import SMALL
 from tests.serving_site import EOS, FakeEngine, running
@@ -156,10 +157,12 @@ def test_delays_count_from_when_a_request_was_due():
 
 
 def test_a_server_is_waited_for_and_ended(tmp_path: Path):
-    with served([stand_in(tmp_path), "--model", "--parallel"]) as url:
-        assert urlopen(f"{url}/health", timeout=20).read() == b"ok"
+    with served([stand_in(tmp_path), "--model", "--parallel"]) as server:
+        assert urlopen(f"{server.url}/health", timeout=20).read() == b"ok"
+        assert (processor_seconds(server.pid) or 0) >= 0
+    assert processor_seconds(server.pid) is None
     with pytest.raises(OSError):
-        urlopen(f"{url}/health", timeout=20)
+        urlopen(f"{server.url}/health", timeout=20)
     with pytest.raises(ValueError, match="did not start: no such model"):
         with served([sys.executable, "-c", "raise SystemExit('no such model')"]):
             pass
@@ -180,8 +183,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
         def __init__(self, command: list[str]):
             started.append(command)
 
-        def __enter__(self) -> str:
-            return url
+        def __enter__(self) -> Served:
+            return Served(url, os.getpid())
 
         def __exit__(self, *error: object) -> None:
             pass
@@ -237,6 +240,7 @@ def test_llama_cpp_is_loaded_in_the_same_way(site, monkeypatch, tmp_path: Path, 
     servers = [(row["server"], row["due"]) for row in rows]
     assert servers == [(name, due) for name in ("llamaspec", "llama.cpp") for due in ("all at once", "20.00")]
     assert [(row["errors"], row["tokens"]) for row in rows] == [([], 12)] * 4
+    assert all(row["processor_seconds"] >= 0 for row in rows)
     assert rows[-1]["cached_tokens"] == 4  # as that server says
     assert "| llama.cpp | 20.00" in capsys.readouterr().out
 

@@ -20,7 +20,7 @@ from reference.attention import attention, causal_mask
 from reference.config import Config
 from reference.quantizers import kv_cache
 from tests.random_models import CONFIGS, SMALL
-from tests.strategies import Noise, assert_within, attention_bound, noises, roundoff
+from tests.strategies import Noise, assert_within, attention_bound, noises, roundoff, share_of
 from tests.test_quantized_models import written_logits
 
 U32 = roundoff(np.float32)
@@ -74,7 +74,7 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     assert not together[0, :, 6:].any()
 
 
-@settings(max_examples=10)  # each compiles
+@settings(max_examples=share_of(10))  # each compiles
 @given(
     noise=st.builds(Noise, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-4, 1), outliers=st.booleans()),
     heads=st.sampled_from([(2, 2), (6, 2)]),

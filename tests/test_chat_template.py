@@ -1,7 +1,12 @@
 """`model.chat.template` against what transformers renders, and against templates that mean harm."""
 
 import json
+import os
 import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +24,7 @@ from model.chat.template import (
     find_template,
     turn_stops,
 )
-from model.chat.template_process import CPU_SECONDS, SECONDS, SECONDS_TO_START
+from model.chat.template_process import CPU_SECONDS, KEPT, SECONDS, SECONDS_TO_START, Worker, Workers
 from model.chat.template_worker import LONGEST
 from model.checkpoints.checkpoint import CheckpointError
 from model.llama import Llama
@@ -116,6 +121,70 @@ def test_a_machine_without_time_is_not_the_templates_fault(monkeypatch, limit, w
     monkeypatch.setattr("model.chat.template_process.Timer", timer)
     with pytest.raises(CannotRender, match=f"^t: cannot be rendered: .* did not {what} within {limit:g} seconds"):
         ChatTemplate("t", "a").render(HELLO)
+
+
+WORD = "messages[0].content"
+AS_TOLD = (
+    f"{{% if {WORD} == 'eat' %}}{{{{ {WORD} * 10**10 }}}}"
+    f"{{% elif {WORD} == 'hang' %}}{{% for a in range(9999) %}}{{% for b in range(9999) %}}{{% endfor %}}{{% endfor %}}"
+    f"{{% elif {WORD} == 'refuse' %}}{{{{ raise_exception('no') }}}}{{% else %}}{{{{ {WORD} }}}}{{% endif %}}"
+)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The ids of the processes of workers."""
+    ids: list[int] = []
+
+    class Listed(Worker):
+        def __init__(self, source: str):
+            super().__init__(source)
+            ids.append(self._process.pid)
+
+    monkeypatch.setattr("model.chat.template_process.Worker", Listed)
+    return ids
+
+
+def say(template: ChatTemplate, text: str) -> str:
+    return template.render([{"role": "user", "content": text}])
+
+
+def test_one_worker_renders_again_and_again_whatever_a_rendering_does(monkeypatch, started):
+    monkeypatch.setattr("model.chat.template_process.CPU_SECONDS", 1)
+    with closing(Workers()) as workers:
+        template = ChatTemplate("t", AS_TOLD, workers=workers)
+        for wrong, what in (("eat", "more than 512 MB"), ("hang", "more than 2 seconds"), ("refuse", "refuses .* no")):
+            with pytest.raises(CheckpointError, match=f"^t: .*{what}"):
+                say(template, wrong)
+            assert [say(template, text) for text in ("a", "b")] == ["a", "b"]
+        assert len(started) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_a_worker_that_died_is_replaced(started):
+    with closing(Workers()) as workers:
+        template = ChatTemplate("t", f"{{{{ {WORD} }}}}", workers=workers)
+        assert say(template, "a") == "a"
+        os.killpg(started[0], signal.SIGKILL)
+        assert say(template, "b") == "b" and len(started) == 2
+
+
+def test_workers_render_side_by_side_and_two_are_kept(started):
+    with closing(Workers()) as workers, ThreadPoolExecutor(3) as threads:
+        template = ChatTemplate("t", f"{{{{ {WORD} }}}}", workers=workers)
+        texts = [str(i) for i in range(30)]
+        assert list(threads.map(partial(say, template), texts)) == texts
+        assert len(list(threads.map(partial(say, template), texts))) == 30
+        assert len([pid for pid in started if Path(f"/proc/{pid}").exists()]) <= KEPT
+
+
+def test_a_template_that_cannot_be_compiled_is_told_each_time(started):
+    with closing(Workers()) as workers:
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=r"^t: is not a template: line 1: Expected"):
+                say(ChatTemplate("t", "{% if %}", workers=workers), "a")
+    assert len(started) == 1
 
 
 def test_the_worker_knows_nothing_of_its_caller(monkeypatch, tmp_path):

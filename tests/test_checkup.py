@@ -42,11 +42,10 @@ def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tens
     return folder
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory) -> Path:
-    """A short part of the text that is tried by default, since each change is a pass of the model."""
-    path = tmp_path_factory.mktemp("text") / "story.txt"
-    path.write_text(TEXT[:280])
+def story(folder: Path, *, characters: int = 200) -> Path:
+    """Write a short part of the text that is tried by default, since each change is a pass of the model."""
+    path = folder / "story.txt"
+    path.write_text(TEXT[:characters])
     return path
 
 
@@ -90,9 +89,10 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage, story):
+def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
     given, kind, words = DAMAGES[damage]
-    found = check_up(damaged(tmp_path, **given), text=story)
+    text = story(tmp_path, characters=280 if damage == "theta" else 200)  # theta shows at a distance
+    found = check_up(damaged(tmp_path / "model", **given), text=text)
     assert [fault.fault for fault in found.faults] == [kind], found
     [fault] = found.faults
     assert words in fault.mend
@@ -100,9 +100,9 @@ def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage, 
     assert found.trials and found.trials.judged
 
 
-def test_a_tied_flag_against_the_weights(tmp_path, story):
+def test_a_tied_flag_against_the_weights(tmp_path):
     contradicted = damaged(tmp_path / "noise", weights=other_head)
-    found = check_up(contradicted, text=story)
+    found = check_up(contradicted, text=story(tmp_path))
     assert [fault.fault for fault in found.faults] == ["head", "head"]
     assert "lm_head.weight differs" in found.faults[0].measured
     assert "does better" in found.faults[1].what  # and so the flag is right, and the head is what is wrong
@@ -280,8 +280,9 @@ def test_a_text_in_another_language_names_nothing(tmp_path):
     assert (found.faults, "shows nothing" in found.note) == ([], True)
 
 
-def test_the_command(run, story, tmp_path):
-    status, out, err = run("doctor", "stories", "--text", str(story))
+def test_the_command(run, tmp_path):
+    text = str(story(tmp_path, characters=140))
+    status, out, err = run("doctor", "stories", "--text", text)
     assert (status, err) == (0, "")
     assert out.startswith("stories: no likely faults\n")
     assert '"rope_theta": 500000 in config.json' in out
@@ -289,6 +290,6 @@ def test_the_command(run, story, tmp_path):
     status, out, _ = run("doctor", str(bad), "--json")
     found = json.loads(out)
     assert (status, [fault["fault"] for fault in found["faults"]], found["loss"]) == (1, ["nan"], None)
-    assert run("doctor", "--text", str(story))[0] == 2
+    assert run("doctor", "--text", text)[0] == 2
     status, out, err = run("doctor", str(tmp_path / "none"))
     assert (status, out, "No such file" in err) == (1, "", True)

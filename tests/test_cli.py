@@ -313,6 +313,9 @@ def test_doctor(run):
     code, out, err = run("doctor")
     assert code == 0, err
     assert all(word in out for word in ("jaxlib", "processor", "norm_qkv", "caches", "verdict"))
+
+
+def test_doctor_for_a_program(run):
     assert json.loads(run("doctor", "--json")[1])["versions"]["numpy"] == np.__version__
 
 
@@ -358,6 +361,8 @@ def test_wrong_usage(run):
     assert_refused(run("tell"), "tell", status=2)
     assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
+    assert_refused(run("inspect", "--model", "a"), "without --model here: llamaspec inspect", status=2)
+    assert_refused(run("tokens", "Once", "--modle", "a"), "No such option '--modle'", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")
     assert err.startswith("Usage:")

@@ -15,7 +15,7 @@ from model.ops.cpu import PROMPT_SPANS, cpu_attend
 from model.ops.table import Positions
 from reference.attention import attention, causal_mask
 from tests.random_models import SMALL
-from tests.strategies import Noise, assert_within, attention_bound, noises
+from tests.strategies import Noise, assert_within, attention_bound, noises, share_of
 from tests.test_decode_hlo import PASSED_ON, written
 
 HEADS, HEAD_DIM = 2, 64
@@ -37,7 +37,7 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, start: int, window:
     return np.asarray(program(*arguments)).reshape(q.shape)
 
 
-@settings(max_examples=10)  # each compiles
+@settings(max_examples=share_of(10))  # each compiles
 @given(
     noise=noises,
     capacity=st.sampled_from([64, 70, 192]),

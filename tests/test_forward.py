@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.cache import Cache, empty_cache
@@ -19,7 +19,7 @@ from model.ops.xla import XLA
 from model.weights.params import load_params
 from tests.families import FAMILIES, write_checkpoint
 from tests.random_models import CONFIGS, random_checkpoint
-from tests.strategies import seeds
+from tests.strategies import seeds, share_of
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "logits.json").read_text())["families"]
 FLOAT32 = np.dtype(np.float32)
@@ -61,8 +61,10 @@ def test_logits_are_those_of_transformers(family, ops, tmp_path):
 
 
 configs = st.sampled_from(sorted(CONFIGS))
+few = settings(max_examples=share_of(20, part=10))  # each compiles
 
 
+@few
 @given(name=configs, seed=seeds, data=st.data())
 def test_any_split_into_chunks_gives_the_logits_of_one_pass(name, seed, data):
     checkpoint = random_checkpoint(CONFIGS[name], seed=seed)
@@ -82,6 +84,7 @@ def test_any_split_into_chunks_gives_the_logits_of_one_pass(name, seed, data):
     assert_agree(np.concatenate(rows), whole[0])
 
 
+@few
 @given(name=configs, seed=seeds, lengths=st.lists(st.integers(1, 5), min_size=3, max_size=3))
 def test_a_row_of_a_batch_is_the_row_alone(name, seed, lengths):
     checkpoint = random_checkpoint(CONFIGS[name], seed=seed)
@@ -106,6 +109,7 @@ def test_later_tokens_change_nothing_before_them(name, seed, at):
     assert np.abs(a[0, at:] - b[0, at:]).max() > 1e-3
 
 
+@few
 @given(
     name=st.sampled_from([name for name in sorted(CONFIGS) if CONFIGS[name].heads > CONFIGS[name].kv_heads]), seed=seeds
 )

@@ -26,6 +26,7 @@ from tests import bounded, families, gguf_files, llama2c_files, tiny_tokenizers
 from tests import test_quantized_checkpoints as test_quantized_checkpoints
 from tests.gguf_files import STRING, U32, File, Tensor
 from tests.refusals import check_message, load, load_with_tokenizer
+from tests.strategies import share_of
 
 EXTREMES = [0, 1, 2, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
 
@@ -179,7 +180,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @seed(6)
-@settings(max_examples=2000, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@settings(max_examples=share_of(2000), database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
 @given(kind=st.sampled_from(KINDS), changes=st.lists(changes, min_size=1, max_size=3))
 def test_a_changed_file_loads_or_is_refused(folder, kind, changes):
     good, header = healthy(kind)
@@ -211,7 +212,7 @@ STRANGE = [None, True, 0, -1, 3, 7, 33, 2**31, 2**64, 0.5, 1e308, "", "4", "int"
 
 
 @seed(7)
-@settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@settings(max_examples=share_of(300), database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
 @given(layout=st.sampled_from(sorted(test_quantized_checkpoints.LAYOUTS)), place=st.integers(0, 99), value=st.data())
 def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, place, value):
     folder, good = layouts[layout]

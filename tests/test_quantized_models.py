@@ -23,7 +23,7 @@ from model.weights.params import load_params
 from reference.quantizers.schemes import SCHEMES
 from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
-from tests.strategies import assert_within, seeds
+from tests.strategies import assert_within, seeds, share_of
 from tests.test_model_against_reference import composed_bound, one_layer
 from verify import running_error
 
@@ -33,7 +33,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 NARROW = sorted(name for name, config in CONFIGS.items() if config.dim < 64)
 
 
-@settings(max_examples=8)  # each compiles two programs
+@settings(max_examples=share_of(8))  # each compiles two programs
 @given(name=st.sampled_from(NARROW), scheme=st.sampled_from(sorted(SCHEMES)), table=st.booleans(), seed=seeds)
 def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
     """The bound is that of the plain model, with one more rounding in each product: the scale's."""

@@ -7,9 +7,12 @@ from serving.request import Request
 from serving.scheduler import Limits
 from tests.scheduler_laws import LAWS, memory_is_flat
 from tests.scheduler_machine import SchedulerMachine, watched
+from tests.strategies import share_of
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, phases=[Phase.generate, Phase.shrink])
+TestScheduler.settings = settings(
+    max_examples=share_of(60), stateful_step_count=40, phases=[Phase.generate, Phase.shrink]
+)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -335,9 +335,9 @@ def test_the_openapi_document_names_every_field(site):
 
 
 def test_a_machine_without_time_for_a_template_is_no_fault_of_the_request(site, monkeypatch):
-    def busy(request):
+    def busy(workers, source, variables):
         raise TimeoutError("the machine is busy")
 
-    monkeypatch.setattr("model.chat.template.run_worker", busy)
+    monkeypatch.setattr("model.chat.template_process.Workers.render", busy)
     reply = site.ask("/v1/chat/completions", {"messages": ASK})
     assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "busy", "5")

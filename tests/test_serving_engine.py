@@ -7,7 +7,7 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 
-from serving.engine import FAILED, BatchingEngine
+from serving.engine import FAILED, NO_RULE, BatchingEngine
 from serving.executor import Outcome, Reports
 from serving.request import (
     Engine,
@@ -211,7 +211,7 @@ def test_a_mask_is_asked_for_every_token(engine):
 
 
 @pytest.mark.parametrize("wrong", ["raises", "allows nothing", "has another vocabulary"])
-def test_a_mask_that_is_wrong_fails_its_request_alone(engine, wrong):
+def test_a_mask_that_is_wrong_fails_its_request_alone(engine, wrong, caplog):
     def allowed(drawn):
         if wrong == "raises":
             raise RuntimeError("no such rule")
@@ -221,7 +221,8 @@ def test_a_mask_that_is_wrong_fails_its_request_alone(engine, wrong):
     engine.submit(Request((1, 2), 10, allowed=allowed), client)
     engine.submit(endless(), other)
     end = client.wait()
-    assert end.reason == "error" and end.message and end.message.startswith("the tokens that may follow: no")
+    assert end[0::4] == ("error", NO_RULE)
+    assert ("RuntimeError: no such rule" if wrong == "raises" else "ValueError: no token of the 9") in caplog.text
     assert other.wait().reason == "context"
 
 
@@ -275,6 +276,39 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
     with pytest.raises(QueueFull, match="failed"):
         engine.submit(endless(), Client())
     assert engine.drain(1.0)
+
+
+@pytest.mark.parametrize("what", ["plan", "done", "ended"])
+def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeypatch):
+    """Also where it has dropped requests whose ends it did not tell."""
+    fake.goes_on.clear()
+    clients = [Client() for _ in range(6)]
+    for i, client in enumerate(clients):
+        engine.submit(Request((1, 2), 1, seed=i), client)
+    until(lambda: engine.stats().running == 3)
+    right = getattr(engine._scheduler, what)
+
+    def fails(*arguments, **options):
+        right(*arguments, **options)
+        raise KeyError("what it should not")
+
+    monkeypatch.setattr(engine._scheduler, what, fails)
+    fake.goes_on.set()
+    ends = [client.wait() for client in clients]
+    assert all(end[0::4] == ("error", FAILED) or end.reason == "length" for end in ends)  # told before it failed
+    assert isinstance(engine.failed, KeyError) and ends[-1].reason == "error"
+    assert engine.drain(1.0)
+
+
+def test_a_log_that_fails_keeps_nobody_waiting(engine, fake, monkeypatch):
+    fake.goes_on.clear()
+    client = Client()
+    engine.submit(endless(), client)
+    monkeypatch.setattr("serving.engine.log.exception", lambda *_: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+    fake.error = MemoryError("no room")
+    fake.goes_on.set()
+    assert client.wait()[0::4] == ("error", FAILED)
 
 
 def test_memory_is_flat(engine):

@@ -228,6 +228,15 @@ def test_a_poisoned_request_fails_alone(stream):
         assert texts == [alone] * 4
 
 
+def test_a_template_that_takes_too_much_is_refused_and_other_chats_do_not_notice():
+    greedy = "{{ messages[0].content * (10**10 if messages[0].content == 'eat' else 1) }}"
+    with running(FakeEngine(), template=greedy) as site:
+        for text, status in (("eat", 400), ("fox", 200)) * 2:
+            reply = site.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+            assert reply.status == status
+            assert status == 200 or "takes more than 512 MB of memory" in reply.error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_ends_alone(stream):
     """The smaller counts, of what the server allows and of what the request asks for."""

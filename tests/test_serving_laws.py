@@ -140,6 +140,25 @@ def test_in_company_as_alone(name, dtype):
     assert preempted >= 6
 
 
+def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
+    """Its answer is about the whole text. Where it decided what follows an earlier token, penalties counted others."""
+    model, preempted = served(MODELS[0]), 0
+    for seed in range(12):
+        request = Request(
+            (1, 2, 5, 6, 9, 9, 9, 9, 5), 9, temperature=0.8, seed=seed, repetition_penalty=1.3, priority=2,
+            **{"presence_penalty": 0.5, "ignore_eos": True, "allowed": even_only},
+        )  # fmt: skip
+        alone, together = Server(model), Server(model)
+        alone.submit(request)
+        together.submit(request)
+        for _ in range(7):
+            together.turn()
+        assert len(together.answers[0].tokens) > 3
+        assert company(together, request) == alone.finish()[0] == together.answers[0]
+        preempted += together.scheduler.preemptions
+    assert preempted >= 12
+
+
 def test_a_prompt_that_is_found_gives_the_same_answer():
     """To the last bit, wherever the part that is found ends."""
     model = served(MODELS[0])

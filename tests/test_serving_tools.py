@@ -1,6 +1,6 @@
 """Tools: what templates show of them, calls told from text whole and streamed, forced calls, and refusals."""
 
-import json
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -13,40 +13,13 @@ from serving.openai import Function, Message, Tool
 from serving.prompts import Prompts
 from serving.streaming import Drawn, TextReader
 from serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
-from tests.serving_site import TOKENIZER, FakeEngine, obedient, running, spelling
-from tests.tool_templates import TEMPLATES
+from tests.serving_site import TOKENIZER, FakeEngine, running, spelling
+from tests.tool_templates import ANSWERS, ASK, CALLED, TEMPLATES, TOOLS
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
 FORMS = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
 NAMES = frozenset({"weather", "add"})
-ASK = [{"role": "user", "content": "Is it warm in Rome?"}]
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"$ref": "#/$defs/Unit"}},
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-    "$defs": {"Unit": {"enum": ["C", "F"]}},
-}
-ADD = {
-    "type": "object",
-    "properties": {"a": {"$ref": "#/$defs/Unit"}},
-    "required": ["a"],
-    "additionalProperties": False,
-    "$defs": {"Unit": {"type": "integer", "minimum": 1, "maximum": 9}},
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "add", "parameters": ADD}},
-]
-ROME = '{"city": "Rome", "unit": "C"}'
-ANSWERS = {
-    "hermes": f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ROME}}}, {{"name": "add", "arguments": {{"a": 1}}}}]',
-    "llama": f'{{"name": "weather", "parameters": {ROME}}}; {{"name": "add", "parameters": {{"a": 1}}}}',
-}
-CALLED = [("weather", ROME), ("add", '{"a": 1}')]
 
 
 def read(form: CallForm, pieces: list[str], **options) -> tuple[str, list[tuple[str, str]]]:
@@ -74,9 +47,9 @@ def test_each_form_is_read(name):
 
 def test_calls_have_the_form_of_the_template_for_tools():
     template = ChatTemplate("t", "{{ messages[0].content }}", named={"tool_use": TEMPLATES["hermes"]})
-    prompts = Prompts(TOKENIZER, template=template, stops=frozenset(), context=4000, vocab=1024)
-    tool = Tool(type="function", function=Function(name="add"))
-    assert prompts.from_messages([Message(role="user", content="a")], tools=[tool]).calls == HERMES
+    with closing(Prompts(TOKENIZER, template=template, stops=frozenset(), context=4000, vocab=1024)) as prompts:
+        tool = Tool(type="function", function=Function(name="add"))
+        assert prompts.from_messages([Message(role="user", content="a")], tools=[tool]).calls == HERMES
 
 
 @pytest.mark.parametrize(
@@ -88,6 +61,16 @@ def test_calls_have_the_form_of_the_template_for_tools():
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [1', [("add", '{"a": [1')]),  # cut short
         (LLAMA, '{"type": "function", "name": "add", "parameters": {}}', [("add", "{}")]),
         (LLAMA, '{"name": "\\u0061dd", "parameters": {}}\n{"name": "add", "parameters": {}}', [("add", "{}")] * 2),
+        (
+            LLAMA,
+            '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "add", "arguments": {}}',
+            [("add", "{}")] * 2,
+        ),
+        (
+            LLAMA,
+            '<|python_tag|> {"arguments": {}, "name": "add"};<|python_tag|>{"name": "add", "arguments": {"a": 1}}',
+            [("add", "{}"), ("add", '{"a": 1}')],
+        ),
     ],
 )
 def test_ways_to_write_a_call(form, text, calls):
@@ -107,6 +90,8 @@ def test_ways_to_write_a_call(form, text, calls):
         '{"answer": 42} and {more',
         "<tool_call>\nadd(1)",
         "[TOOL_CALLS] add(1)",
+        "<|python_tag|>print(1)",
+        'It is <|python_tag|>{"name": "launch", "parameters": {}}; <|python',
         '<tool_call>{"name": "add", "arguments": 5}</tool_call>',
         '<tool_call>{"name": add}</tool_call>',
         '{"nam',
@@ -141,7 +126,23 @@ def test_an_answer_waits_for_tools_only_where_its_last_call_is_whole(text, most,
 
 FRAGMENTS = [
     *ANSWERS.values(),
-    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[", "]", ",", ";", " ", "\n", "{", "}", '"', "\\", "a"),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "[",
+        "]",
+        ",",
+        ";",
+        " ",
+        "\n",
+        "{",
+        "}",
+        '"',
+        "\\",
+        "a",
+    ),
     *('"name": ', '"add"', '"arguments": ', '"parameters": ', "{}", '{"a": "\\"}"}', '{"name": "add", "arguments": '),
 ]
 
@@ -181,10 +182,8 @@ def test_a_character_that_a_control_token_cuts_comes_before_it():
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site whose answers call by it, or do what they must."""
-    script = spelling(ANSWERS[request.param])
-    engine = FakeEngine(lambda asked: obedient(asked) if asked.allowed else script(asked), context=4000)
-    with running(engine, template=TEMPLATES[request.param]) as site:
+    """A form's name, and a site whose answers call by it."""
+    with running(FakeEngine(spelling(ANSWERS[request.param]), context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 
 
@@ -213,8 +212,9 @@ def test_a_client_gets_calls_whole_and_streamed(served):
         cut = client.chat.completions.create(**arguments | {"messages": [*ASK, said, *results], "max_tokens": 40})
         prompt = decode(TOKENIZER, site.engine.requests[-1].prompt)
         assert all(f"result {call.id}: warm" in prompt for call in said.tool_calls)
-        earlier = ANSWERS[name].split(";")[0] if name == "llama" else ANSWERS[name]
-        assert "".join(earlier.split()) in "".join(prompt.split())
+        # Llama's template refuses two calls in a message, so each has one of its own.
+        for earlier in ANSWERS[name].split(";"):
+            assert "".join(earlier.split()) in "".join(prompt.split())
         assert '"description": "The weather."' in prompt and '"strict"' not in prompt
         assert cut.choices[0].finish_reason == "length"
         assert cut.choices[0].message.tool_calls[0].function.name == "weather"
@@ -224,32 +224,6 @@ def test_one_call_alone_where_parallel_calls_are_off(served):
     body = {"messages": ASK, "tools": TOOLS, "parallel_tool_calls": False}
     (choice,) = served[1].ask("/v1/chat/completions", body).json["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=["any", "add"])
-def test_a_forced_call_keeps_to_its_schema(served, choice):
-    pytest.importorskip("llguidance", reason="needs llguidance, of the extra serve")
-    name, site = served
-    called = set()
-    body = {"messages": ASK, "tools": TOOLS, "tool_choice": choice, "n": 8, "seed": 1}
-    for answer in site.ask("/v1/chat/completions", body).json["choices"]:
-        assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
-        (call,) = answer["message"]["tool_calls"]
-        arguments = json.loads(call["function"]["arguments"])
-        called.add(call["function"]["name"])
-        if call["function"]["name"] == "add":
-            assert arguments["a"] in range(1, 10) and len(arguments) == 1
-        else:
-            assert [*arguments] == ["city", "unit"] and arguments["unit"] in ("C", "F")
-    assert called == ({"weather", "add"} if choice == "required" else {"add"})
-    prompt = decode(TOKENIZER, site.engine.requests[-1].prompt)
-    assert prompt.endswith(FORMS[name].beginning())
-
-
-@pytest.mark.parametrize("parameters", [{}, {"properties": {"a": {"type": "integer"}}}])
-def test_forced_arguments_are_an_object_whatever_the_schema_says(parameters):
-    schema = HERMES.schema([Tool(type="function", function=Function(name="add", parameters=parameters))])
-    assert schema["properties"]["arguments"] == {"$id": "urn:tool:0", "type": "object"} | parameters
 
 
 @pytest.fixture(scope="module")

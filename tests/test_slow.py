@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import is_slow
 from tests.processes import REPOSITORY
-from tests.slow import SLOW
+from tests.slow import SLOW, First
 
 
 def test_every_slow_test_exists():
@@ -30,6 +30,9 @@ def test_every_slow_test_exists():
         (0, ["t.py::test_a"], [True]),
         (0, ["t.py::test_a[1]", "t.py::test_a[2]"], [True, True]),
         (1, ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]"], [False, True, True]),
+        (2, ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]", "t.py::test_a[4]"], [False, True, False, True]),
+        (First(2), ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]"], [False, False, True]),
+        (3, ["t.py::test_a[1]", "t.py::test_a[2]"], [False, False]),
         (1, ["t.py::test_ab", "u.py::test_a", "t.py::test_a[b[::c]]"], [False, False, False]),
     ],
 )

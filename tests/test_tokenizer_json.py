@@ -18,6 +18,7 @@ from model.checkpoints.checkpoint import CheckpointError
 from model.tokenizers.huggingface import HuggingFaceTokenizer, read_huggingface
 from model.tokenizers.tokenizer import decode, encode_text
 from tests import bounded, test_sentencepiece_bpe
+from tests.strategies import share_of
 from tests.test_tokenizers import sentencepiece_json
 
 PREPEND = {"type": "Prepend", "prepend": "▁"}
@@ -108,7 +109,7 @@ pieces = ["she", " saw", "  ", "   ", " ", "\n", "é", "👋", "<tool>", "▁", 
 texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share_of(150), deadline=None)
 @given(data=variants, text=texts, shown=st.lists(st.integers(0, 452), max_size=8))
 @example(file_of(before=[METASPACES[1]]), " she", [])
 @example(file_of(before=[METASPACES[1]]), "  two", [])
@@ -143,7 +144,7 @@ def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
 
 
 @seed(8)
-@settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@settings(max_examples=share_of(300), database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
 @given(
     data=variants, changes=st.lists(st.tuples(st.integers(0, 999), st.sampled_from(STRANGE)), min_size=1, max_size=2)
 )
@@ -170,7 +171,7 @@ def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(data, changes
 CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share_of(100), deadline=None)
 @given(data=variants, parts=st.lists(texts, min_size=1, max_size=4), ends=st.lists(st.sampled_from(["<s>", "<end>"])))
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])

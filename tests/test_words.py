@@ -4,6 +4,7 @@ import ast
 import re
 import statistics
 from collections.abc import Iterator
+from functools import cache
 
 from tests.processes import REPOSITORY
 
@@ -38,11 +39,11 @@ REASONS = {
     "verify/mutants/fused.py": "wrong kernels of the fused ops: data",
     "verify/mutants/quantized.py": "wrong kernels of one op: data",
 }
-# `reference/` is a book of its own style.
 UNCLEAR = re.compile(r"(What|Of|Which|Where|Those|The same)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache
 def sources() -> dict[str, str]:
     """Python files of the repository by path, without hidden and generated folders."""
     generated = {"build", "dist", "__pycache__"}
@@ -51,21 +52,22 @@ def sources() -> dict[str, str]:
     return {path.as_posix(): (REPOSITORY / path).read_text(encoding="utf-8") for path in sorted(ours)}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and first line of each docstring that opens with an unclear word."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and UNCLEAR.match(text):
             yield node.body[0].lineno, text.splitlines()[0]
 
 
 def test_docstrings_open_with_a_verb_or_a_noun_phrase():
-    found = [
-        f"{path}:{line} {text}"
-        for path, source in sources().items()
-        if not path.startswith("reference/")
-        for line, text in unclear_docstrings(source)
-    ]
-    assert found == []
+    assert [
+        f"{path}:{at} {text}" for path, source in sources().items() for at, text in unclear_docstrings(source)
+    ] == []
 
 
 def test_an_unclear_docstring_is_seen():
@@ -79,7 +81,7 @@ def module(path: str) -> str:
 
 def imported(source: str, modules: set[str]) -> Iterator[str]:
     """The modules of ours that a file imports when it is imported itself, apart from its functions."""
-    for node in at_import(ast.parse(source)):
+    for node in at_import(parsed(source)):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names if alias.name in modules)

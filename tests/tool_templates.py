@@ -1,4 +1,4 @@
-"""Chat templates that write tools and calls in the three families' ways, as short as these ways allow."""
+"""Chat templates that write tools and calls in the three families' ways, as short as these ways allow; and answers."""
 
 TURNS = """
 {%- for message in messages -%}
@@ -27,8 +27,37 @@ MISTRAL_CALLS = """[TOOL_CALLS] [
 MISTRAL = "{% if tools %}<|user|>{{ tools | tojson }}{% endif %}" + TURNS.replace("CALLS", MISTRAL_CALLS)
 
 LLAMA_CALLS = """
+{%- if message.tool_calls | length != 1 %}{{ raise_exception('single tool-calls only') }}{% endif -%}
 {%- set call = message.tool_calls[0].function -%}
 {{ '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson }}}"""
 LLAMA = "{% if tools %}<|user|>{{ tools | tojson }}{% endif %}" + TURNS.replace("CALLS", LLAMA_CALLS)
 
 TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
+
+ASK = [{"role": "user", "content": "Is it warm in Rome?"}]
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"$ref": "#/$defs/Unit"}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"enum": ["C", "F"]}},
+}
+ADD = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/Unit"}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "add", "parameters": ADD}},
+]
+ROME = '{"city": "Rome", "unit": "C"}'
+ANSWERS = {
+    "hermes": f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ROME}}}, {{"name": "add", "arguments": {{"a": 1}}}}]',
+    "llama": f'{{"name": "weather", "parameters": {ROME}}}; {{"name": "add", "parameters": {{"a": 1}}}}',
+}
+CALLED = [("weather", ROME), ("add", '{"a": 1}')]

@@ -10,12 +10,13 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from model.chat.template_process import CPU_SECONDS, run_worker
+from model.chat.template_process import CPU_SECONDS, Workers
 from model.checkpoints.checkpoint import CheckpointError, os_errors, refused
 from model.checkpoints.mapped import MappedFile
 from model.checkpoints.recognize import GGUF, leads_out
@@ -68,6 +69,7 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token and such, where the model has them
     note: str | None = None  # a line for the person who chats, where the model came without a template
     named: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's other templates, by name
+    workers: Workers | None = field(default=None, repr=False, compare=False)  # None: each rendering starts its own
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """Render the conversation as text, ready for the assistant's answer.
@@ -76,15 +78,18 @@ class ChatTemplate:
         model's template of the name tool_use is rendered, if it has one. Thoughts of a message may come under any name
         in `THOUGHTS`.
 
-        The template runs in a process of its own, which takes a tenth of a second and is stopped if it takes too much.
+        Each rendering runs in a process of its own, which is stopped if it takes too much. Without `workers` it takes a
+        tenth of a second, since Python starts for it.
         Raises CheckpointError, one line that names the template, also where the template refuses the conversation. It
         is a CannotRender where the machine is the reason.
         """
         given = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
         given |= {"add_generation_prompt": True, **self.tokens, **variables}
-        request = {"source": self.rendered_source(tools=given["tools"] is not None), "variables": given}
+        source, request = self.rendered_source(tools=given["tools"] is not None), json.dumps(given).encode()
         try:
-            answer, status = run_worker(json.dumps(request).encode())
+            with ExitStack() as stack:
+                workers = self.workers or stack.enter_context(closing(Workers()))
+                answer, status = workers.render(source, request)
         except OSError as error:
             raise CannotRender(str(refused(self.name, f"cannot be rendered: {error}"))) from error
         try:

@@ -1,14 +1,21 @@
-"""Renders a chat template: the program that `model.chat.template` runs in a process of its own, by path.
+"""Renders a chat template: the program that `model.chat.template_process` starts, by path.
 
-A template is a program that comes with a model, from someone who may not be trusted. This process gives it nothing
-worth having: a sandbox keeps it from Python, limits end the process if it computes or holds too much, and there is no
-model, no environment and no file that it could write. The process lives for one rendering. It reads JSON from stdin.
-It writes to stdout a newline once it is ready, and then JSON: `{"text": ...}` or `{"error": ...}`.
+A template is a program that comes with a model, from someone who may not be trusted. It gets nothing worth having: a
+sandbox keeps it from Python, limits end its process if it computes or holds too much, and there is no model, no
+environment and no file that it could write. Nor does it get other people's conversations: this process reads one
+template, and forks for each rendering, so that whatever a rendering does to memory ends with it.
+
+The process writes a newline to stdout once it is ready. Then it reads messages from stdin, each of which begins with
+its length in 8 bytes: first the template, then for each rendering its variables as JSON. It answers each of these with
+the exit status of the rendering's process, in 8 bytes, and a message of JSON: `{"text": ...}` or `{"error": ...}`. It
+ends when stdin does.
 
 Templates may use the functions that Hugging Face transformers gives them, and no others.
 """
 
+import gc
 import json
+import os
 import resource
 import sys
 from datetime import datetime
@@ -72,15 +79,20 @@ def _check_name(name) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace has no {name!r}")
 
 
-def render(source: str, variables: dict[str, Any]) -> str:
-    """Render a template. Raises whatever a template can."""
+def compiled(source: str) -> jinja2.Template:
+    """Compile a template. Raises whatever one can, since constant parts of it are computed here."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now, "namespace": Namespace}
+    return environment.from_string(source)
+
+
+def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """Render a template. Raises whatever one can."""
     parts, length = [], 0
-    for part in environment.from_string(source).generate(**variables):
+    for part in template.generate(**variables):
         length += len(part)
         if length > LONGEST:
             raise TooLong
@@ -101,28 +113,40 @@ def strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def answer(request: bytes) -> dict[str, str]:
-    """Answer a request with the text, or with an error of the template."""
+def explained(error: Exception) -> str:
+    """Say what a template did, as the end of a sentence about it."""
+    match error:
+        case Refusal():
+            return f"refuses this conversation: {error}"
+        case jinja2.TemplateSyntaxError():
+            return f"is not a template: line {error.lineno}: {error.message}"
+        case jinja2.exceptions.SecurityError():
+            return f"does what no template may: {error}"
+        case MemoryError():
+            return f"takes more than {MEMORY >> 20} MB of memory"
+        case RecursionError():
+            return "is nested or calls itself too deeply"
+        case TooLong():
+            return f"makes more than {LONGEST:,} characters of this conversation"
+    return f"fails: {type(error).__name__}: {error}"  # A template's mistakes can raise anything.
+
+
+def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str, str]:
+    """Answer a request with the text, or with an error of the template, such as the one that compiling it raised."""
     try:
-        return {"text": render(**json.loads(request))}
-    except Refusal as error:
-        return {"error": f"refuses this conversation: {error}"}
-    except jinja2.TemplateSyntaxError as error:
-        return {"error": f"is not a template: line {error.lineno}: {error.message}"}
-    except jinja2.exceptions.SecurityError as error:
-        return {"error": f"does what no template may: {error}"}
-    except MemoryError:
-        return {"error": f"takes more than {MEMORY >> 20} MB of memory"}
-    except RecursionError:
-        return {"error": "is nested or calls itself too deeply"}
-    except TooLong:
-        return {"error": f"makes more than {LONGEST:,} characters of this conversation"}
-    except Exception as error:  # A template's mistakes can raise anything.
-        return {"error": f"fails: {type(error).__name__}: {error}"}
+        if isinstance(template, Exception):
+            raise template
+        return {"text": render(template, json.loads(variables))}
+    except Exception as error:
+        return {"error": explained(error)}
 
 
-def limit_this_process(cpu_seconds: int) -> None:
-    """Let this process compute for so many seconds, hold some memory, write no file, and start no other process."""
+def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[int, int]]:
+    """Let this process compute for so many seconds, hold some memory, write no file, and start no other process.
+
+    Returns the limits that were in force. Those that are not `for_good` can be lifted.
+    """
+    before = {}
     for limit, value in {
         resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_AS: MEMORY,
@@ -130,20 +154,64 @@ def limit_this_process(cpu_seconds: int) -> None:
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NPROC: 0,
     }.items():
-        hard = resource.getrlimit(limit)[1]
+        before[limit] = resource.getrlimit(limit)
+        hard = before[limit][1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
-            resource.setrlimit(limit, (value, value))
+            resource.setrlimit(limit, (value, value if for_good else hard))
         except ValueError:
             if limit != resource.RLIMIT_AS:  # macOS has no limit of memory; that of seconds bounds what is held
                 raise
+    return before
+
+
+def in_own_process(template: jinja2.Template | Exception, variables: bytes, cpu_seconds: int) -> tuple[int, bytes]:
+    """Answer a request in a process that ends with it; returns that one's exit status, and what it wrote until then."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # The child gets neither the next request nor a way to answer it.
+        for unneeded in (reads, 0, 1):
+            os.close(unneeded)
+        limit_this_process(cpu_seconds, for_good=True)
+        with os.fdopen(writes, "wb") as pipe:
+            pipe.write(json.dumps(answer(template, variables)).encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as pipe:
+        said = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def read_message() -> bytes | None:
+    """Read a message from stdin; None at its end."""
+    length = sys.stdin.buffer.read(8)
+    return sys.stdin.buffer.read(int.from_bytes(length)) if len(length) == 8 else None
 
 
 def main() -> None:
-    limit_this_process(int(sys.argv[2]))
-    sys.stdout.buffer.write(b"\n")
-    sys.stdout.buffer.flush()
-    sys.stdout.buffer.write(json.dumps(answer(sys.stdin.buffer.read())).encode())
+    cpu_seconds = int(sys.argv[2])
+    before = limit_this_process(cpu_seconds, for_good=False)
+    output = sys.stdout.buffer
+    output.write(b"\n")
+    output.flush()
+    source = read_message()
+    if source is None:
+        return
+    try:
+        template = compiled(source.decode(errors="surrogatepass"))
+    except Exception as error:
+        template = error
+    for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NPROC):  # Each child is limited anew.
+        resource.setrlimit(limit, before[limit])
+    gc.freeze()  # Collections in a child would otherwise copy what it shares with this process.
+    while (variables := read_message()) is not None:
+        try:
+            status, said = in_own_process(template, variables, cpu_seconds)
+        except OSError:
+            sys.exit(os.EX_TEMPFAIL)
+        output.write(status.to_bytes(8, signed=True) + len(said).to_bytes(8) + said)
+        output.flush()
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def pack(q: Affine) -> Packed:
 
 
 def unpack(packed: Packed) -> Affine:
-    """What a checkpoint says; its scales in float32.
+    """Read what a checkpoint says; its scales in float32.
 
     >>> w = np.arange(16.0).reshape(8, 2)
     >>> q = quantize(w, group=2)

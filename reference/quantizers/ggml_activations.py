@@ -1,4 +1,4 @@
-r"""What llama.cpp multiplies a matrix by: not a vector x itself, but x rounded to a type that goes with the matrix's.
+r"""Vectors as llama.cpp multiplies a matrix by them: not x itself, but x rounded to a type that goes with the matrix's.
 
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
 So a product of quantized numbers is one of integers. For some consecutive numbers of x, d in float32:

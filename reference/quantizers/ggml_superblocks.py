@@ -56,7 +56,7 @@ class Superblocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Superblock:
-    """What the five types share: all but their layout in bytes."""
+    """All that the five types share: everything but their layout in bytes."""
 
     bits: int
     group: int
@@ -155,7 +155,7 @@ class Superblock:
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """Of s and m."""
+        """Least and greatest code of s and m."""
         return (0, self.largest) if self.minima else (self.largest, -self.largest - 1)
 
     def _codes(

@@ -112,7 +112,7 @@ def pack(q: Affine, *, bits: int, version: int) -> Packed:
 
 
 def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
-    """What a checkpoint says; its scales in float32. Each input has its own unless g_idx is the plain order
+    """Read what a checkpoint says; its scales in float32. Each input has its own unless g_idx is the plain order
     of whole groups.
 
     Raises ValueError for a g_idx that names no group.

@@ -67,7 +67,7 @@ def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
 
 
 def unpack(rows: Int8[np.ndarray, "*batch bytes"]) -> Quantized:
-    """What `pack` was given. Raises ValueError for rows that are no longer than a scale.
+    """Undo `pack`. Raises ValueError for rows that are no longer than a scale.
 
     >>> unpack(pack(quantize(np.array([[127.0, -0.5]])))).codes
     array([[127,   0]], dtype=int8)

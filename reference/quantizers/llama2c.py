@@ -70,7 +70,7 @@ def pack(q: Quantized) -> UInt8[np.ndarray, " bytes"]:
 
 
 def unpack(packed: UInt8[np.ndarray, " bytes"], *, shape: tuple[int, ...], group: int) -> Quantized:
-    """What `pack` was given. Raises ValueError unless the bytes are as many as they should be."""
+    """Undo `pack`. Raises ValueError unless the bytes are as many as they should be."""
     size = int(np.prod(shape))
     if len(packed) != size + 4 * (size // group) or size % group:
         raise ValueError(f"{len(packed)} bytes are no tensor of shape {shape} in groups of {group}")

@@ -71,7 +71,7 @@ class Compressed(NamedTuple):
 def compress(
     w: Shaped[np.ndarray, "*batch cols"], mask: Bool[np.ndarray, "*batch cols"], *, n: int, m: int
 ) -> Compressed:
-    """What `mask`, with `n` of every `m`, leaves of `w`, weights or their codes. Raises ValueError for other masks.
+    """Keep what `mask`, `n` of every `m`, leaves of `w`, weights or their codes. Raises ValueError for other masks.
 
     >>> w = np.array([[1.0, -3.0, 2.0, 0.0]])
     >>> compress(w, n_of_m(w, n=2, m=4), n=2, m=4)

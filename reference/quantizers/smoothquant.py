@@ -62,7 +62,7 @@ def fold(norm: Float[np.ndarray, " cols"], s: Float64[np.ndarray, " cols"]) -> F
 
 
 def activations(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """What int8 makes of x / s: a token has a scale of its own, found as it comes ("per-token, dynamic" in the paper).
+    """Round x / s to int8: a token has a scale of its own, found as it comes ("per-token, dynamic" in the paper).
 
     vLLM's kernels multiply by fl(127 / max |x|), where this divides by fl(max |x| / 127): near ties they may differ.
     Raises ValueError unless all is finite.

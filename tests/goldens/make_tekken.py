@@ -7,8 +7,8 @@ import json
 import tempfile
 from pathlib import Path
 
-import mistral_common
-from mistral_common.tokens.tokenizers.tekken import SpecialTokenPolicy, Tekkenizer
+import mistral_common  # pyright: ignore[reportMissingImports]
+from mistral_common.tokens.tokenizers.tekken import SpecialTokenPolicy, Tekkenizer  # pyright: ignore[reportMissingImports]
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 PATH = Path(__file__).with_name("tekken.json")

@@ -14,7 +14,7 @@ from pallas_kernels.parts.attention_split_float32 import ROWS
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises
+from tests.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):
@@ -74,7 +74,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
         assert_attends(o[row : row + 1], q[row : row + 1], k, v, **at, tile=tile)
 
 
-@settings(max_examples=4)
+@settings(max_examples=share_of(4))
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
 def test_attends_to_the_keys_that_are_there(noise, shape, data):
     around = {edge + step for edge in (0, TILE, 2 * TILE, shape.capacity) for step in (-1, 0, 1)}

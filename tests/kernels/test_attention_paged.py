@@ -12,7 +12,7 @@ from pallas_kernels.parts.attention_parts import ring_stages
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises
+from tests.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):
@@ -66,7 +66,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
         assert_attends(o[i : i + 1], q[i : i + 1], k, v, **at, tile=TILE)
 
 
-@settings(max_examples=3)
+@settings(max_examples=share_of(3))
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
 def test_attends_to_the_pages_of_the_table(noise, shape, data):
     around = {edge + step for edge in (0, shape.page, TILE, shape.page * shape.max_pages) for step in (-1, 0, 1)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
 from pallas_kernels.parts.compat import interpreter
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises
+from tests.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):
@@ -59,7 +59,7 @@ def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | No
         assert_attends(o[row], q[row], k, v, offset, stop=stop, window=window, tile=TILE)
 
 
-@settings(max_examples=3)
+@settings(max_examples=share_of(3))
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
 def test_attends_to_the_keys_that_are_there(noise, shape, data):
     noise.exponent = min(noise.exponent, 4)  # scores of 2^31 and more overflow: their differences are rounded to them

@@ -19,14 +19,14 @@ from pallas_kernels.parts import int4
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.parts.matrix import ScaledCodes
 from pallas_kernels.parts.tile import Tile
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 from verify.running_error import Approx
 
 EPS = 1e-5
 TILE = Tile(
     16, 2, 1
 )  # one thread block for all; the ring wraps twice where there are more than four steps, of 1024 columns
-settings = hypothesis.settings(max_examples=4, deadline=None)  # an interpreted kernel takes seconds
+settings = hypothesis.settings(max_examples=share_of(4), deadline=None)  # an interpreted kernel takes seconds
 BITS_AND_GROUPS = {"q8": (8, 64), "q8_row": (8, None), "q4": (4, 64)}  # bits, columns that share a scale
 schemes = st.sampled_from(sorted(BITS_AND_GROUPS))
 lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])

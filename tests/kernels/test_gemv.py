@@ -26,12 +26,12 @@ from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from pallas_kernels.parts.row_product import RowProduct
 from pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from pallas_kernels.parts.tile import Tile
-from tests.strategies import DENORMAL
+from tests.strategies import DENORMAL, share_of
 from verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5
-settings = hypothesis.settings(max_examples=6, deadline=None)  # an interpreted call takes half a second
+settings = hypothesis.settings(max_examples=share_of(6), deadline=None)  # an interpreted call takes half a second
 dtypes = st.sampled_from(sorted(UNITS))
 scales = st.sampled_from([1.0, 1e-30, 1e4, 2.0**DENORMAL])
 seeds = st.integers(0, 2**32 - 1)

@@ -21,7 +21,7 @@ from pallas_kernels.parts.compat import current_target, interpreter
 from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.matrix import ScaledCodes, product_of
 from pallas_kernels.parts.tile import Tile
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 from verify.running_error import Approx, added
 
 # Bits, columns that share a scale, and what groups have beside it or codes choose from.
@@ -87,7 +87,7 @@ def exactly(w: Weight, x, **options) -> Approx:
     return exact.gemv(jax.tree.map(np.asarray, w.stored), x, **options)
 
 
-@settings(max_examples=8)
+@settings(max_examples=share_of(8))
 @given(
     noise=noises,
     scheme=st.sampled_from(FORMS),
@@ -128,7 +128,7 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
     assert_within(y, expected.value, expected.error)
 
 
-@settings(max_examples=3)
+@settings(max_examples=share_of(3))
 @given(noise=noises, scheme=st.sampled_from(FORMS), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
 @example(noise=Noise(0), scheme=(4, 64, None), dtype=np.dtype("float32"), eps=1e-5)
 @example(noise=Noise(0), scheme=(8, 128, None), dtype=np.dtype("bfloat16"), eps=1e-5)

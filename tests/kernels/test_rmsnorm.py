@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.rmsnorm import rmsnorm
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
 from verify.running_error import TINY, exactly, normalized, rounded
 
 EPS = 1e-5
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
-settings = hypothesis.settings(max_examples=5, deadline=None)  # an interpreted call takes half a second
+settings = hypothesis.settings(max_examples=share_of(5), deadline=None)  # an interpreted call takes half a second
 # Padded; one span; a span and a tail; a prime; several vectors a thread.
 dims = st.sampled_from([1, 127, 128, 129, 255, 256, 288, 1021, 1024, 1032])
 

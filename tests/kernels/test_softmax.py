@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pallas_kernels.parts.compat import interpreter
 from pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
 from reference.softmax import softmax as exact_softmax
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff
+from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
 from verify.running_error import ELEMENTARY, TINY, gamma
 
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 U = roundoff(FLOAT32)
-settings = hypothesis.settings(max_examples=5, deadline=None)  # an interpreted call takes half a second
+settings = hypothesis.settings(max_examples=share_of(5), deadline=None)  # an interpreted call takes half a second
 # Padded; one span, with and without a tail; two kernels, likewise; odd; a span of 1,024 and a little, and all but.
 lengths = st.sampled_from([1, 127, 128, 129, 1021, 1024, WHOLE + 8, 9 * 1024, 9001])
 hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "all"])
