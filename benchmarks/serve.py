@@ -9,12 +9,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.random_model import random_params, random_shapes
 from benchmarks.report import write_report
+from model.cache import Pages
 from model.insight.shapes import SHAPES
 from model.ops.choice import ops_for
 from model.options import SamplingOptions
@@ -66,7 +68,8 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
     """Make a function that times a burst of `width` rows, each after `AFTER` tokens, of which `live` draw."""
     blocks = -(-(AFTER + BURST) // PAGE)
     sizes = Sizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)
-    choice = ops_for("auto", config, shapes, batch=width, capacity=blocks * PAGE, cache_dtype=dtype)
+    held: dict[str, Any] = {"capacity": blocks * PAGE, "cache_dtype": dtype, "pages": Pages(sizes.pages, PAGE)}
+    choice = ops_for("auto", config, shapes, batch=width, **held)
     programs = compile_serving(shapes, config, ops=choice.ops, sizes=sizes, platform=default_device().platform)
     executor = JaxExecutor(params, programs, config, sizes=sizes, eos=frozenset())
     request = Request((1,) * (AFTER + 1), BURST, temperature=0.0)

@@ -124,12 +124,12 @@ def norm_qkv(
     """`block.norm_qkv` of one token a sequence."""
     del mean  # a norm of q or k has no kernel
     _check_cache(cache, x)
-    if isinstance(cache, LayerPages):
-        raise Unsupported("norm_qkv has no kernel for a cache in pages")
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
     if _at_once(layer.qkv.weight, x):
         return AT_ONCE.norm_qkv(x, layer, cache, positions, config=config)
+    if isinstance(cache, LayerPages):
+        raise Unsupported("norm_qkv has no kernel for a cache in pages")
     assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
         _multiplied_apart(layer.qkv.weight, x),

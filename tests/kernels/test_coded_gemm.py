@@ -14,6 +14,7 @@ from benchmarks.kernel_cases import exact
 from benchmarks.kernel_cases.coded_gemm import FORMS, case
 from benchmarks.kernel_cases.products import EVERY_FORM
 from benchmarks.random_model import random_shapes
+from model.cache import Pages
 from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, product_at_once
 from model.weights.codes import Int8
 from model.weights.gpu_codes import LEVELS, arranged
@@ -177,14 +178,16 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
         (None, BFLOAT16, 3, False),
     ],
 )
-def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once):
-    """A table chooses so where the kernel takes their form, before anything is compiled."""
+@pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
+def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
+    """A table chooses so where the kernel takes their form, before anything is compiled; for a cache in pages, too."""
     shapes = random_shapes(WIDE, dtype=dtype, positions=136, quantize=scheme)
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
-    ops, _ = pallas_ops(WIDE, params, batch=batch, capacity=136)
+    sizes = {"batch": batch, "capacity": 136, "pages": pages}
+    ops, _ = pallas_ops(WIDE, params, **sizes)
     found = {
         call.name: "_coded_gemm" in str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
-        for call in calls(WIDE, params, batch=batch, capacity=136)
+        for call in calls(WIDE, params, **sizes)
         if call.name in PRODUCTS
     }
     assert found == dict.fromkeys(PRODUCTS, at_once)
