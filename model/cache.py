@@ -12,6 +12,7 @@ head_dim codes followed by the four bytes of the scale, so that this cache is on
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -57,17 +58,23 @@ class Cache(NamedTuple):
 
 def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> Cache:
     """Make a cache of no positions, with room for `capacity`; `dtype` is a float's, or int8."""
-    shape = (batch, config.kv_heads, capacity, _width(config, dtype))
+    shape, arrays = (batch, config.kv_heads, capacity, _width(config, dtype)), 2 * config.layers
+    if jax.default_backend() == "cpu":  # NumPy's zeros are no work until somebody writes
+        zeros = [jax.device_put(np.zeros(shape, dtype)) for _ in range(arrays)]
+    else:
+        zeros = _zeros(shape, np.dtype(dtype), arrays)
+    layers = [LayerCache(k, v) for k, v in zip(zeros[::2], zeros[1::2], strict=True)]
+    return Cache(layers, jax.device_put(np.zeros(batch, np.int32)))
 
-    def zeros() -> Array:
-        if jax.default_backend() == "cpu":  # NumPy's zeros are no work until somebody writes
-            return jax.device_put(np.zeros(shape, dtype))
-        # Gigabytes of zeros would take the host longer to send than a prompt takes to read.
-        return jnp.zeros(shape, dtype)
 
-    return Cache(
-        [LayerCache(zeros(), zeros()) for _ in range(config.layers)], jax.device_put(np.zeros(batch, np.int32))
-    )
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> list[Array]:
+    """Make arrays of zeros on the device, by one program.
+
+    The host would take longer to send gigabytes than a prompt takes to read: 92 ms for 2.2 GB, and 11 ms for 44 calls
+    of `jnp.zeros`, where this takes 0.3 ms.
+    """
+    return [jnp.zeros(shape, dtype) for _ in range(arrays)]
 
 
 def empty_pages(config: Config, *, pages: int, page: int, dtype: np.dtype) -> list[tuple[Array, Array]]:

@@ -169,3 +169,15 @@ def test_kernels_leave_it_to_the_plain_form():
 def test_another_cache_is_refused(run):
     code, out, err = run("generate", "Once", "--cache", "int4")
     assert (code, out) == (2, "") and "'int4' is not 'int8'" in err
+
+
+def test_a_gpu_makes_its_empty_cache_itself_in_buffers_of_its_own(monkeypatch):
+    config = Config(dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffn=8, vocab=8, context=8, eps=1e-5, theta=1e4)
+    sizes = {"batch": 1, "capacity": 4, "dtype": np.dtype(np.float32)}
+    on_cpu = empty_cache(config, **sizes)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    on_gpu = empty_cache(config, **sizes)
+    jax.tree.map(np.testing.assert_array_equal, on_cpu, on_gpu)
+    assert jax.tree.structure(on_cpu) == jax.tree.structure(on_gpu)
+    arrays = jax.tree.leaves(on_gpu.layers)
+    assert len({array.unsafe_buffer_pointer() for array in arrays}) == len(arrays)
