@@ -68,11 +68,12 @@ def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
 
 
 def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
+    """The newest is taken, by number: 11 comes after 3."""
     trained = test_sentencepiece_bpe.train()
-    (tmp_path / "tokenizer.model.v3").write_bytes(trained)
-    (tmp_path / "tokenizer.model.v1").write_bytes(b"an older one")
+    (tmp_path / "tokenizer.model.v11").write_bytes(trained)
+    (tmp_path / "tokenizer.model.v3").write_bytes(b"an older one")
     (tmp_path / "tokenizer.model.vendor").write_bytes(b"none")
-    assert load_tokenizer(tmp_path).encode("she") == load_tokenizer(tmp_path / "tokenizer.model.v3").encode("she")
+    assert load_tokenizer(tmp_path).encode("she") == load_tokenizer(tmp_path / "tokenizer.model.v11").encode("she")
     (tmp_path / "tekken.json").write_text(json.dumps(tekken([*BYTES, b"she"], LLAMA3)))
     assert load_tokenizer(tmp_path).vocab == 276
 

@@ -43,7 +43,8 @@ def tokenizer_in(folder: Path) -> Path | None:
         if (folder / name).exists():
             return folder / name
     # Those of Mistral are of one vocabulary, and a newer version names more control tokens.
-    return max((path for path in folder.glob("tokenizer.model.v*") if MISTRALS.fullmatch(path.name)), default=None)
+    versions = (path for path in folder.glob("tokenizer.model.v*") if MISTRALS.fullmatch(path.name))
+    return max(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
 
 
 def _in_directory(folder: Path) -> Path:
