@@ -248,6 +248,14 @@ def _at_once(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> bool:
     return True
 
 
+def refused_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A product of an op that its kernel refuses, in float32: with codes at once where `_at_once` can, else XLA's."""
+    return product_at_once(x, weight) if _at_once(weight, x.reshape(-1, 1, x.shape[-1])) else dot(x, weight)
+
+
+REFUSED = plain(refused_product)
+
+
 def _multiplied_apart(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand | tuple[MatrixOperand, ...]:
     """`_multiplied`, for a kernel that takes matrices of several forms, one below the other."""
     if isinstance(weight, Stacked):
@@ -403,12 +411,12 @@ def _array(*sizes: int, dtype: np.dtype) -> Any:
 
 
 KERNELS: dict[str, KernelOp[..., Any]] = {
-    "norm_qkv": KernelOp(norm_qkv, XLA.norm_qkv, PROMPTS.norm_qkv, _norm_qkv_form),
+    "norm_qkv": KernelOp(norm_qkv, REFUSED.norm_qkv, PROMPTS.norm_qkv, _norm_qkv_form),
     "attend": KernelOp(attend, XLA.attend, XLA.attend, _attend_form),
-    "project_add": KernelOp(project_add, XLA.project_add, PROMPTS.project_add, _project_add_form),
-    "norm_gate_up": KernelOp(norm_gate_up, XLA.norm_gate_up, PROMPTS.norm_gate_up, _norm_gate_up_form),
-    "down_add": KernelOp(down_add, XLA.down_add, PROMPTS.down_add, _down_add_form),
-    "norm_logits": KernelOp(norm_logits, XLA.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
+    "project_add": KernelOp(project_add, REFUSED.project_add, PROMPTS.project_add, _project_add_form),
+    "norm_gate_up": KernelOp(norm_gate_up, REFUSED.norm_gate_up, PROMPTS.norm_gate_up, _norm_gate_up_form),
+    "down_add": KernelOp(down_add, REFUSED.down_add, PROMPTS.down_add, _down_add_form),
+    "norm_logits": KernelOp(norm_logits, REFUSED.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
 }
 
 

@@ -181,16 +181,38 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 @pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
     """A table chooses so where the kernel takes their form, before anything is compiled; for a cache in pages, too."""
-    shapes = random_shapes(WIDE, dtype=dtype, positions=136, quantize=scheme)
+    found, _ = multiplied_at_once(WIDE, scheme, batch, dtype=dtype, pages=pages)
+    assert found == dict.fromkeys(PRODUCTS, at_once)
+
+
+@pytest.mark.parametrize(
+    ("switches", "cache_dtype", "refused"),
+    [
+        ({"qk_norm": True}, None, ["norm_qkv"]),
+        ({"layer_norm": True}, None, ["norm_qkv", "norm_gate_up", "norm_logits"]),
+        ({}, np.dtype(np.int8), ["norm_qkv"]),
+    ],
+)
+def test_an_op_whose_kernel_refuses_a_model_multiplies_by_codes_at_once(switches, cache_dtype, refused):
+    """It is plain but for its product, for which XLA would decode the whole matrix."""
+    batch = MOST_ONE_BY_ONE + 1
+    found, reasons = multiplied_at_once(replace(WIDE, **switches), "q8", batch, cache_dtype=cache_dtype)
+    assert [name for name in PRODUCTS if reasons[name]] == refused
+    assert found == dict.fromkeys(PRODUCTS, True)
+
+
+def multiplied_at_once(config: Config, scheme: str | None, batch: int, *, dtype=BFLOAT16, **cache):
+    """Tell for each op whether it multiplies by codes at once in a step of decoding, and why it is plain."""
+    shapes = random_shapes(config, dtype=dtype, positions=136, quantize=scheme)
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
-    sizes = {"batch": batch, "capacity": 136, "pages": pages}
-    ops, _ = pallas_ops(WIDE, params, **sizes)
+    sizes = {"batch": batch, "capacity": 136, **cache}
+    ops, reasons = pallas_ops(config, params, **sizes)
     found = {
         call.name: "_coded_gemm" in str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
-        for call in calls(WIDE, params, **sizes)
+        for call in calls(config, params, **sizes)
         if call.name in PRODUCTS
     }
-    assert found == dict.fromkeys(PRODUCTS, at_once)
+    return found, reasons
 
 
 def test_a_product_of_a_step_is_that_of_its_codes():
