@@ -214,7 +214,7 @@ def _linear_add(
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     """`block.norm_logits` of a few tokens."""
     rows = x.reshape(-1, config.dim)
-    if _at_once(params.head, rows[:, None]):
+    if _at_once(params.head, x):
         return AT_ONCE.norm_logits(x, params, config=config)
     logits = gemv(_multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
@@ -232,17 +232,18 @@ def product_at_once(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arr
 AT_ONCE = plain(product_at_once)
 
 
-def _at_once(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> bool:
+def _at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether one kernel multiplies these codes by several vectors, and the rest of an op is left to XLA."""
     if isinstance(weight, Stacked):
         return all(_at_once(part, x) for part in weight.parts)
-    if not isinstance(weight, QuantizedMatrix) or len(x) <= MOST_ONE_BY_ONE or weight.cols != x.shape[-1]:
+    vectors, cols = x.size // x.shape[-1], x.shape[-1]
+    if not isinstance(weight, QuantizedMatrix) or vectors <= MOST_ONE_BY_ONE or weight.cols != cols:
         return False
     try:
         w = operand(weight)
         if not isinstance(w, ScaledCodes):
             return False
-        geometry_of(w, x[:, 0])
+        geometry_of(w, _array(vectors, cols, dtype=x.dtype))
     except Unsupported:
         return False
     return True
@@ -250,7 +251,7 @@ def _at_once(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> bool:
 
 def refused_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
     """A product of an op that its kernel refuses, in float32: with codes at once where `_at_once` can, else XLA's."""
-    return product_at_once(x, weight) if _at_once(weight, x.reshape(-1, 1, x.shape[-1])) else dot(x, weight)
+    return product_at_once(x, weight) if _at_once(weight, x) else dot(x, weight)
 
 
 REFUSED = plain(refused_product)
