@@ -83,10 +83,11 @@ class Generation(Iterator[Token]):
                 last = reason is not None and i == len(drawn) - 1
                 self.ids.append(token)
                 spelled = "" if token in self._stops else self._decoder.feed(token)
+                spelled += self._decoder.finish() if last else ""
                 heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
                 text = self._text.feed(heard.text)
                 if last and not self._text.found:
-                    text += self._text.feed(self._decoder.finish()) + self._text.finish()
+                    text += self._text.finish()
                 self.completion += text
                 if self._text.found:
                     self.finish_reason = "stop"
@@ -100,11 +101,13 @@ class Generation(Iterator[Token]):
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
         """End after the last token was given: text that was held back follows without a token of its own."""
-        text = self._text.feed(self._decoder.finish()) + self._text.finish()
+        rest = self._decoder.finish()
+        heard = self.channels.hear(rest) if self.channels else Heard(rest)
+        text = self._text.feed(heard.text) + self._text.finish()
         self.completion += text
         self.finish_reason = reason
-        if text:
-            yield Token(self.ids[-1], text)
+        if text or heard.thoughts:
+            yield Token(self.ids[-1], text, heard.thoughts)
 
 
 @dataclass

@@ -61,6 +61,14 @@ def test_an_answer_is_what_is_said(talk, written):
     assert talk.chat.messages[1:] == [{"role": "assistant", "content": CASES[written][0]}]
 
 
+@pytest.mark.parametrize("end", ["", "<|end|>", "<|return|>"])
+def test_half_a_character_of_the_thoughts_is_no_answer(talk, end):
+    ids = [*ids_of("<|channel|>analysis<|message|>…")[:-1], *ids_of(end)]
+    talk.script.answer = list(ids)
+    tokens = list(answer := talk.chat.reply("Who?", max_new_tokens=len(ids)))
+    assert answer.completion == "" and "".join(token.thoughts for token in tokens) == "\ufffd"
+
+
 def test_later_turns_read_the_answer_without_the_thoughts(talk):
     talk.ask("Who?", ids_of(THINKS))
     talk.ask("Is it?", ids_of("<|channel|>final<|message|>Yes.<|return|>"))

@@ -43,10 +43,15 @@ class Channels:
             self._hidden = header.split(" ")[0] == HIDDEN
             return Heard((header if TO_TOOL in header and not self._hidden else "") + text)
         elif control in ENDS:
-            self._hidden = False
+            heard, self._hidden = self.hear(text), False
+            return heard
         elif self._header is not None:
             self._header += text
             return Heard("")
+        return self.hear(text)
+
+    def hear(self, text: str) -> Heard:
+        """Take text that belongs to the message that is under way."""
         return Heard("", text) if self._hidden else Heard(text)
 
 
