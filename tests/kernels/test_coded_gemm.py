@@ -1,5 +1,6 @@
 """Codes times several vectors against float64: every form, cuts and widths, and what a row depends on."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -163,6 +164,7 @@ def test_what_it_cannot_do_is_refused_by_name(call, words):
 WIDE = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
+OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that multiply
 PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
 
 
@@ -185,12 +187,16 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
     sizes = {"batch": batch, "capacity": 136, "pages": pages}
     ops, _ = pallas_ops(WIDE, params, **sizes)
-    found = {
-        call.name: "_coded_gemm" in str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
+    programs = {
+        call.name: str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
         for call in calls(WIDE, params, **sizes)
         if call.name in PRODUCTS
     }
+    found = {name: "_coded_gemm" in program for name, program in programs.items()}
     assert found == dict.fromkeys(PRODUCTS, at_once)
+    by_kernels = scheme is not None and batch <= MOST_VECTORS
+    found = {name: re.search(OURS, program) is not None for name, program in programs.items()}
+    assert found == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
 
 
 def test_a_product_of_a_step_is_that_of_its_codes():
