@@ -72,18 +72,25 @@ def test_everybody_is_told_and_the_server_ends(site):
     assert not site.engine._open
 
 
-def test_probes_and_later_requests_learn_of_it(site, monkeypatch):
+@pytest.fixture
+def staying(monkeypatch, request) -> Running:
+    """A site that stays when its engine dies, so that it can be asked."""
+
     async def until_told(site, stop) -> None:
         await stop.wait()
 
-    monkeypatch.setattr("serving.http.Site._until", until_told)  # so that it stays long enough to be asked
+    monkeypatch.setattr("serving.http.Site._until", until_told)  # before the server waits there
+    return request.getfixturevalue("site")
+
+
+def test_probes_and_later_requests_learn_of_it(staying):
     for path in ("/health", "/ready"):
-        assert site.ask(path).status == 200
-    with asked(site) as connection:
-        site.engine._executor.dies.set()
+        assert staying.ask(path).status == 200
+    with asked(staying) as connection:
+        staying.engine._executor.dies.set()
         assert read_reply(connection).status == 500
     for path, body in (("/health", None), ("/ready", None), ("/v1/completions", FOX)):
-        reply = site.ask(path, body)
+        reply = staying.ask(path, body)
         assert (reply.status, reply.error["code"]) == (503, "engine_failed")
 
 
