@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from commands.interrupt import SIGNALS, first_handled_by
+from commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
 from commands.loading import prepare_jax
 from commands.options import (
     MODEL,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from serving.request import Engine
 
 MIXED = "It's 12345,  a\tB-c\r\n\n  of 3.14 \u00e9e\u0301 \u72d0\u72f8 \U0001f98a don't STOP {x: [1]};\u00a0 \u0130"
+LAST_STEP = 60.0  # seconds that a device has for its last step, once all requests are cancelled; it takes a few at most
 NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
@@ -142,20 +144,38 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 def _run(site: Site, bound: socket.socket, model: str) -> bool:
     """Serve until the first signal; returns whether the engine lived until then."""
     import asyncio
+    from threading import Timer
+
+    late = Timer(site.limits.drain_seconds + LAST_STEP, _end_late)
+    late.daemon = True
 
     async def run() -> bool:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
+        def end() -> None:
+            late.start()
+            stop.set()
+
         def ask_to_stop() -> None:
             say("ending: requests that run come to their end; once more ends them at once")
-            loop.call_soon_threadsafe(stop.set)
+            loop.call_soon_threadsafe(end)
 
         host, port = bound.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         with first_handled_by(ask_to_stop, SIGNALS):
             return await site.run(bound, stop, ready=lambda: say(f"{model} is at http://{name}:{port}"))
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        late.cancel()
+
+
+def _end_late() -> NoReturn:
+    """End the process while a device still keeps the engine's thread, which nothing else can end."""
+    say(f"error: requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
+    remove_what_is_unfinished()
+    os._exit(1)
 
 
 def _site(

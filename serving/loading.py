@@ -23,7 +23,7 @@ from serving.engine import BatchingEngine
 from serving.executor import JaxExecutor
 from serving.programs import Sizes, compile_serving
 from serving.scheduler import Limits
-from serving.several import Spread
+from serving.several import EngineDevices
 
 WIDTH = 16  # requests that decode at once, by default
 PAGE = 64  # tokens
@@ -90,7 +90,7 @@ def load_engine(
     if devices == 1:
         programs, spread = compile_serving(shapes, config, ops=choice.ops, **compiling), None
     else:
-        spread = Spread(Partition(over, TENSOR.weights(shapes, config), TENSOR.cache(config.layers)), config)
+        spread = EngineDevices(Partition(over, TENSOR.weights(shapes, config), TENSOR.cache(config.layers)), config)
         programs = compile_serving(shapes, config, ops=TENSOR.ops(choice.ops), **compiling, spread=spread.program)
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
         params = load_shares(shares, spread.partition, **reading) if spread else load_params(run, **reading)

@@ -18,7 +18,7 @@ from reference.config import Config
 from serving.programs import Sizes, State, empty_state
 
 
-class Spread(NamedTuple):
+class EngineDevices(NamedTuple):
     """The devices of an engine. `config` is that of a device's share."""
 
     partition: Partition

@@ -354,7 +354,10 @@ def gradient(name: str) -> dict[str, Any]:
 
 
 def served(devices: int) -> dict[str, Any]:
-    """Serve requests one by one, and again all at once, with too few pages for all."""
+    """Serve requests one by one, and again all at once, with too few pages for all.
+
+    `paged` says whether one gave way, and one found pages of the prefix cache.
+    """
     import threading
 
     from model.candidates.walking import random_checkpoint
@@ -367,29 +370,40 @@ def served(devices: int) -> dict[str, Any]:
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     engine = load_engine(checkpoint, context=128, width=3, cached_tokens=128, devices=devices)
     requests = [
-        Request(tuple(range(1, 3 + 9 * i)), 20, temperature=0.8 * (i % 2), seed=i, logprobs=2, ignore_eos=True)
-        for i in range(5)
+        Request(
+            tuple(at % 49 + 1 for at in range(length)),
+            40,
+            **{"temperature": 0.8 * (i % 2), "seed": i, "logprobs": 2, "ignore_eos": True},
+        )
+        for i, length in enumerate((74, 48, 38, 20, 2))  # the first takes two of three pages, the next wants two later
     ]
 
     def answers(some: list[Request]) -> list[Any]:
         told, ends = [[] for _ in some], [threading.Event() for _ in some]
-        for request, events, end in zip(some, told, ends, strict=True):
+        with engine._changed:  # no plan is made before all are there
+            for request, events, end in zip(some, told, ends, strict=True):
 
-            def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
-                if isinstance(event, Finished):
-                    events.append(event.reason)
-                    end.set()
-                else:
-                    events.extend(zip(event.ids, event.logprobs, event.top_logprobs, strict=True))
+                def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
+                    if isinstance(event, Finished):
+                        events.append(event.reason)
+                        end.set()
+                    else:
+                        events.extend(zip(event.ids, event.logprobs, event.top_logprobs, strict=True))
 
-            engine.submit(request, take)
+                engine.submit(request, take)
         assert all(end.wait(120) for end in ends) and engine.failed is None
         return told
 
     alone = [told for request in requests for told in answers([request])]
     together = answers(requests)
+    stats = engine.stats()
     engine.close()
-    return {"same": alone == together, "texts": [[token[0] for token in told[:-1]] for told in together]}
+    paged = stats.preemptions > 0 and stats.cached_tokens > 0
+    return {
+        "same": alone == together,
+        "paged": paged,
+        "texts": [[token[0] for token in told[:-1]] for told in together],
+    }
 
 
 _gradients: dict[Any, Any] = {}

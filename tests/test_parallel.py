@@ -50,8 +50,8 @@ def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_dev
     """Tokens and log-probabilities, to the last bit; and the tokens of one device."""
     one, *several = results("served")
     for devices, served in zip(SERVED[1:], several, strict=True):
-        assert served["same"] and served["texts"] == one["texts"], devices
-    assert one["same"] and len(set(map(tuple, one["texts"]))) == 5
+        assert served["same"] and served["paged"] and served["texts"] == one["texts"], devices
+    assert one["same"] and one["paged"] and len(set(map(tuple, one["texts"]))) == 5
 
 
 @pytest.mark.parametrize("devices", [2, 4])

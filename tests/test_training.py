@@ -217,6 +217,15 @@ def test_a_killed_run_goes_on_to_the_same_weights(whole, stopped, command):
     assert weights(stopped) == weights(whole[0])
 
 
+def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
+    """As where each has a folder of its own: weights of two steps would be put together, without a word."""
+    source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
+    with pytest.raises(CheckpointError, match="ends with step 25, that of process 0 with 20: all processes need one"):
+        loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
+
+
 def test_a_run_killed_behind_its_last_step_writes_the_model(whole, command, tmp_path):
     out = Path(shutil.copytree(whole[0], tmp_path / "out"))
     shutil.rmtree(out / "model")

@@ -21,6 +21,7 @@ import numpy as np
 
 from model.checkpoints.checkpoint import os_errors, refused
 from model.checkpoints.staging import new_file
+from model.parallel.processes import agreed
 from model.running.device import default_device
 from model.tensors import tensor_shapes
 from reference.config import Config
@@ -81,6 +82,8 @@ def train(
         raise refused(out / "model", "exists already: this training is done")
     if saved:
         tensors, state, begun, seconds = load_state(saved[-1], recipe, tensors, state)
+        if jax.process_count() > 1 and (first := agreed(begun)) != begun:
+            raise refused(out, f"ends with step {begun}, that of process 0 with {first}: all processes need one folder")
     else:
         with os_errors(out):
             out.mkdir(parents=True, exist_ok=True)

@@ -129,7 +129,7 @@ def norm_qkv(
     if _at_once(layer.qkv.weight, x):
         return AT_ONCE.norm_qkv(x, layer, cache, positions, config=config)
     if isinstance(cache, LayerPages):
-        raise Unsupported("norm_qkv has no kernel for a cache in pages")
+        return ONE_BY_ONE.norm_qkv(x, layer, cache, positions, config=config)
     assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
         _multiplied_apart(layer.qkv.weight, x),
@@ -229,7 +229,15 @@ def product_at_once(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arr
     return coded_gemm(w, x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
+def product_one_by_one(x: Float[Array, "batch 1 cols"], weight: Matrix) -> Float[Array, "batch 1 rows"]:
+    """A product of a few vectors by `gemv`, in float32. Raises Unsupported where XLA is to multiply."""
+    if isinstance(weight, Stacked):
+        return jnp.concatenate([product_one_by_one(x, part) for part in weight.parts], axis=-1)
+    return gemv(_multiplied(weight, x), x[:, 0], out=jnp.float32)[:, None]
+
+
 AT_ONCE = plain(product_at_once)
+ONE_BY_ONE = plain(product_one_by_one)
 
 
 def _at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:

@@ -1,5 +1,6 @@
 """Codes times several vectors against float64: every form, cuts and widths, and what a row depends on."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -163,6 +164,7 @@ def test_what_it_cannot_do_is_refused_by_name(call, words):
 WIDE = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
+OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that multiply
 PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
 
 
@@ -181,8 +183,11 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 @pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
     """A table chooses so where the kernel takes their form, before anything is compiled; for a cache in pages, too."""
-    found, _ = multiplied_at_once(WIDE, scheme, batch, dtype=dtype, pages=pages)
-    assert found == dict.fromkeys(PRODUCTS, at_once)
+    programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
+    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, at_once)
+    by_kernels = scheme is not None and batch <= MOST_VECTORS
+    found = {name: re.search(OURS, program) is not None for name, program in programs.items()}
+    assert found == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
 
 
 @pytest.mark.parametrize(
@@ -196,23 +201,28 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
 def test_an_op_whose_kernel_refuses_a_model_multiplies_by_codes_at_once(switches, cache_dtype, refused):
     """It is plain but for its product, for which XLA would decode the whole matrix."""
     batch = MOST_ONE_BY_ONE + 1
-    found, reasons = multiplied_at_once(replace(WIDE, **switches), "q8", batch, cache_dtype=cache_dtype)
+    programs, reasons = programs_of(replace(WIDE, **switches), "q8", batch, cache_dtype=cache_dtype)
     assert [name for name in PRODUCTS if reasons[name]] == refused
-    assert found == dict.fromkeys(PRODUCTS, True)
+    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, True)
 
 
-def multiplied_at_once(config: Config, scheme: str | None, batch: int, *, dtype=BFLOAT16, **cache):
-    """Tell for each op whether it multiplies by codes at once in a step of decoding, and why it is plain."""
+def multiplied_at_once(programs):
+    """Tell for each op whether it multiplies by codes at once."""
+    return {name: "_coded_gemm" in program for name, program in programs.items()}
+
+
+def programs_of(config: Config, scheme: str | None, batch: int, *, dtype=BFLOAT16, **cache):
+    """Trace each op of a step of decoding that multiplies, and say why it is plain."""
     shapes = random_shapes(config, dtype=dtype, positions=136, quantize=scheme)
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
     sizes = {"batch": batch, "capacity": 136, **cache}
     ops, reasons = pallas_ops(config, params, **sizes)
-    found = {
-        call.name: "_coded_gemm" in str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
+    programs = {
+        call.name: str(jax.make_jaxpr(partial(getattr(ops, call.op), **call.fixed))(*call.arguments))
         for call in calls(config, params, **sizes)
         if call.name in PRODUCTS
     }
-    return found, reasons
+    return programs, reasons
 
 
 def test_a_product_of_a_step_is_that_of_its_codes():

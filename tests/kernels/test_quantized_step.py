@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.kernel_cases import exact
-from model.cache import LayerCache, empty_cache
+from model.cache import LayerCache, LayerPages, Stored, empty_cache
 from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantized
 from model.forward import decode, text_after
@@ -129,7 +129,7 @@ def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
 
 
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
-    """Two sequences, in float32, where the plain form rounds no more than a kernel does."""
+    """Two sequences, in float32, where the plain form rounds no more than a kernel does; in rows and in pages."""
     params = load("q8_row", seed=1)
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
@@ -161,12 +161,12 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
         "norm_logits": exact.gemv(weights["head"], vectors, norm=norms[2], eps=config.eps),
     }
 
-    def check(ops: Ops) -> None:
-        q, cache = ops.norm_qkv(x, layer, LayerCache(stale, stale), positions, config=config)
+    def check(ops: Ops, cache: Stored, place: tuple[Any, ...]) -> None:
+        q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
         results = {
             "q": q[:, 0],
-            "k": cache.k[np.arange(2), :, at],
-            "v": cache.v[np.arange(2), :, at],
+            "k": cache.k[place],
+            "v": cache.v[place],
             "project_add": ops.project_add(x, layer, x)[:, 0],
             "norm_gate_up": ops.norm_gate_up(x, layer, config=config)[:, 0],
             "down_add": ops.down_add(x, layer, x)[:, 0],
@@ -175,9 +175,15 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
         for name, result in results.items():
             within(result, expected[name])
 
+    rows = LayerCache(stale, stale), (np.arange(2), slice(None), at)
     with interpreter():
-        check(KERNEL_OPS)
-    check(XLA)
+        check(KERNEL_OPS, *rows)
+    check(XLA, *rows)
+    pages = jnp.full((5, config.kv_heads, 64, config.head_dim), jnp.nan)
+    table = jnp.array([[3, 0], [1, 4]], jnp.int32)
+    in_pages = LayerPages(pages, pages, table), (np.array([3, 4]), slice(None), at % 64)
+    with interpreter():
+        check(KERNEL_OPS, *in_pages)
 
 
 def within(actual, expected: Approx) -> None:
