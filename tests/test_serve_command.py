@@ -200,7 +200,7 @@ def test_a_missing_package_is_one_line():
 
 
 def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
-    names = ("context", "dtype", "quantize", "cache", "kernels", "max_batch")
+    names = ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")
     options: dict[str, Any] = {name: None for name in names}
     template = ChatTemplate("t", "a")
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
@@ -208,6 +208,7 @@ def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
         _fingerprint("stories", options, TOKENIZER, template),
         _fingerprint("other", options, TOKENIZER, template),
         _fingerprint("stories", options | {"max_batch": 2}, TOKENIZER, template),
+        _fingerprint("stories", options | {"devices": 2}, TOKENIZER, template),
         _fingerprint("stories", options, load_tokenizer(tmp_path), template),
         _fingerprint("stories", options, TOKENIZER, None),
         _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b")),

@@ -19,11 +19,13 @@ from benchmarks.kernel_cases.attention import (
     window_cases,
 )
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
+from benchmarks.kernel_cases.coded_gemm import coded_gemm_cases
 from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
 from model.ops.gpu import MOST_SEQUENCES
 from model.ops.xla import XLA
 from model.weights.params import FeedForward, Layer, Linear
+from pallas_kernels.coded_gemm import WIDTHS
 from pallas_kernels.parts.key_ring import TILE
 from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH
 from pallas_kernels.parts.tile import Tile
@@ -54,6 +56,7 @@ def varied_cases() -> Iterator[Case]:
     for length in ROWS:
         yield from logit_cases(replace(NARROW, vocab=length), FLOAT32, WORK)
     yield from attentions()
+    yield from at_once()
     yield from in_two_launches(NARROW, FLOAT32)
     yield from in_two_launches(BROAD, BFLOAT16, first=2)
     for config, dtype, other in ((NARROW, BFLOAT16, FLOAT32), (BROAD, FLOAT32, BFLOAT16)):
@@ -63,6 +66,13 @@ def varied_cases() -> Iterator[Case]:
         yield from form_cases(config, dtype, WORK)
         yield from (case for case in form_cases(config, other, WORK) if case.op.startswith("norm_qkv"))
         yield from _downs(DEEP, form_cases(DEEP, dtype, WORK))
+
+
+def at_once() -> Iterator[Case]:
+    """Yield a product of codes with several vectors in each form and width; `several_vectors` checks other shapes."""
+    for batch in WIDTHS:
+        by_form = {case.op: case for case in coded_gemm_cases(BROAD, BFLOAT16, WORK, batch=batch)}
+        yield from by_form.values()
 
 
 def crowded() -> Case:

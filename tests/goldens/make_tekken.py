@@ -7,8 +7,6 @@ import json
 import tempfile
 from pathlib import Path
 
-import mistral_common  # pyright: ignore[reportMissingImports]
-from mistral_common.tokens.tokenizers.tekken import SpecialTokenPolicy, Tekkenizer  # pyright: ignore[reportMissingImports]
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 PATH = Path(__file__).with_name("tekken.json")
@@ -55,6 +53,12 @@ def trained_tokens() -> list[bytes]:
 
 
 def main() -> None:
+    import mistral_common  # pyright: ignore[reportMissingImports]
+    from mistral_common.tokens.tokenizers.tekken import (  # pyright: ignore[reportMissingImports]
+        SpecialTokenPolicy,
+        Tekkenizer,
+    )
+
     # Imported here, since it is ours: what it writes is read by the library first.
     from tests.tiny_tokenizers import tekken
 
