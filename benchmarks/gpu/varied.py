@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernel_cases import exact, kernel_cases, plain
+from benchmarks.kernel_cases import coded_gemm, exact, kernel_cases, plain
 from benchmarks.kernel_cases.attention import (
     attention_decode_cases,
     attention_paged_cases,
@@ -19,7 +19,6 @@ from benchmarks.kernel_cases.attention import (
     window_cases,
 )
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
-from benchmarks.kernel_cases.coded_gemm import coded_gemm_cases
 from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
 from model.ops.gpu import MOST_SEQUENCES
@@ -71,8 +70,8 @@ def varied_cases() -> Iterator[Case]:
 def at_once() -> Iterator[Case]:
     """Yield a product of codes with several vectors in each form and width; `several_vectors` checks other shapes."""
     for batch in WIDTHS:
-        by_form = {case.op: case for case in coded_gemm_cases(BROAD, BFLOAT16, WORK, batch=batch)}
-        yield from by_form.values()
+        for form in coded_gemm.FORMS if batch == WIDTHS[0] else ("q8", "q4"):
+            yield coded_gemm.case(BROAD.dim, BROAD.ffn, batch=batch, scheme=form)
 
 
 def crowded() -> Case:
