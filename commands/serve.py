@@ -6,7 +6,7 @@ import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -171,7 +171,7 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
         late.cancel()
 
 
-def _end_late() -> NoReturn:
+def _end_late() -> None:
     """End the process while a device still keeps the engine's thread, which nothing else can end."""
     say(f"error: requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
     remove_what_is_unfinished()
