@@ -72,8 +72,7 @@ class Geometry:
 
     @property
     def columns(self) -> int:
-        """Columns of a step: whole lines of codes, and rows of 16 bytes of scales."""
-        return max(256, 4 * (self.group or 1))
+        return step_columns(self.group)
 
     @property
     def steps(self) -> int:
@@ -186,6 +185,11 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
     return geometry
 
 
+def step_columns(group: int | None) -> int:
+    """Give the columns of a step: whole lines of codes, and rows of 16 bytes of scales."""
+    return max(256, 4 * (group or 1))
+
+
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
     """Choose the cut of a matrix: tiles for all processors, and where they are not many times as many, all at once.
 
@@ -193,8 +197,7 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     processor, and 53 us as 224 tiles of 128 rows. Other cuts of its matrices lose, or win less than two runs differ by
     (benchmarks/results/several-vectors-h100.md).
     """
-    columns = max(256, 4 * (group or 1))
-    parts = 1
+    columns, parts = step_columns(group), 1
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
         parts *= 2
     tiles, wide = rows // ROWS * parts, rows % (2 * ROWS) == 0 and (group or PIECE) == PIECE
