@@ -16,7 +16,7 @@ from benchmarks.kernel_cases.coded_gemm import FORMS, case
 from benchmarks.kernel_cases.products import EVERY_FORM
 from benchmarks.random_model import random_shapes
 from model.cache import Pages
-from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, product_at_once
+from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, step_product
 from model.weights.codes import Int8
 from model.weights.gpu_codes import LEVELS, arranged
 from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
@@ -231,7 +231,7 @@ def test_a_product_of_a_step_is_that_of_its_codes():
     )
     x = jnp.asarray(Noise(2)(3, 1, 1024, dtype=BFLOAT16))
     with interpreter():
-        y = np.asarray(product_at_once(x, matrix))
+        y = np.asarray(step_product(x, matrix))
     assert y.shape == (3, 1, 64)
     due = exact.coded_gemm(jax.tree.map(np.asarray, operand(matrix)), np.asarray(x)[:, 0])
     assert_within(y[:, 0], due.value, due.error)
