@@ -198,12 +198,25 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
         ({}, np.dtype(np.int8), ["norm_qkv"]),
     ],
 )
-def test_an_op_whose_kernel_refuses_a_model_multiplies_by_codes_at_once(switches, cache_dtype, refused):
+@pytest.mark.parametrize(
+    ("scheme", "batch", "at_once", "one_by_one"),
+    [
+        ("q8", MOST_ONE_BY_ONE + 1, True, False),
+        ("q8", MOST_ONE_BY_ONE, False, True),
+        ("nf4", 3, False, True),
+        ("nf4", 9, False, False),
+        (None, 1, False, True),
+        (None, 3, False, False),
+    ],
+)
+def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
+    switches, cache_dtype, refused, scheme, batch, at_once, one_by_one
+):
     """It is plain but for its product, for which XLA would decode the whole matrix."""
-    batch = MOST_ONE_BY_ONE + 1
-    programs, reasons = programs_of(replace(WIDE, **switches), "q8", batch, cache_dtype=cache_dtype)
-    assert [name for name in PRODUCTS if reasons[name]] == refused
-    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, True)
+    programs, reasons = programs_of(replace(WIDE, **switches), scheme, batch, cache_dtype=cache_dtype)
+    assert {name for name in PRODUCTS if reasons[name]} >= set(refused)
+    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, at_once)
+    assert {"name=_gemv" in programs[name] for name in refused} == {one_by_one}
 
 
 def multiplied_at_once(programs):
