@@ -17,7 +17,7 @@ IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # b
 # decides by itself.
 LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIONAL"}
 
-# XLA times several ways to compute each product and fusion while it compiles, which takes a third of a cold start.
+# XLA times several ways to compute each product and fusion while it compiles, which took a quarter of a cold start.
 UNTUNED = {"xla_gpu_autotune_level": 0}
 FORMS_UNTUNED = {"int8"}  # of codes that chunks decode as fast
 
