@@ -72,7 +72,8 @@ def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_
     layout = Layout(batch, CAPACITY - 8, 8, 4, BFLOAT16, wide=(16,))
     made = {"ops": by_kernels, "layout": layout, "platform": "gpu", "greedy": True, "jit": jit}
     compiled = programs.compile_programs(params, TINY, **made)
-    compiled.prefill(16), compiled.decode(False)
+    compiled.prefill(16)
+    compiled.decode(False)
     assert given == [expected] * 4
     monkeypatch.setattr(jax, "jit", jit)
     benchmarked(params, TINY, ops=by_kernels, capacity=CAPACITY, chunk=8, burst=4, batch=batch)
