@@ -67,7 +67,7 @@ class Choice:
         piece = self._reader.piece()
         tokens = [placed._replace(start=placed.start + self._before) for placed in piece.tokens]
         if self._echo is None:
-            return Piece(piece.text, tokens)
+            return piece._replace(tokens=tokens)
         prompt = self._echo.piece()
         return Piece(prompt.text + piece.text, [*prompt.tokens, *tokens])
 

@@ -4,7 +4,8 @@ A field that OpenAI does not have, or that would change the text and is not supp
 cannot change the text (`user`, `metadata` ...) are accepted and ignored.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
-servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`; `max_seconds` is ours.
+servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`, `reasoning_content`;
+`max_seconds` is ours.
 """
 
 import re
@@ -97,6 +98,8 @@ class Message(Fields, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None  # of an assistant
     tool_call_id: str | None = None  # the call that a message of a tool answers
+    reasoning_content: str | None = None  # of an assistant: what it thought, as an answer of ours has it
+    reasoning: str | None = None  # the same, by the name of other servers
     # Clients send an answer back as they got it. Nothing of the following can be in one of ours.
     refusal: None = None
     audio: None = None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from model.chat.channels import CHANNEL, MESSAGE, channels_of
 from model.chat.chat import LONGEST_TOKEN
 from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, turn_stops
 from model.chat.template_process import Workers
@@ -19,6 +20,7 @@ from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
+FINAL = f"{CHANNEL}final{MESSAGE}"  # what a model with channels says after it
 # A tool that has all that templates look for. A template that renders it knows tools.
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
@@ -70,6 +72,7 @@ class Prompts:
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
+        self._has_channels = channels_of(tokenizer) is not None
         self._call_form: CallForm | None = None  # once it is known
         self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, with tools and without
         self.turn_stops = stops | turn_stops(tokenizer, template)
@@ -96,11 +99,13 @@ class Prompts:
         begun: Sequence[int] = (),
         tools: Sequence[Tool] = (),
         forced: bool = False,
+        formatted: bool = False,
     ) -> Prompt:
         """Render a conversation, ready for the assistant's answer, or for more of one that has `begun` with these ids.
 
-        The answer may call `tools`; if `forced`, it has begun a call. Raises Refusal where the model has no template,
-        where its template refuses the conversation, or where it does not know tools.
+        The answer may call `tools`; if `forced`, it has begun a call. If `formatted`, a grammar holds its text, so that
+        it has begun to be said where the model would think first. Raises Refusal where the model has no template, where
+        its template refuses the conversation, or where it does not know tools.
         """
         calls = self._calls() if tools else None
         try:
@@ -114,7 +119,8 @@ class Prompts:
         self._check_characters(text, "messages", check=False)
         ids = self._special.encode(text)
         begun = self._checked(begun, "answer_ids")
-        if calls and forced and (beginning := calls.beginning()):
+        beginning = calls.beginning(tools) if calls and forced else FINAL if formatted and self._has_channels else ""
+        if beginning and not begun:
             begun = tuple(self._special.encode(beginning, after=text))
             text += beginning
         return Prompt([*ids, *begun], self._special.tail(text) == "", self.turn_stops, begun, calls)
@@ -189,6 +195,14 @@ class Prompts:
                 raise Refusal(f"{place}.tool_calls: an assistant alone calls tools", param=f"{place}.tool_calls")
             calls = enumerate(message.tool_calls)
             said["tool_calls"] = [self._called(call, f"{place}.tool_calls[{i}]") for i, call in calls]
+        if thoughts := message.reasoning_content or message.reasoning:
+            if role != "assistant":
+                param = f"{place}.reasoning{'_content' if message.reasoning_content else ''}"
+                raise Refusal(f"{param}: an assistant alone thinks", param=param)
+            if self._has_channels and message.tool_calls and text:
+                # gpt-oss's template writes what is said before a call as a thought, and refuses both.
+                thoughts, said["content"] = f"{thoughts}\n{text}", ""
+            said["reasoning_content"] = self._special.disguise_names(thoughts)
         return said
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
