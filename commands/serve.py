@@ -76,6 +76,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     _limit("--body-seconds", float, 60, "Give a client so long to send a request."),
     _limit("--write-seconds", float, 30, "Give a client that stops reading so long to go on."),
     _limit("--drain-seconds", float, 30, "Let requests go on for so long after SIGTERM."),
+    _limit("--step-seconds", float, 300, "End with an error if one step of the device takes longer: it hangs."),
 )
 def serve(model: str | None, **options: Any):
     """Serve a model to many at once, by OpenAI's API, with a page to talk to it.
@@ -131,11 +132,16 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
             width=options["max_batch"],
             cached_tokens=options["cache_tokens"],
             waiting=options["max_queue"],
+            step_seconds=options["step_seconds"],
             progress=progress,
         )
+    from serving.watchdog import DeviceHangs
+
     try:
         site = _site(model, options, checkpoint, tokenizer, engine, limits, access)
         if not _run(site, bound, model):
+            if isinstance(engine.failed, DeviceHangs):
+                _end_at_once(f"the device hangs: {engine.failed}")
             fail(f"the engine failed: {engine.failed!r}", 1)
     finally:
         engine.close()
@@ -172,8 +178,13 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
 
 
 def _end_late() -> None:
-    """End the process while a device still keeps the engine's thread, which nothing else can end."""
-    say(f"error: requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
+    """End the process some time after it was told to, since a device still keeps the engine's thread."""
+    _end_at_once(f"requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
+
+
+def _end_at_once(why: str) -> None:
+    """End the process while a device keeps the engine's thread, which nothing else can end."""
+    say(f"error: {why}")
     remove_what_is_unfinished()
     os._exit(1)
 

@@ -114,7 +114,9 @@ def test_what_a_client_began_is_not_said_again():
 
 
 @given(
-    parts=st.lists(st.sampled_from([*CONTROLS, "analysis", "final", " to=functions.add", " ", "assistant", "{}", "é🦙"])),
+    parts=st.lists(
+        st.sampled_from([*CONTROLS, "analysis", "final", " to=functions.add", " ", "assistant", "{}", "é🦙"])
+    ),
     cuts=st.lists(st.floats(0, 1), max_size=4),
     lost=st.sets(st.integers(0, 20), max_size=2),
 )

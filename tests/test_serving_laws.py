@@ -103,6 +103,7 @@ class LawMachine(RuleBasedStateMachine):
             self.judge()
 
 
+@pytest.mark.timeout(7200)  # for the steps of the profile thorough
 def test_in_any_company_as_alone():
     examples = share_of(12, part=1, thorough=334)  # 10,000 steps
     run_state_machine_as_test(
