@@ -159,7 +159,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
 
 @pytest.fixture
-def hung(monkeypatch) -> Iterator[BatchingEngine]:
+def hung(monkeypatch) -> Iterator[Any]:
     """An engine whose second step hangs until the end of the test."""
     monkeypatch.setattr("serving.engine.LOOK", 0.01)
     hanging = Dying()
@@ -167,7 +167,7 @@ def hung(monkeypatch) -> Iterator[BatchingEngine]:
     hanging.dies.set()
 
 
-def take_too_long(hung: BatchingEngine) -> None:
+def take_too_long(hung: Any) -> None:
     """Wait until the step hangs, and only then let it be too long, so that no other step can be."""
     assert hung._executor.waits.wait(60)
     hung._watchdog.seconds = 0.25
