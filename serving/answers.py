@@ -146,7 +146,8 @@ class Answering:
             self._metrics.refused.labels("queue").inc()
             raise queue_full(str(error)) from None
         except PromptTooLong:
-            raise too_long(f"{len(choice.prompt.ids):,} tokens", self._engine.context, "prompt") from None
+            length = f"{len(choice.prompt.ids):,} tokens"
+            raise too_long(length, self._engine.context, choice.prompt.param) from None
         except ValueError as error:
             raise Refusal(str(error)) from None
 

@@ -27,7 +27,7 @@ from serving.openai import (
     Tool,
 )
 from serving.openai_answers import Model
-from serving.prompts import Prompt, Prompts
+from serving.prompts import EFFORT, Prompt, Prompts
 from serving.request import Engine, Request
 from serving.streaming import TextReader
 from serving.tools import CallForm, CallReader, wanted_tools
@@ -108,7 +108,9 @@ class Api:
         tools, forced, most_calls = wanted_tools(body)
         formatted = not isinstance(body.response_format, TextFormat | None)
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
-        prompt = await self._in_thread(partial(read, begun=body.answer_ids or ()))
+        options = body.chat_template_kwargs or {}
+        options |= {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
+        prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=options))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
         if prompt.calls and forced:

@@ -251,6 +251,23 @@ def test_a_format_holds_the_final_channel(site, says):
     assert prompt_of(site).endswith("<|start|>assistant<|channel|>final<|message|>")
 
 
+def test_options_reach_the_template(site, says):
+    says(ANSWER)
+    body = {"messages": ASK, "reasoning_effort": "low <|end|>", "chat_template_kwargs": {"unsafe": ["<|return|>"]}}
+    reply = site.ask("/v1/chat/completions", body)
+    assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
+    reply = site.ask("/v1/chat/completions", body | {"chat_template_kwargs": {"tools": "<|return|>"}})
+    assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
+    assert site.ask("/v1/chat/completions", body | {"chat_template_kwargs": None}).status == 200
+    assert "<|message|>Reasoning: low <|end|><|end|>" in prompt_of(site)
+    assert [*site.engine.requests[-1].prompt].count(TOKENIZER.special["<|end|>"]) == 2  # of system and user
+    with running(FakeEngine()) as stories:
+        reply = stories.ask("/v1/chat/completions", body | {"chat_template_kwargs": None})
+        assert (reply.status, reply.error["param"]) == (400, "reasoning_effort")
+        reply = stories.ask("/v1/chat/completions", {"messages": ASK, "chat_template_kwargs": {"self": 1}})
+        assert reply.status == 400
+
+
 def test_the_form_is_that_of_templates_with_channels():
     assert form_of(TEMPLATE) == HARMONY
     assert form_of("<|channel|>") is None

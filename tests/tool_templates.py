@@ -34,6 +34,7 @@ LLAMA = "{% if tools %}<|user|>{{ tools | tojson }}{% endif %}" + TURNS.replace(
 
 # gpt-oss's way, with the names that its own template writes. Thoughts are shown beside a call alone.
 HARMONY = """
+{%- if reasoning_effort %}<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>{% endif -%}
 {%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}
 {%- for message in messages -%}
     {%- if message.tool_calls -%}
