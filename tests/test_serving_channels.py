@@ -130,7 +130,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
 
 
 class Said:
-    """What the engine of the site draws: it is set by the test."""
+    """A script of the site's engine, whose text a test sets."""
 
     text = ANSWER
 

@@ -1,4 +1,4 @@
-"""What a stranger reads who does something wrong."""
+"""Errors as a stranger reads them, who has done something wrong."""
 
 import pytest
 
