@@ -119,7 +119,8 @@ class Prompts:
             said = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
             if any(len(message.get("tool_calls", ())) > 1 for message in said) and not self._writes_two_calls(offered):
                 said = one_call_each(said)
-            text = self._rendered(said, tools=offered, **self._disguise_all(dict(options)))
+            chosen = {name: self._disguise_all(value) for name, value in options.items()}
+            text = self._rendered(said, tools=offered, **chosen)
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
