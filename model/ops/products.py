@@ -111,7 +111,7 @@ def _dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -
 
 
 def _narrow_dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
-    """Do as `_dot_by_rows`, in bfloat16.
+    """Multiply as `_dot_by_rows` does, in bfloat16.
 
     The vectors stay rows, since XLA takes several times as long with columns, and are padded to whole registers.
     """
