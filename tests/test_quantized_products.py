@@ -239,7 +239,7 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
 
 @pytest.mark.parametrize("count", [8, 20, 65])
 def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_among_any_others(count: int):
-    """The matrix is the first operand where the vectors are neither few nor many; they are padded to whole registers."""
+    """The matrix is the first operand where the vectors are neither few nor many; they are padded to registers."""
     bfloat16 = np.dtype(jnp.bfloat16)
     weight, x = Noise(seed=9)(1, 96, 512, dtype=bfloat16)[0], Noise(seed=10)(count, 1, 512, dtype=bfloat16)
     product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
