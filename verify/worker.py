@@ -124,7 +124,15 @@ class Caller:
         self.function, self.library, self.device = function, library, device
         self._held: list[tuple[Array, Any]] = []
 
-    def __call__(self, positional: list, keyword: dict, call: Callable[..., Any] | None = None) -> Reply:
+    def __call__(
+        self,
+        positional: list,
+        keyword: dict,
+        call: Callable[..., Any] | None = None,
+        read: Callable[[], bool] = lambda: True,
+    ) -> Reply:
+        """Call the function, through `call` where that is given; `read` says afterwards whether to read the result."""
+
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
@@ -138,6 +146,8 @@ class Caller:
             with np.errstate(all="ignore"):
                 function = self.function
                 result = call(function, arguments, named) if call else function(*arguments, **named)
+            if not read():
+                return Reply([], [])
             results = result if isinstance(result, tuple | list) else (result,)
             outputs = [read_back(value) for value in results]
         except ImportError as error:
@@ -153,13 +163,20 @@ class Caller:
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
         """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
 
-        The reply is that of the last call. Its result is read after the clock has stopped.
+        The reply is that of the last call. Its result is read after the clock has stopped, and no other one is: it may
+        take a hundred times as long to read a result as to make it.
         """
         clock = _neighbor("clock").Clock(self.library)
         reply = self(positional, keyword)  # compiles
-        end = perf_counter() + seconds
-        while not reply.failure and not reply.unavailable and not clock.enough(end):
-            reply = self(positional, keyword, clock.measure)
+        end, done = perf_counter() + seconds, False
+
+        def last() -> bool:
+            nonlocal done
+            done = clock.enough(end)
+            return done
+
+        while not (reply.failure or reply.unavailable or done):
+            reply = self(positional, keyword, clock.measure, last)
         return clock.times, reply
 
 
