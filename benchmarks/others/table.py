@@ -187,6 +187,26 @@ FLAG_GEMS = [
     _interpreted("flag_gems", "softmax", **VISIBLE),
     _interpreted("flag_gems", "softmax_backward"),
 ]
+CACHE: dict[str, Any] = {"padding": [0.0], "lengths": [(1,), (7, 8), (33, 1, 16)], "shift": [0.0, -16.0]}
+VLLM = [
+    _interpreted("vllm", "add"),
+    _interpreted("vllm", "attention_decode", window=[None], **CACHE),
+    _interpreted("vllm", "attention_paged", **CACHE),
+    _interpreted("vllm", "attention_paged", "attention_paged_unified", **{**CACHE, **HEADS, "page": [16]}),
+    _interpreted("vllm", "attention_prefill", **{**HEADS, "offsets": [(0,), (0, 0)], "padding": [0.0], "window": [None, 3, 8]}),
+    _interpreted("vllm", "cross_entropy"),
+    _interpreted("vllm", "gemm"),
+    _interpreted("vllm", "linear"),
+    _interpreted("vllm", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("vllm", "rmsnorm"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_after_sum"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_beam"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_inkling"),
+    _interpreted("vllm", "rope_halves"),
+    _interpreted("vllm", "rope_interleaved"),
+    _interpreted("vllm", "softmax", **VISIBLE),
+    _interpreted("vllm", "swiglu"),
+]
 GGUF = [
     Job(op, f"benchmarks.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE) for op in ("ggml_decode", "ggml_encode")
 ]
@@ -226,6 +246,7 @@ OTHERS = [
     *FLASH_ATTN,
     *UNSLOTH,
     *FLAG_GEMS,
+    *VLLM,
     *BITSANDBYTES,
     *TORCHAO,
     *QUANTO,
