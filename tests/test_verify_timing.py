@@ -56,6 +56,26 @@ def other_bits(x, y):
     return (x.astype(np.float64) + y) * (1 + 1e-12 * KEPT["calls"])
 
 
+class Later:
+    def __init__(self, compute):
+        self.compute = compute
+
+    def __array__(self, dtype=None, copy=None):
+        return self.compute()
+
+
+def computes_when_it_is_read(x, y):
+    return Later(lambda: x + y)
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+def subclass(x, y):
+    return (x + y).view(Subclass)
+
+
 def raises_if_large(x, y):
     if x.size >= 10_000:
         raise MemoryError("too much")
@@ -148,6 +168,11 @@ def test_what_is_wrong_is_not_timed(capsys):
         ("right_if_small", "no time, since a timed call was wrong: value: at ["),
         ("raises_if_large", "no time, since a timed call raised: MemoryError: too much"),
         ("kept_where_timed", "no time, since a timed call was wrong: value: at ["),
+        (
+            "computes_when_it_is_read",
+            "no time, since a timed call raised: returned Later, which may compute when it is",
+        ),
+        ("subclass", "no time, since a timed call raised: returned Subclass, which may compute when it is read"),
     ],
 )
 def test_results_of_timed_calls_are_judged(capsys, name, why):

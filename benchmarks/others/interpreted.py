@@ -1,6 +1,6 @@
 """Triton's interpreter as a GPU would be: import this before a package of kernels.
 
-With TRITON_INTERPRET=0 in the environment kernels are compiled for the GPU instead, and nothing is changed. Otherwise it
+With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and nothing is changed. Otherwise it
 changes the machine and no kernel. `torch.cuda` names a device of no consequence; of several tuning configurations
 the first is taken; a float argument is a float32 that a kernel may cast; libdevice's functions exist; `and` of tensors
 goes element by element; and bfloat16 numbers are added, multiplied, compared and cast as numbers, rounded to the
@@ -19,7 +19,7 @@ from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
-INTERPRETED = os.environ.setdefault("TRITON_INTERPRET", "1") == "1"
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
@@ -30,6 +30,7 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice  # pyright: i
 from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
 from triton.runtime.interpreter import TensorHandle  # pyright: ignore[reportMissingImports]
 
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 BUILDER = interpreter.InterpreterBuilder
 COMPARE = (np.less, np.greater, np.less_equal, np.greater_equal, np.equal, np.not_equal)
 
@@ -104,10 +105,14 @@ def logical(a, b, both):
     return (a and b) if both else (a or b)
 
 
+def by_numpy(function):
+    """A function of one float32 tensor, which NumPy computes."""
+    return lambda x: tl.tensor(TensorHandle(function(np.asarray(x.handle.data)), x.dtype.scalar), x.type)
+
+
 def half_away(x):
     """Round to whole numbers, halves away from zero."""
-    data = np.asarray(x.handle.data)
-    return tl.tensor(TensorHandle(np.copysign(np.floor(np.abs(data) + 0.5), data), x.dtype.scalar), x.type)
+    return np.copysign(np.floor(np.abs(x) + np.float32(0.5)), x)
 
 
 def negated(a):
@@ -138,6 +143,25 @@ tune, wrap = triton.autotune, interpreter._implicit_cvt
 H200 = SimpleNamespace(multi_processor_count=8, warp_size=32, name="H200", major=9, minor=0, total_memory=2**37)
 
 
+PATCHED: set[str] = set()  # modules whose functions see a patched `tl`, in this launch
+
+
+def device_call(self, *given, **named):
+    """A call of one kernel function by another. Triton patches its language anew each time, which takes 10 ms."""
+    if self.fn.__module__ not in PATCHED:
+        interpreter._patch_lang(self.fn)
+        PATCHED.add(self.fn.__module__)
+    return self.rewrite()(*given, **named)
+
+
+def launched(method):
+    def call(self, *given, **named):
+        PATCHED.clear()
+        return method(self, *given, **named)
+
+    return call
+
+
 def mend():
     """Make Triton's interpreter what this module says."""
     vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
@@ -151,8 +175,11 @@ def mend():
     interpreter.ReduceOps.sum = total(interpreter.ReduceOps.sum)
     for name in ("rsqrt", "exp", "log", "sqrt"):
         setattr(libdevice, name, partial(getattr(tl, name), _semantic=interpreter.interpreter_semantic))
-    libdevice.round = cuda_libdevice.round = half_away
+    libdevice.round = cuda_libdevice.round = by_numpy(half_away)
+    libdevice.tanh = by_numpy(np.tanh)
     triton.autotune = one_configuration
+    interpreter.InterpretedFunction.__call__ = device_call
+    interpreter.GridExecutor.__call__ = launched(interpreter.GridExecutor.__call__)
     for name, value in {
         "device": lambda _device: nullcontext(),
         "device_of": lambda _tensor: nullcontext(),
@@ -176,7 +203,7 @@ def angles(positions, frequencies):
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attention of one query a sequence [batch heads head_dim], over two parts of its keys, which `merge` puts together.
+    """Attention of one query a sequence [batch heads head_dim] over two parts of its keys, which `merge` joins.
 
     The parts and their logarithms [batch heads] come from torch, in float32 and in the inputs' dtype.
     """

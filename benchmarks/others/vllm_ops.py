@@ -20,18 +20,28 @@ PLATFORM = SimpleNamespace(
 )
 here.package("vllm")
 here.package("vllm.triton_utils", tl=tl, triton=triton, tldevice=libdevice, LOG2E=math.log2(math.e))
-here.package("vllm.v1.kv_cache_interface", KVQuantMode=IntEnum("KVQuantMode", ["NONE", "INT4_PER_TOKEN_HEAD"], start=0))
+MODES = "NONE FP8_PER_TENSOR INT8_PER_TOKEN_HEAD FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD"
+here.package("vllm.v1.kv_cache_interface", KVQuantMode=IntEnum("KVQuantMode", MODES, start=0))
 here.package("vllm.platforms", current_platform=PLATFORM)
 here.package("vllm.v1.worker.gpu.buffer_utils", StagedWriteTensor=None, UvaBackedTensor=None)
 here.package("vllm.model_executor.layers.rotary_embedding.base", RotaryEmbeddingBase=torch.nn.Module)
+here.package(
+    "vllm.model_executor.determinism.batch_invariant_configs",
+    _get_matmul_config=lambda m, n, k, dtype, default: default,
+    _get_descriptor_matmul_config=None,
+    resolve_tuned_matmul_configs=None,
+)
+here.package("vllm.envs", VLLM_BATCH_INVARIANT=False)
+here.package("vllm.utils.mem_utils", get_max_shared_memory_bytes=lambda: 232_448)
+here.package(
+    "vllm.utils.platform_utils",
+    num_compute_units=lambda _device: torch.cuda.get_device_properties(0).multi_processor_count,
+)
 here.stand_ins(
     "vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope",
-    "vllm.envs",
     "vllm.logger",
     "vllm.sampling_params",
-    "vllm.utils.mem_utils",
     "vllm.utils.nccl",
-    "vllm.utils.platform_utils",
     "vllm.utils.torch_utils",
     "vllm.v1.outputs",
 )
@@ -43,7 +53,7 @@ decoding = here.alone(f"{OPS}.triton_decode_attention")
 int8 = here.alone("vllm.model_executor.layers.quantization.utils.int8_utils")
 logprob = here.alone("vllm.v1.worker.gpu.sample.logprob")
 merging = here.alone(f"{OPS}.triton_merge_attn_states")
-min_p = here.alone("vllm.v1.worker.gpu.sample.min_p")
+filtering = here.alone("vllm.v1.worker.gpu.sample.min_p")
 mrope = here.alone("vllm.model_executor.layers.rotary_embedding.mrope")
 norm = here.alone("vllm.models.inkling.nvidia.ops.norm")
 prefilling = here.alone(f"{OPS}.triton_prefill_attention")
@@ -118,6 +128,13 @@ def rope_interleaved(x, positions, frequencies):
 def cross_entropy(logits, targets, weights):
     """`v1.worker.gpu.sample.logprob.compute_token_logprobs`"""
     return -(logprob.compute_token_logprobs(logits, targets[:, None])[:, 0] * weights).sum()
+
+
+def distribution(logits, seen, *, temperature, top_k, top_p, min_p, repetition_penalty):
+    """`v1.worker.gpu.sample.min_p.apply_min_p`, and a softmax by torch"""
+    kept, row = logits[None].clone(), torch.zeros(1, dtype=torch.int32)
+    filtering.apply_min_p(kept, row, torch.tensor([min_p]))
+    return kept[0].softmax(-1)
 
 
 def quantize(w, *, scheme):
