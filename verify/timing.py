@@ -2,8 +2,8 @@
 
 Candidates are timed in turn, in an order that each round draws, so that a machine that warms up or gets busy slows
 both. A round's time is the median of its calls; what is said is the median of the rounds, and their range. Ratios are
-taken within a round. Every call gets arrays of its own. Rounds take turns with two sets of inputs, so that a result that
-was kept is wrong in the next round. The result of a round's last call is judged, or has the bits of one that was:
+taken within a round. Every call gets arrays of its own. Rounds take turns with two sets of inputs, so that a result
+that was kept is wrong in the next round. The result of a round's last call is judged, or has the bits of one that was:
 judging 4,096 x 4,096 numbers in float64 takes a hundred times as long as timing them.
 
 How a call is timed is in `verify.clock`. A candidate that rewrites the clock in its own process is out of scope.
@@ -87,8 +87,8 @@ def timed(
 ) -> Timing:
     """Time `workers` for one draw: the largest sizes of the contract that `only` leaves, normal numbers where it may.
 
-    No round starts after `limit` seconds, but for the first two. Raises NoVerdict where a timed call gives no result, or
-    a wrong one.
+    No round starts after `limit` seconds, but for the first two. Raises NoVerdict where a timed call gives no result,
+    or a wrong one.
     """
     random = Random(seed)
     start = monotonic()
@@ -121,7 +121,7 @@ class _Turn:
         self._judged: dict[str, tuple[np.ndarray, ...]] = {}
 
     def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
-        """Judge results, by candidate, unless they have the bits of the judged ones. Raises NoVerdict for a wrong one."""
+        """Judge results, by candidate, that have not the bits of the judged ones. Raises NoVerdict for a wrong one."""
         others = {name: arrays for name, arrays in results.items() if not _same(arrays, self._judged.get(name, ()))}
         expected = self.contract.expected(self.arguments) if others else ()
         for name, arrays in others.items():

@@ -1,4 +1,4 @@
-"""Triton kernels of SGLang, interpreted: the files of its wheel are in PYTHONPATH. Each docstring names what is called."""
+"""Triton kernels of SGLang, interpreted: its wheel, unpacked, is in PYTHONPATH. Each docstring names what is called."""
 
 import benchmarks.others.interpreted as here  # isort: skip
 import torch  # pyright: ignore[reportMissingImports]
@@ -87,16 +87,10 @@ def layernorm(x, weight, bias, *, eps):
     return infer.norm_infer(x, weight, bias, eps)
 
 
-def rope_halves(x, positions, frequencies):
+def rope_interleaved(x, positions, frequencies):
     """`diffusion.rope.rotary_triton.apply_rotary_embedding`, with one sequence's positions"""
     cos, sin = here.angles(positions[0], frequencies)
     return rotary.apply_rotary_embedding(x, cos, sin)
-
-
-def rope_interleaved(x, positions, frequencies):
-    """`diffusion.rope.rotary_triton.apply_rotary_embedding(interleaved=True)`, with one sequence's positions"""
-    cos, sin = here.angles(positions[0], frequencies)
-    return rotary.apply_rotary_embedding(x, cos, sin, interleaved=True)
 
 
 def quantize(w, *, scheme):

@@ -239,7 +239,6 @@ SGLANG = [
     _interpreted("sglang", "rmsnorm", "rmsnorm_infer"),
     _interpreted("sglang", "rmsnorm", "rmsnorm_onepass"),
     _interpreted("sglang", "rmsnorm", "rmsnorm_twice"),
-    _interpreted("sglang", "rope_halves", **ONE),
     _interpreted("sglang", "rope_interleaved", **ONE),
     _interpreted("sglang", "route", experts=[1, 2, 4, 8], shares=["of all"]),
 ]

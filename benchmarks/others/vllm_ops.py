@@ -1,4 +1,4 @@
-"""Triton kernels of vLLM, interpreted: the files of its wheel are in PYTHONPATH. Each docstring names what is called."""
+"""Triton kernels of vLLM, interpreted: its wheel, unpacked, is in PYTHONPATH. Each docstring names what is called."""
 
 import benchmarks.others.interpreted as here  # isort: skip
 import math
