@@ -4,7 +4,7 @@ import benchmarks.others.interpreted as here  # isort: skip
 import torch  # pyright: ignore[reportMissingImports]
 import triton  # pyright: ignore[reportMissingImports]
 
-for name in ("sglang", "sglang.srt"):
+for name in ("sglang", "sglang.srt", "sglang.srt.layers"):
     here.package(name)
 # The kernels take these from modules that look for a GPU, or that need compiled code.
 here.package(
@@ -25,6 +25,7 @@ here.package(
     lazy_fallback=lambda *_: None,
     select_impl=lambda function, **_: function,
 )
+here.package("sglang.srt.layers.dp_attention", is_dp_attention_enabled=lambda: False)
 here.stand_ins("sglang.srt.environ")
 
 OPS = "sglang.kernels.ops"
@@ -96,6 +97,11 @@ def rope_interleaved(x, positions, frequencies):
 def quantize(w, *, scheme):
     """`quantization.int8_kernel.per_token_quant_int8`, for a row"""
     return int8.per_token_quant_int8(w)
+
+
+def route_by_tiles(x, router_weight, *, experts_per_token, renormalized=True, bias=None):
+    """`moe.router.fused_moe_router_shim` for more than 8 experts, which multiplies tiles"""
+    return route(x, router_weight, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
 
 
 def route(x, router_weight, *, experts_per_token, renormalized=True, bias=None):

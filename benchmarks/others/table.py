@@ -241,6 +241,16 @@ SGLANG = [
     _interpreted("sglang", "rmsnorm", "rmsnorm_twice"),
     _interpreted("sglang", "rope_interleaved", **ONE),
     _interpreted("sglang", "route", experts=[1, 2, 4, 8], shares=["of all"]),
+    _interpreted(
+        "sglang",
+        "route",
+        "route_by_tiles",
+        tokens=[1, 17, 33],
+        dim=[256],
+        experts=[16, 32],
+        chosen=[1, 2],
+        shares=["of all"],
+    ),
 ]
 GGUF = [
     Job(op, f"benchmarks.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE) for op in ("ggml_decode", "ggml_encode")
