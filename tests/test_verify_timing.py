@@ -170,9 +170,9 @@ def test_what_is_wrong_is_not_timed(capsys):
         ("kept_where_timed", "no time, since a timed call was wrong: value: at ["),
         (
             "computes_when_it_is_read",
-            "no time, since a timed call raised: returned Later, which may compute when it is",
+            "no time, since a timed call raised: TypeError: returned Later, which may compute when it is",
         ),
-        ("subclass", "no time, since a timed call raised: returned Subclass, which may compute when it is read"),
+        ("subclass", "no time, since a timed call raised: TypeError: returned Subclass, which may"),
     ],
 )
 def test_results_of_timed_calls_are_judged(capsys, name, why):

@@ -14,12 +14,9 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from io import TextIOWrapper
-from time import perf_counter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-
-SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries whose arrays have numbers when they are returned
 
 
 @runtime_checkable
@@ -131,9 +128,9 @@ class Caller:
         positional: list,
         keyword: dict,
         call: Callable[..., Any] | None = None,
-        read: Callable[[], bool] = lambda: True,
+        read: Callable[[Any], bool] = lambda results: True,
     ) -> Reply:
-        """Call the function, through `call` where that is given; `read` says afterwards whether to read the result."""
+        """Call the function, through `call` where that is given; `read` is shown the results, which it may leave."""
 
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
@@ -148,9 +145,9 @@ class Caller:
             with np.errstate(all="ignore"):
                 function = self.function
                 result = call(function, arguments, named) if call else function(*arguments, **named)
-            if not read():
-                return Reply([], [])
             results = result if isinstance(result, tuple | list) else (result,)
+            if not read(results):
+                return Reply([], [])
             outputs = [read_back(value) for value in results]
         except ImportError as error:
             return Reply([], [], unavailable=_describe(error))
@@ -165,32 +162,9 @@ class Caller:
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
         """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
 
-        The reply is that of the last call. Its result is read after the clock has stopped, and no other one is: it may
-        take a hundred times as long to read a result as to make it.
+        The reply is that of the last call.
         """
-        clock = _neighbor("clock").Clock(self.library)
-        reply = self(positional, keyword)  # compiles
-        end, done = perf_counter() + seconds, False
-
-        def last() -> bool:
-            nonlocal done
-            done = clock.enough(end)
-            return done
-
-        while not (reply.failure or reply.unavailable or done):
-            reply = self(positional, keyword, clock.measure, last)
-        later = [type(value).__name__ for _, value in self._held if not _settled(value)]
-        if later and not reply.failure:
-            reply = Reply(
-                [], [], f"returned {later[0]}, which may compute when it is read, after the clock has stopped"
-            )
-        return clock.times, reply
-
-
-def _settled(value: Any) -> bool:
-    """Whether a result is of a type of a library of arrays, not of the candidate's own."""
-    kind = type(value)
-    return isinstance(value, np.generic | float | int) or kind.__module__.partition(".")[0] in SETTLED
+        return _neighbor("clock").timed(self, positional, keyword, seconds)
 
 
 def _neighbor(name: str) -> Any:
