@@ -205,7 +205,7 @@ def angles(positions, frequencies):
 def in_two_parts(q, k, v, lengths, *, merge):
     """Attention of one query a sequence [batch heads head_dim] over two parts of its keys, which `merge` joins.
 
-    The parts and their logarithms [batch heads] come from torch, in float32 and in the inputs' dtype.
+    The parts and their logarithms [batch heads] come from torch, in float32.
     """
     group, scale = q.shape[1] // k.shape[2], q.shape[-1] ** -0.5
     keys, values = (a.float().repeat_interleave(group, 2) for a in (k, v))
@@ -217,7 +217,7 @@ def in_two_parts(q, k, v, lengths, *, merge):
         seen = scores.masked_fill(hidden[:, None], -torch.inf)
         lse = seen.logsumexp(-1)
         weights = torch.where(hidden[:, None], 0.0, (seen - lse[..., None]).exp())
-        parts += [torch.einsum("bhs,bshd->bhd", weights, values).to(q.dtype), lse]
+        parts += [torch.einsum("bhs,bshd->bhd", weights, values), lse]
     return merge(*parts)
 
 
