@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "liger_kernel:softmax_backward": (HALF, "products p dp and their sum in the inputs' dtype"),
     "liger_kernel:swiglu": (HALF, "silu is rounded before the product"),
     "sglang:attention_paged": (
-        ("float16",),
+        HALF,
         "each product of q and k is rounded, where there is a key head a query head",
     ),
     "sglang:quantize": (("float32",), "a row of zeros has a scale of 1e-10 / 127"),
