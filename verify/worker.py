@@ -14,7 +14,6 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from io import TextIOWrapper
-from time import perf_counter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -124,7 +123,15 @@ class Caller:
         self.function, self.library, self.device = function, library, device
         self._held: list[tuple[Array, Any]] = []
 
-    def __call__(self, positional: list, keyword: dict, call: Callable[..., Any] | None = None) -> Reply:
+    def __call__(
+        self,
+        positional: list,
+        keyword: dict,
+        call: Callable[..., Any] | None = None,
+        read: Callable[[Any], bool] = lambda results: True,
+    ) -> Reply:
+        """Call the function, through `call` where that is given; `read` is shown the results, which it may leave."""
+
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
@@ -139,6 +146,8 @@ class Caller:
                 function = self.function
                 result = call(function, arguments, named) if call else function(*arguments, **named)
             results = result if isinstance(result, tuple | list) else (result,)
+            if not read(results):
+                return Reply([], [])
             outputs = [read_back(value) for value in results]
         except ImportError as error:
             return Reply([], [], unavailable=_describe(error))
@@ -153,14 +162,9 @@ class Caller:
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
         """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
 
-        The reply is that of the last call. Its result is read after the clock has stopped.
+        The reply is that of the last call.
         """
-        clock = _neighbor("clock").Clock(self.library)
-        reply = self(positional, keyword)  # compiles
-        end = perf_counter() + seconds
-        while not reply.failure and not reply.unavailable and not clock.enough(end):
-            reply = self(positional, keyword, clock.measure)
-        return clock.times, reply
+        return _neighbor("clock").timed(self, positional, keyword, seconds)
 
 
 def _neighbor(name: str) -> Any:
