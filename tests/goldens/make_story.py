@@ -57,6 +57,43 @@ Did the mouse have any brothers?
 Where's the recipe?
 that was boring, can I have a longer one?""",
 }
+# Written after the first thirty had been answered, and before the grammar was widened for them.
+MORE_BEFORE = """\
+hey, what's up?
+Do you know any jokes?
+who won the world cup in 1998
+What's your favorite color?
+How do I bake bread?
+Tell me a story about a mermaid who finds a ring.
+can you help me with my homework?
+Is it going to rain tomorrow?
+i want a scary story
+what languages do you understand
+Translate "good morning" into Italian.
+how were you trained?"""
+MORE_AFTER = {
+    "Tell me a story about a boy and a balloon.": """\
+what's the kid called?
+Where does this take place?
+What colour was it again?
+Did anyone help him?
+how tall is he?
+What would have happened without the helper?
+Is the balloon still flying?
+do you like this story?""",
+    "Tell me a story about a rabbit and a carrot.": """\
+What did the rabbit lose?
+how long did it take to grow
+Why wouldn't it grow?
+Did she ever give up?
+What was the weather like?
+Who is the bad guy?""",
+    "Tell me a story about a puppy and a storm.": """\
+were they scared?
+Who was the friend?
+What did they bake?
+that's a lovely story, tell me one more!""",
+}
 
 
 def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
