@@ -82,7 +82,7 @@ What would have happened without the helper?
 Is the balloon still flying?
 do you like this story?""",
     "Tell me a story about a rabbit and a carrot.": """\
-What did the rabbit lose?
+so which toy did the bunny lose?
 how long did it take to grow
 Why wouldn't it grow?
 Did she ever give up?
