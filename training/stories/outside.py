@@ -7,7 +7,7 @@ are made up, numbers, and questions of many kinds around them.
 from collections.abc import Mapping
 
 from training.stories.choices import Choices
-from training.stories.phrases import DEEDS, HOW
+from training.stories.phrases import DEEDS, HOW, KNOWN_HOW
 
 NOUNS = """
 airplane algorithm angel apple army artist astronaut atom bank battery bicycle blog book bottle brain bridge bus camel
@@ -376,6 +376,8 @@ class Words(dict):
                 return pick(DEEDS).format_map(self)
             case "how":
                 return pick(HOW)
+            case "known":
+                return pick(KNOWN_HOW)
             case "number":
                 return str(pick(range(1, 10 ** pick((1, 2, 3)))))
             case "year":

@@ -432,6 +432,24 @@ NOT_TOLD = (
     "Why was {n} so {how}?",
     "Why was it so {how}?",
     "Why was {someone} {how}?",
+    "How {made} was {n}?",
+    "How {made} is {someone}?",
+    "Was it {made}?",
+    "Was {n} {made}?",
+    "Is it {made}?",
+    "How {known} was {n}?",
+    "How {known} is {n}?",
+    "How {known} was it for {n}?",
+    "How {known} is {someone}?",
+    "How {known} is the house of {n}?",
+    "Was it {known} for {n}?",
+    "Was it {known} for {someone}?",
+    "Was it {known} to help {n}?",
+    "Was it {known} of {n}?",
+    "Was it {known} to be {n}?",
+    "Is it {known} for {n}?",
+    "Why was it so {known} for {n}?",
+    "Did {n} find it {known}?",
     "Did it get {how}?",
     "Did {n} {deed}?",
     "Did {n} {deed} later?",
@@ -542,6 +560,9 @@ angry awake busy careful cheap comfortable dangerous dirty easy empty expensive 
 hungry ill important jealous late lazy loud lucky magic modern noisy normal perfect popular proper rare rich safe
 serious shy sick silly slow smart special tidy ugly weak wide wild wonderful
 """.split()
+KNOWN_HOW = """
+big cold deep dry fine good great happy kind long new quiet round short small soft strong sweet tall thick thin warm
+""".split()  # of the stories, but asked of what they do not say
 DEEDS = (
     "fall in love",
     "get married",
@@ -707,6 +728,9 @@ ABOUT_IT = (
     "Was that real?",
     "Is {n} real?",
     "Is this a {adjective} story?",
+    "Is this a {made} story?",
+    "Is that a {how} story?",
+    "Is the story {made}?",
     "Was that a {adjective} story?",
     "Is that story {adjective}?",
     "Is the story from {place}?",

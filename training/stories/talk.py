@@ -144,7 +144,10 @@ class Talk:
     def outside(self) -> None:
         """Add a question that no story answers, or a story that cannot be told; the answer says what can be asked."""
         pick, told = self._choices.pick, bool(self.stories)
-        match pick(("question", "about it", "story", "abilities"), (4, 4 * told, 2, 1)):
+        kinds, weights = ("question", "story", "abilities"), (4, 2, 1)
+        if told:
+            kinds, weights = (*kinds, "about it"), (*weights, 4)
+        match pick(kinds, weights):
             case "question":
                 asked, answer = unknown_question(self._choices), "I do not know that."
             case "about it":
