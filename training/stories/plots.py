@@ -763,7 +763,9 @@ def bake(w: World, topic: Topic) -> None:
         answer="yes, the {giver} gave {them} the {lack}",
     )
     w.ask(
-        "Was there {lack} in the kitchen?", "Did {n} have the {lack} at home?", answer="no, the {giver} had the {lack}"
+        "Was there {lack} in the kitchen?",
+        "Did {n} have the {lack} at home?",
+        answer="no, the {giver} gave {them} the {lack}",
     )
     when(w, "When did {n} make the {noun}?")
     summed_up(
