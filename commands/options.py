@@ -71,6 +71,16 @@ class Verb(click.Command):
         super().__init__(*arguments, **keywords)
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does; `--model`, where a model is an argument, is answered by how to name it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name == "--model" and any(isinstance(param.type, ModelName) for param in self.params):
+                usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
+                raise click.UsageError(f"a model is named without --model here: {usage}", ctx) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Prepare the process, then run the command, which may import JAX. `--help` does not come here.
 

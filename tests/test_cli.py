@@ -358,6 +358,8 @@ def test_wrong_usage(run):
     assert_refused(run("tell"), "tell", status=2)
     assert_refused(run("generat"), "generat", "Did you mean 'generate'?", status=2)
     assert_refused(run("convert", "a", "b"), "--to", status=2)
+    assert_refused(run("inspect", "--model", "a"), "without --model here: llamaspec inspect", status=2)
+    assert_refused(run("tokens", "Once", "--modle", "a"), "No such option '--modle'", status=2)
     code, out, err = run()
     assert (code, out) == (2, "")
     assert err.startswith("Usage:")
