@@ -1,4 +1,4 @@
-"""What people say to the storyteller, beside questions that a story answers, and what it says to that.
+"""Phrases for the storyteller: what people say beside questions that a story answers, and the answers.
 
 Their words cost the model nothing, so there are many. In braces stand words of the last story, such as {n} for its
 hero, {someone} for another in it and {own} for what it has, and those of `outside.Words`, which no story has.
