@@ -1,8 +1,10 @@
 """`doctor MODEL`: every damage is named with its measurement and its mend; a good checkpoint gets no fault."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +16,14 @@ from model.checkpoints.codes import quantized
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import BUILT_IN, open_checkpoint
 from model.insight.checkup import Checkup, check_up
+from model.insight.evaluation import Text
 from model.insight.text_faults import text_faults
-from model.insight.trials import TEXT
+from model.insight.trials import TEXT, changes, try_changes
 from model.insight.weight_faults import Fault
 from model.tokenizers.of_model import tokenizer_of
+from model.tokenizers.tokenizer import encode_text
 from reference.quantizers import ggml
-from reference.rope import halves_to_interleaved, interleaved_to_halves
+from reference.rope import LinearScaling, halves_to_interleaved, interleaved_to_halves
 from tests import families, gguf_files, tiny_tokenizers
 from tests.families import is_matrix
 from tests.gguf_files import CODES, Tensor
@@ -98,6 +102,19 @@ def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
     assert words in fault.mend
     assert "perplexity" in fault.measured
     assert found.trials and found.trials.judged
+
+
+def test_a_change_is_named_by_the_keys_of_its_own_file(tmp_path):
+    """Keys of params.json for Mistral's layout, each one that its reader reads."""
+    checkpoint = open_checkpoint(damaged(tmp_path / "model", rms_norm_eps=0.1))
+    ids = encode_text(tokenizer_of(checkpoint, None), TEXT[:200])
+    trials = try_changes(replace(checkpoint, format="mistral"), Text(ids, 200))
+    [change] = [trial.change for trial in trials.taken]
+    assert change and re.fullmatch(r'"norm_eps": 1e-0\d in params.json', change.mend)
+    config = replace(checkpoint.config, tied=False, scaling=LinearScaling(4.0))
+    mends = [change.mend for change in changes(config, "mistral") if change.mend.startswith('"')]
+    assert all("in params.json" in mend for mend in mends)
+    assert {mend.split('"')[1] for mend in mends} == {"tied_embeddings", "yarn", "norm_eps", "rope_theta"}
 
 
 def test_a_tied_flag_against_the_weights(tmp_path):
