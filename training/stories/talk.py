@@ -214,21 +214,16 @@ class Talk:
         return f"Ask me for a story about {a(kind)}{_about(self._choices.pick(group), '')}."
 
     def _not_in_it(self) -> None:
-        """Add a question about a name or a thing that no story so far has, in a wording that another story answers."""
+        """Add a question about a name or a thing that no story so far has."""
         pick, said = self._choices.pick, " ".join(story.text for story in self.stories)
-        facts = self.stories[-1].facts
         if pick(("name", "thing")) == "name":
-            absent = pick([name for name in NAMES if name not in said])
-            kind = pick([kind for kind in KINDS if absent in names(kind)])
-            plan, ways = Plan(kind, absent), ASKED_OF_A_NAME
+            who = pick([name for name in NAMES if name not in said])
+            asked = pick(ASKED_OF_A_NAME).format(who, n=self.stories[-1].facts["n"])
+            self.turn(asked, lambda: f"There is no {who} in the story.", of_story=True)
         else:
-            thing = pick([thing for thing in THINGS if thing.noun not in said])
-            absent, plan, ways = thing.noun, Plan(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
-        others = {name for name in NAMES if name not in said} - {absent}
-        asked = [way for question in tell_story(self._choices, plan).questions for way in question.asked]
-        asked = [way for way in asked if absent in (words := set(re.findall(r"\w+", way))) and not words & others]
-        ways = [way.format(absent, n=facts["n"]) for way in ways]
-        self.turn(pick([*dict.fromkeys((*asked, *ways))]), lambda: f"There is no {absent} in the story.", of_story=True)
+            what = pick([thing.noun for thing in THINGS if thing.noun not in said])
+            asked = pick(ASKED_OF_A_THING).format(what, n=self.stories[-1].facts["n"])
+            self.turn(asked, lambda: f"There is no {what} in the story.", of_story=True)
 
 
 def conversation(rng: random.Random) -> list[Message]:
