@@ -61,6 +61,7 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     for question in ("Hello?", "And then?", "Thank you!"):
         assert list(chat.reply(question, seed=3, max_new_tokens=30))
     assert len(compiled) == 2, compiled
+    assert llama.describe_run() == "float32 on CPU"
 
 
 @pytest.mark.parametrize("greedy", [True, False])
