@@ -75,13 +75,17 @@ def examine(
 
 
 def takes(contract: Contract, candidate: Candidate, precision: Precision, draws: Iterable[Draw]) -> bool:
-    """Whether `candidate` returns anything for one of `draws`: it takes their dtype, though it raises for others."""
+    """Whether `candidate` returns anything for one of `draws`: it takes their dtype, though it raises for others.
+
+    A candidate that hangs or crashes does not refuse a dtype either, and nobody waits for it again.
+    """
     for draw in draws:
         try:
-            if isinstance(candidate.call(*contract.split(_due(contract, precision, draw)[0])), Outputs):
-                return True
+            outcome = candidate.call(*contract.split(_due(contract, precision, draw)[0]))
         except (NoVerdict, ImportError):
-            pass
+            continue
+        if isinstance(outcome, Outputs) or outcome.kind in ("hung", "crashed"):
+            return True
     return False
 
 

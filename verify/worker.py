@@ -138,8 +138,7 @@ class Caller:
             return Reply([], [], unavailable=_no_arrays(self.library, self.device, error))
         try:
             with np.errstate(all="ignore"):
-                function = self.function
-                result = call(function, arguments, named) if call else function(*arguments, **named)
+                result = call(self.function, arguments, named) if call else self.function(*arguments, **named)
             results = result if isinstance(result, tuple | list) else (result,)
             outputs = [read_back(value) for value in results]
         except ImportError as error:

@@ -130,6 +130,10 @@ right up to 1,024 tokens
     - return (p / np.sum(p)).astype(logits.dtype)
     + p[1024:] = 0
     +     return (p / np.sum(p)).astype(logits.dtype)
+right up to 65,536 tokens
+    - return (p / np.sum(p)).astype(logits.dtype)
+    + p[65_536:] = 0
+    +     return (p / np.sum(p)).astype(logits.dtype)
 """,
 )
 DRAW = implementation(
