@@ -1,5 +1,6 @@
 """How far every dimension of every contract is drawn, and that nothing ends early without a reason."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from verify.catalogue import CONTRACTS
 from verify.contract import Contract, Large
 from verify.precision import precision
 from verify.reach import FAR, reaches, table
+from verify.report import counterexample
 from verify.runner import verify
 
 
@@ -60,3 +62,6 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     report = verify(contract, Direct(within), precision=precision("float32"), examples=200, seed=0, shrink=False)
     assert report.outcome == "violated"
     assert max(value for value in report.worst.draw.values() if isinstance(value, int)) > FAR
+    (hint,) = [line for line in counterexample(report, contract) if "a shape beyond a tile" in line]
+    assert re.search(r"nothing was wrong in the draws before it, of \w+ up to \d$", hint)
+    assert not any(hint in line for line in counterexample(replace(report, seed=None), contract))
