@@ -347,7 +347,7 @@ def test_torch_in_a_python_of_its_own(worker, dtype):
 
 
 def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
-    """Where every call of a run raised, others are tried: a dtype may be refused, but not by hanging."""
+    """Try a dtype again after calls that raised, but not after one that hung: that refuses nothing."""
 
     class Hangs:
         name, calls = "hangs", 0

@@ -128,7 +128,7 @@ def _convention(contract: Contract, report: Report) -> str:
 
 
 def _large(contract: Contract, report: Report) -> str:
-    """What was right before a large shape was drawn. A replay draws nothing before it."""
+    """Say what was right before a large shape was drawn. A replay draws nothing before it."""
     if report.seed is None or report.outcome != "violated":
         return ""
     usual = {one.dimension: one.usual for one in reaches(contract)}

@@ -310,8 +310,8 @@ MANY_HEADS = {"kv_heads": beyond(8, 32, 1024), "group": beyond(8, 32, 1024), "he
 HEADS_ENDS = {"kv_heads": reach.HEADS, "group": reach.HEADS, "head_dim": reach.WIDTH}
 BESIDE = {"kv_heads": [2], "group": [2], "head_dim": [8], "spare": [3]}
 FEW_SEQUENCES = {
-    "kv_heads": {"lengths": [(19,)], "group": [1]},
-    "group": {"lengths": [(19,)], "kv_heads": [1]},
+    "kv_heads": {"lengths": [(9,)], "group": [1]},
+    "group": {"lengths": [(9,)]},
 }
 BOUND = (
     "hard: running error analysis of scores (gamma_(head_dim + 3) |q| |k|), exponentials, the sum over keys, and the "
@@ -359,7 +359,7 @@ ATTENTION = Contract(
         closer={
             "batch": {"queries": [1], "kv_heads": [1]},
             "kv_heads": {"batch": [1], "group": [1]},
-            "group": {"batch": [1], "kv_heads": [1]},
+            "group": {"batch": [1]},
         },
         ends={"batch": reach.SEQUENCES, **HEADS_ENDS},
     ),
@@ -393,7 +393,7 @@ PREFILL = Contract(
         closer={
             "queries": {"offsets": [(5,)], "kv_heads": [1]},
             "kv_heads": {"offsets": [(5,)], "group": [1]},
-            "group": {"offsets": [(5,)], "kv_heads": [1]},
+            "group": {"offsets": [(5,)]},
         },
         ends={
             "queries": "a prompt attends to itself: scores, and the time to judge them, grow with its square",

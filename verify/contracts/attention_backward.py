@@ -162,7 +162,7 @@ CONTRACT = Contract(
             "head_dim": [8],
             "mask": ["causal"],
         },
-        closer={"kv_heads": {"group": [1]}},
+        closer={"kv_heads": {"group": [1]}, "group": {"kv_heads": [2]}},
         ends={"batch": reach.SEQUENCES, **HEADS_ENDS},
     ),
 )

@@ -119,7 +119,7 @@ CONTRACT = Contract(
         beside={"batch": [2], "queries": [3], "keys": [9], "kv_heads": [2], "group": [2], "head_dim": [24]},
         closer={
             "batch": {"queries": [1], "kv_heads": [1]},
-            "group": {"batch": [1], "kv_heads": [1]},
+            "group": {"batch": [1]},
             "kv_heads": {"batch": [1], "group": [1]},
         },
         ends={"batch": reach.SEQUENCES, **HEADS_ENDS},

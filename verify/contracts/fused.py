@@ -295,7 +295,7 @@ NORM_QKV = Contract(
             "spare": [8321],
         },
         beside={"positions": [(3, 1)], "spare": [1], "kv_heads": [2], "group": [3], "pairs": [4], "cols": [17]},
-        closer={"kv_heads": {"group": [1], "pairs": [1]}, "group": {"kv_heads": [1], "pairs": [1]}},
+        closer={"kv_heads": {"group": [1], "pairs": [1]}, "group": {"pairs": [1]}},
         ends={"pairs": reach.WIDTH, "positions, how many": reach.SEQUENCES},
     ),
 )
