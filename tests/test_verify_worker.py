@@ -1,6 +1,5 @@
 """Candidates that do all that a candidate can do wrong, in a process of their own."""
 
-import itertools
 import os
 import sys
 import time
@@ -11,10 +10,6 @@ import numpy as np
 import pytest
 
 from verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
-from verify.catalogue import CONTRACTS
-from verify.drawing import uniform
-from verify.examination import takes
-from verify.precision import precision
 
 CANDIDATES = r"""
 import ctypes, os, sys, time
@@ -344,19 +339,3 @@ def test_torch_in_a_python_of_its_own(worker, dtype):
     outcome = call(one, X.astype(getattr(ml_dtypes, dtype, dtype)))
     np.testing.assert_array_equal(outcome.arrays[0].astype(np.float32), 2 * X)
     assert outcome.arrays[0].dtype.name == dtype
-
-
-def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
-    """Try a dtype again after calls that raised, but not after one that hung: that refuses nothing."""
-
-    class Hangs:
-        name, calls = "hangs", 0
-
-        def call(self, positional, keyword):
-            self.calls += 1
-            return Failure("hung", "no answer within 60 s")
-
-    contract, candidate = CONTRACTS["add"], Hangs()
-    draws = itertools.islice(uniform(contract, None, {}, seed=0), 16)
-    assert takes(contract, candidate, precision("bfloat16"), draws)
-    assert candidate.calls == 1
