@@ -1,5 +1,7 @@
 """Products with a matrix: for sums in any order, the error is at most gamma_n times the sum of magnitudes."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool
@@ -92,7 +94,7 @@ LINEAR = Contract(
     domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
     bound=BOUND + "; a bias is one more term, of |W| |x| too",
     laws=[alone("a vector", "x"), *LAWS],
-    large=LARGE,
+    large=replace(LARGE, beside={**LARGE.beside, "bias": ["normal(1)", None]}),
 )
 GEMM = Contract(
     definition=gemm,
