@@ -57,7 +57,8 @@ def start(model: str, cache: str, *options: str) -> dict[str, Any]:
     """Run the command once, in a process of its own; give its phases in seconds."""
     command = [sys.executable, "-m", "cli", "generate", "Once upon a time", "--model", model, *options]
     command += ["--max-new-tokens", "2", "--seed", "1", "--timings", "--json"]
-    environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}")

@@ -66,7 +66,7 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
             from model.llama import Llama, load_backend
         how = {
             "greedy": greedy,
-            "prompt": ids is None or len(ids) > 1,
+            "prompt": None if ids is None else len(ids),
             "own_process": True,
             "compile_cache": folder,
             "progress": progress,

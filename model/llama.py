@@ -34,9 +34,10 @@ from model.running.programs import (
     Programs,
     are_stored,
     compile_programs,
+    first_programs,
     longest_burst,
     prompt_chunk,
-    wide_chunk,
+    wide_chunks,
 )
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
@@ -266,7 +267,7 @@ def load_backend(
     quantize: str | None = None,
     cache: Literal["int8"] | None = None,
     greedy: bool = False,
-    prompt: bool = True,
+    prompt: int | None = None,
     emulate_activations: str | None = None,
     own_process: bool = False,
     compile_cache: str | Path | None = None,
@@ -277,8 +278,8 @@ def load_backend(
 ) -> JaxBackend | ReferenceBackend:
     """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
 
-    `prompt` says that the first text begins with a prompt of several tokens. The program that reads prompts is
-    otherwise compiled when it is needed, unless a large model leaves no memory for that.
+    `prompt` is the number of tokens of the first text's prompt; None where it is not known. Only the programs that read
+    it are compiled at once, and others when they are needed, unless a large model leaves no memory for that.
     `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
     process runs the model and nothing else. The process then returns the memory that compiling took to the system,
     and a large model on a CPU changes how its allocator works (`model.running.process`). `compile_cache` is a folder of
@@ -315,7 +316,7 @@ def load_backend(
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
         cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
-        wide=wide_chunk(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
+        wide=wide_chunks(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
     )
     if devices != 1:
         from model.parallel.load import load_parallel  # here, since most runs need none of it
@@ -332,9 +333,10 @@ def load_backend(
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
     plan = partial(memory_of, params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
-    memory = plan(wide=layout.wide)
-    if layout.wide and not memory.fits(free):
-        layout, memory = layout._replace(wide=None), plan()
+    memory = plan(wide=layout.widest)
+    while layout.wide and not memory.fits(free):
+        layout = layout._replace(wide=layout.wide[:-1])
+        memory = plan(wide=layout.widest)
     check_fits(memory, context=capacity, available=free, others=others)
     store = None
     if compile_cache is not None:
@@ -342,8 +344,8 @@ def load_backend(
         store = ProgramStore(Path(compile_cache), facts(*followed, emulate_activations))
     # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
     on_cpu, roomy = device.platform == "cpu", memory.running + COMPILERS_ROOM <= free
-    first = {"greedy": greedy, "prompt": prompt or (on_cpu and is_large(config))}
-    at_once = are_stored(store, **first) or (roomy and not on_cpu)
+    first = {"greedy": greedy, "prompt": None if on_cpu and is_large(config) else prompt}
+    at_once = are_stored(store, first_programs(layout, **first)) or (roomy and not on_cpu)
     # Weights that are quantized again are decoded first, and the check is of what is stored.
     checked = not at_once or (quantize is not None and any(tensor.codes for tensor in checkpoint.tensors.values()))
     if checked:

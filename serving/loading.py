@@ -16,9 +16,9 @@ from model.parallel.partition import Partition, mesh
 from model.parallel.way import TENSOR, Parts
 from model.running.device import default_device, free_bytes
 from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
-from model.running.programs import longest_burst, prompt_chunk
+from model.running.programs import MIDDLE, longest_burst, prompt_chunk
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
-from reference.config import for_sequences
+from reference.config import Config, for_sequences
 from serving.engine import BatchingEngine
 from serving.executor import JaxExecutor
 from serving.programs import Sizes, compile_serving
@@ -28,6 +28,17 @@ from serving.several import EngineDevices
 WIDTH = 16  # requests that decode at once, by default
 PAGE = 64  # tokens
 SHARE = 0.5  # of the memory that weights leave, for the cache
+
+
+def engine_chunk(config: Config, platform: str) -> int:
+    """Choose how many tokens of a prompt a plan reads: the same number for every prompt and every part of it.
+
+    A product of other sizes may give a token's keys and values other bits, and where a part of a prompt begins depends
+    on what others have left in the prefix cache. A plan takes as long as a chunk and a burst, of up to 80 ms. So a GPU,
+    which reads 512 tokens of Llama 3.1 8B in 16 ms and 256 in 9 (H100; 24 and 19 with codes of 8 bits), reads a long
+    prompt in half the plans.
+    """
+    return prompt_chunk(config, platform) if platform == "cpu" else MIDDLE
 
 
 def load_engine(
@@ -65,7 +76,7 @@ def load_engine(
     device = default_device()
     weights = choose_dtype(dtype, run, platform=device.platform)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
-    chunk, burst = min(prompt_chunk(config, device.platform), capacity), min(longest_burst(device.platform), capacity)
+    chunk, burst = min(engine_chunk(config, device.platform), capacity), min(longest_burst(device.platform), capacity)
     shapes = abstract_params(config, dtype=weights, positions=capacity + chunk, tensors=run.tensors)
     memory = memory_of(
         shapes, config, batch=1, context=capacity, chunk=chunk, platform=device.platform, cache_dtype=cache_dtype

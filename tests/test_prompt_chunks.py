@@ -6,6 +6,8 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from model.checkpoints.checkpoint import CheckpointError
 from model.checkpoints.codes import quantized
@@ -13,7 +15,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.running.device import Device
 from model.running.jax_backend import JaxBackend
-from model.running.programs import prompt_chunk, wide_chunk
+from model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
 from model.running.session import Session
 from model.weights import quantizing
 from model.weights.params import load_params
@@ -25,10 +27,10 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 @pytest.mark.parametrize("codes", [False, True])
 def test_only_a_gpu_with_room_for_them_has_wide_chunks(codes):
-    assert wide_chunk("cpu", 4096, codes=codes) is None
-    assert wide_chunk("gpu", 1023, codes=codes) is None
-    assert wide_chunk("gpu", 1024, codes=codes) == 1024 > prompt_chunk(SMALL, "gpu")
-    assert wide_chunk("gpu", 2048, codes=codes) == (2048 if codes else 1024)
+    assert wide_chunks("cpu", 4096, codes=codes) == wide_chunks("gpu", 511, codes=codes) == ()
+    assert wide_chunks("gpu", 1023, codes=codes) == (512,) and prompt_chunk(SMALL, "gpu") < 512
+    assert wide_chunks("gpu", 1024, codes=codes) == (512, 1024)
+    assert wide_chunks("gpu", 2048, codes=codes) == (512, 2048 if codes else 1024)
 
 
 @pytest.fixture
@@ -36,14 +38,14 @@ def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
     monkeypatch.setattr("model.llama.prompt_chunk", lambda config, platform: 8)
     load = partial(load_backend, random_checkpoint(CONFIG, seed=0), greedy=True)
     narrow = load()
-    monkeypatch.setattr("model.llama.wide_chunk", lambda platform, capacity, codes: 32)
+    monkeypatch.setattr("model.llama.wide_chunks", lambda platform, capacity, codes: (16, 32))
     return narrow, load()  # type: ignore
 
 
 def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(narrow_and_wide):
     """Whether the last part is padded, read in narrow chunks, or fills the context."""
     narrow, wide = narrow_and_wide
-    for length in (1, 9, 25, 26, 33, 57, 58, 64, 65, 129, 190, 200):
+    for length in (1, 9, 10, 17, 18, 25, 26, 33, 42, 43, 57, 58, 64, 65, 129, 190, 200):
         prompt = np.random.default_rng(length).integers(0, CONFIG.vocab, length).tolist()
         drawn = []
         for backend in (narrow, wide):
@@ -55,24 +57,62 @@ def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(na
         assert drawn[0] == drawn[1], length
 
 
-def test_the_wide_program_is_compiled_by_the_first_long_prompt(narrow_and_wide):
-    _, wide = narrow_and_wide
-    compiled = []
+@given(st.integers(0, 5000), st.integers(1, 300), st.sets(st.integers(0, 2100), max_size=3))
+@example(768, 256, {256, 768})
+@example(1793, 256, {256, 1792})
+def test_a_prompt_is_cut_into_full_chunks_and_a_last_one_that_the_cache_has_room_for(count, chunk, more):
+    layout = Layout(1, 5000, chunk, 1, np.dtype(np.float32), wide=tuple(chunk + each for each in sorted(more)))
+    parts = [*layout.parts(count)]
+    assert sum(tokens for _, tokens in parts) == count
+    assert all(width == tokens for width, tokens in parts[:-1])
+    assert sum(width for width, _ in parts) < count + chunk  # so `Layout.rows` are enough
+    assert [width for width, _ in parts] == sorted((width for width, _ in parts), reverse=True)
+    # A session hands over so many tokens at a time, and they are read as they would be together.
+    pieces = range(0, count, layout.widest)
+    assert [part for start in pieces for part in layout.parts(min(layout.widest, count - start))] == parts
+
+
+def test_programs_for_the_first_prompt_are_compiled_at_once():
+    layout = Layout(1, 4096, 256, 1, np.dtype(np.float32), wide=(512, 1024))
+    due = {None: ["prefill_256"], 0: [], 1: [], 2: ["prefill_256"], 257: ["prefill_256"], 258: ["prefill_512"]}
+    due |= {600: ["prefill_512", "prefill_256"], 2049: ["prefill_1024"]}
+    for tokens, names in due.items():
+        assert first_programs(layout, greedy=True, prompt=tokens) == ["decode_greedy", *names]
+
+
+@pytest.fixture
+def compiled():
+    """The names of functions that XLA compiles."""
+    names = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(about.get("fun_name"))
+            names.append(about.get("fun_name"))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        cache = wide.extend(wide.start(), [1] * 24)
-        assert compiled == []
-        cache = wide.extend(cache, [1] * 25)
-        assert compiled == ["jit(prefill)"]
-        cache = wide.extend(cache, [1] * 32)
-        assert compiled == ["jit(prefill)"] and int(cache.lengths[0]) == 81
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_wide_program_is_compiled_by_the_first_prompt_that_needs_it(narrow_and_wide, compiled):
+    _, wide = narrow_and_wide
+    cache = wide.extend(wide.start(), [1] * 8)
+    assert compiled == []
+    cache = wide.extend(cache, [1] * 25)
+    assert compiled == ["jit(prefill)"]
+    cache = wide.extend(cache, [1] * 32)
+    assert compiled == ["jit(prefill)"]
+    cache = wide.extend(cache, [1] * 9)
+    assert compiled == ["jit(prefill)"] * 2 and int(cache.lengths[0]) == 74
+
+
+@pytest.mark.usefixtures("narrow_and_wide")
+def test_a_prompt_of_known_length_compiles_what_reads_it_and_nothing_else(compiled):
+    backend = load_backend(random_checkpoint(CONFIG, seed=0), greedy=True, prompt=18)
+    assert isinstance(backend, JaxBackend)
+    before = compiled.count("jit(prefill)")
+    backend.extend(backend.start(), [1] * 17)
+    assert (before, compiled.count("jit(prefill)")) == (2, 2)  # chunks of 16 and of 8
 
 
 def bits(tree) -> list[bytes]:

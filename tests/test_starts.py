@@ -118,22 +118,22 @@ def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Pat
     def count() -> int:
         return len(list(tmp_path.glob("decode-*")))
 
-    loaded(tmp_path, prompt=False)
-    loaded(tmp_path, prompt=False, cache="int8")
+    loaded(tmp_path, prompt=1)
+    loaded(tmp_path, prompt=1, cache="int8")
     assert count() == 2
-    loaded(tmp_path, prompt=False, kernels="xla")
+    loaded(tmp_path, prompt=1, kernels="xla")
     assert count() == 3
     with jax.default_matmul_precision("bfloat16"):
-        loaded(tmp_path, prompt=False)
+        loaded(tmp_path, prompt=1)
     assert count() == 4
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " ")
-    loaded(tmp_path, prompt=False)
+    loaded(tmp_path, prompt=1)
     assert count() == 5
     monkeypatch.setattr(program_store, "_source", lambda: "another version")
-    loaded(tmp_path, prompt=False)
+    loaded(tmp_path, prompt=1)
     assert count() == 6
     with jax.log_compiles():
-        loaded(tmp_path, prompt=False)
+        loaded(tmp_path, prompt=1)
     assert count() == 6
 
 

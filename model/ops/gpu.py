@@ -37,7 +37,7 @@ from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3
+from pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
@@ -48,6 +48,9 @@ MOST_SEQUENCES = 2
 MOST_ONE_BY_ONE = 2
 CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
 PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
+
+
+Shaped = Array | jax.ShapeDtypeStruct
 
 
 class Known(NamedTuple):
@@ -126,10 +129,11 @@ def norm_qkv(
     _check_cache(cache, x)
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
-    if _at_once(layer.qkv.weight, x):
-        return AT_ONCE.norm_qkv(x, layer, cache, positions, config=config)
-    if isinstance(cache, LayerPages):
-        return ONE_BY_ONE.norm_qkv(x, layer, cache, positions, config=config)
+    at_once = _at_once(layer.qkv.weight, x)
+    if isinstance(cache, LayerPages) and not at_once:
+        _check_one_by_one(layer.qkv.weight, x)
+    if isinstance(cache, LayerPages) or at_once:
+        return STEPS.norm_qkv(x, layer, cache, positions, config=config)
     assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
         _multiplied_apart(layer.qkv.weight, x),
@@ -176,7 +180,7 @@ def project_add(
 ) -> Float[Array, "batch 1 dim"]:
     """`block.project_add` of one token a sequence."""
     if _at_once(layer.o.weight, h):
-        return AT_ONCE.project_add(h, layer, x, total=total)
+        return STEPS.project_add(h, layer, x, total=total)
     return _linear_add(h, layer.o, x, total)
 
 
@@ -185,7 +189,7 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
     if _at_once(weight, x):
-        return AT_ONCE.norm_gate_up(x, layer, config=config)
+        return STEPS.norm_gate_up(x, layer, config=config)
     return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
 
@@ -195,7 +199,7 @@ def down_add(
     """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
     if _at_once(layer.ffn.down.weight, g):
-        return AT_ONCE.down_add(g, layer, x, total=total)
+        return STEPS.down_add(g, layer, x, total=total)
     return _linear_add(g, layer.ffn.down, x, total)
 
 
@@ -215,29 +219,27 @@ def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config
     """`block.norm_logits` of a few tokens."""
     rows = x.reshape(-1, config.dim)
     if _at_once(params.head, x):
-        return AT_ONCE.norm_logits(x, params, config=config)
+        return STEPS.norm_logits(x, params, config=config)
     logits = gemv(_multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
 
 
-def product_at_once(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A product of several vectors with codes that `_at_once` finds, in float32."""
+def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
+    """A product of a step of decoding, in float32: by a kernel that takes the matrix and these vectors, or by XLA."""
     if isinstance(weight, Stacked):
-        return jnp.concatenate([product_at_once(x, part) for part in weight.parts], axis=-1)
-    w = operand(weight)
-    assert isinstance(w, ScaledCodes)
-    return coded_gemm(w, x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+        return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
+    vectors = x.reshape(-1, x.shape[-1])
+    if _at_once(weight, x):
+        y = coded_gemm(_coded(weight), vectors)
+    elif _one_by_one(weight, x):
+        y = gemv(_multiplied(weight, vectors), vectors, out=jnp.float32)
+    else:
+        return dot(x, weight)
+    return y.reshape(*x.shape[:-1], -1)
 
 
-def product_one_by_one(x: Float[Array, "batch 1 cols"], weight: Matrix) -> Float[Array, "batch 1 rows"]:
-    """A product of a few vectors by `gemv`, in float32. Raises Unsupported where XLA is to multiply."""
-    if isinstance(weight, Stacked):
-        return jnp.concatenate([product_one_by_one(x, part) for part in weight.parts], axis=-1)
-    return gemv(_multiplied(weight, x), x[:, 0], out=jnp.float32)[:, None]
-
-
-AT_ONCE = plain(product_at_once)
-ONE_BY_ONE = plain(product_one_by_one)
+# Plain but for their products: the ops of a cache in pages, of several vectors at once, and those that kernels refuse.
+STEPS = plain(step_product)
 
 
 def _at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
@@ -248,32 +250,44 @@ def _at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     if not isinstance(weight, QuantizedMatrix) or vectors <= MOST_ONE_BY_ONE or weight.cols != cols:
         return False
     try:
-        w = operand(weight)
-        if not isinstance(w, ScaledCodes):
-            return False
-        geometry_of(w, _array(vectors, cols, dtype=x.dtype))
+        geometry_of(_coded(weight), _array(vectors, cols, dtype=x.dtype))
     except Unsupported:
         return False
     return True
 
 
-def refused_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A product of an op that its kernel refuses, in float32: with codes at once where `_at_once` can, else XLA's."""
-    return product_at_once(x, weight) if _at_once(weight, x) else dot(x, weight)
+def _coded(weight: Matrix) -> ScaledCodes:
+    w = operand(weight)
+    if not isinstance(w, ScaledCodes):
+        raise Unsupported("coded_gemm takes codes with scales")
+    return w
 
 
-REFUSED = plain(refused_product)
+def _one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
+    """Tell whether `gemv` multiplies a matrix by these few vectors faster than XLA."""
+    try:
+        _check_one_by_one(weight, x)
+    except Unsupported:
+        return False
+    return True
 
 
-def _multiplied_apart(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand | tuple[MatrixOperand, ...]:
+def _check_one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> None:
+    """Raise Unsupported unless `_one_by_one`."""
+    vectors = _array(x.size // x.shape[-1], x.shape[-1], dtype=x.dtype)
+    for part in weight.parts if isinstance(weight, Stacked) else (weight,):
+        product_of("gemv", _multiplied(part, vectors), vectors, normed=False)
+
+
+def _multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixOperand, ...]:
     """`_multiplied`, for a kernel that takes matrices of several forms, one below the other."""
     if isinstance(weight, Stacked):
         return tuple(_multiplied(part, x) for part in weight.parts)
     return _multiplied(weight, x)
 
 
-def _multiplied(weight: Matrix, x: Float[Array, "batch 1 cols"]) -> MatrixOperand:
-    """`operand`, for vectors that kernels multiply it by faster than XLA."""
+def _multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
+    """`operand`, for vectors [batch, 1, cols] or [batch, cols] that kernels multiply it by faster than XLA."""
     assert not isinstance(weight, Stacked)
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
@@ -334,7 +348,6 @@ def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Arra
 
 PROMPTS = plain(prompt_product)
 
-Shaped = Array | jax.ShapeDtypeStruct
 Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of the arrays that a kernel is called with, and the rest
 
 
@@ -420,12 +433,12 @@ def _array(*sizes: int, dtype: np.dtype) -> Any:
 
 
 KERNELS: dict[str, KernelOp[..., Any]] = {
-    "norm_qkv": KernelOp(norm_qkv, REFUSED.norm_qkv, PROMPTS.norm_qkv, _norm_qkv_form),
+    "norm_qkv": KernelOp(norm_qkv, STEPS.norm_qkv, PROMPTS.norm_qkv, _norm_qkv_form),
     "attend": KernelOp(attend, XLA.attend, XLA.attend, _attend_form),
-    "project_add": KernelOp(project_add, REFUSED.project_add, PROMPTS.project_add, _project_add_form),
-    "norm_gate_up": KernelOp(norm_gate_up, REFUSED.norm_gate_up, PROMPTS.norm_gate_up, _norm_gate_up_form),
-    "down_add": KernelOp(down_add, REFUSED.down_add, PROMPTS.down_add, _down_add_form),
-    "norm_logits": KernelOp(norm_logits, REFUSED.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
+    "project_add": KernelOp(project_add, STEPS.project_add, PROMPTS.project_add, _project_add_form),
+    "norm_gate_up": KernelOp(norm_gate_up, STEPS.norm_gate_up, PROMPTS.norm_gate_up, _norm_gate_up_form),
+    "down_add": KernelOp(down_add, STEPS.down_add, PROMPTS.down_add, _down_add_form),
+    "norm_logits": KernelOp(norm_logits, STEPS.norm_logits, PROMPTS.norm_logits, _norm_logits_form),
 }
 
 

@@ -49,7 +49,7 @@ def load_parallel(
     shares = [parts.of(i) for i in mine]
     config = way.config(checkpoint.config, devices)
     # A wide chunk has the more scores at once, of which context parallelism keeps all.
-    layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else None)
+    layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors)
     how = {"devices": devices, "layout": layout, "device": device, "kernels": kernels, "way": way}
     partition, choice = plan_parallel(config, shapes, **how)

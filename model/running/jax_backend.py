@@ -50,7 +50,7 @@ class JaxBackend:
         """
         if layout.batch != 1:
             raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
-        self.capacity, self.chunk, self.burst = layout.capacity, layout.wide or layout.chunk, layout.burst
+        self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
         # A GPU would rest for the milliseconds in which a host launches a burst. A CPU is the host.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
@@ -83,16 +83,12 @@ class JaxBackend:
         return cache._replace(lengths=self._put(_counts(length)))
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append at most a chunk of tokens to the cache.
-
-        A wide chunk is padded by less than a narrow one has, since the cache has room for that much padding.
-        """
-        narrow, wide = self._layout.chunk, self._layout.wide
-        if wide and self._programs.prefill_wide and len(ids) > wide - narrow:
-            return self._programs.prefill_wide()(self._params, _padded(ids, wide), cache, _counts(len(ids)))
-        for start in range(0, len(ids), narrow):
-            part = ids[start : start + narrow]
-            cache = self._programs.prefill(self._params, _padded(part, narrow), cache, _counts(len(part)))
+        """Append at most a chunk of tokens to the cache, in the parts of `Layout.parts`."""
+        start = 0
+        for width, count in self._layout.parts(len(ids)):
+            part = ids[start : start + count]
+            cache = self._programs.prefill(width)(self._params, _padded(part, width), cache, _counts(count))
+            start += count
         return cache
 
     def begin(

@@ -1,10 +1,11 @@
 """The compiled programs of a model: two of them serve every prompt, turn and length.
 
 One reads a chunk of a prompt, and one decodes, at temperature 0 or above it. The other way to decode is a third
-program, compiled when it is asked for: a branch between the two would cost a GPU 25 us a token.
+program, compiled when it is asked for: a branch between the two would cost a GPU 25 us a token. So are programs that
+read more of a prompt at once, where a device is faster so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from model.weights.params import Params
 from reference.config import Config
 
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
-WIDE, WIDE_OF_CODES = 1024, 2048  # tokens
+MIDDLE, WIDE, WIDE_OF_CODES = 512, 1024, 2048  # tokens
 STOPS = 64  # ids that may end a text, at most
 
 
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
     chunk: int  # tokens of a prompt that are read at once
     burst: int  # tokens that a call of `decode` draws at most
     cache_dtype: np.dtype  # of keys and values
-    wide: int | None = None  # tokens of a long prompt that are read at once, where that is faster
+    wide: tuple[int, ...] = ()  # tokens of a longer prompt that are read at once, where that is faster; ascending
     devices: int = 1  # that the rows of the cache are dealt to
 
     @property
@@ -50,6 +51,25 @@ class Layout(NamedTuple):
     def rows_held(self) -> int:
         """Positions of a sequence that a device holds."""
         return -(-self.rows // self.devices)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of a prompt that are read at once, at most."""
+        return max((self.chunk, *self.wide))
+
+    def parts(self, count: int) -> Iterator[tuple[int, int]]:
+        """Cut so many tokens of a prompt into parts: the chunk that each is read by, and its tokens.
+
+        A wide chunk is padded by less than a narrow one has, since the cache has room for that much padding.
+
+        >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
+        >>> [*layout.parts(256)], [*layout.parts(257)], [*layout.parts(1600)]
+        ([(256, 256)], [(512, 257)], [(1024, 1024), (512, 512), (256, 64)])
+        """
+        while count > 0:
+            width = max(width for width in (self.chunk, *self.wide) if count > width - self.chunk)
+            yield width, min(width, count)
+            count -= width
 
     def empty_cache(self, config: Config) -> Cache:
         """Make the cache that programs of this layout take, or a device's part of it."""
@@ -67,15 +87,16 @@ def prompt_chunk(config: Config, platform: str) -> int:
     return 64 if is_large(config) else 128
 
 
-def wide_chunk(platform: str, capacity: int, *, codes: bool) -> int | None:
-    """Choose how many tokens of a long prompt are read at once; None where `prompt_chunk` serves every prompt.
+def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
+    """Choose how many tokens of a longer prompt are read at once; none where `prompt_chunk` serves every prompt.
 
-    A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 4,096 tokens in 145 ms by 256, in 108 ms by
-    1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes each matrix once, which takes longer than
-    reading it, so chunks are as long as a prompt of medium length. On a CPU larger chunks are no faster.
+    A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms by 256 and in 15.6 ms at
+    once, and 4,096 in 145 ms by 256, in 108 ms by 1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes
+    each matrix once, which takes longer than reading it, so chunks are as long as a prompt of medium length. On a CPU
+    larger chunks are no faster.
     """
     wide = WIDE_OF_CODES if codes and capacity >= WIDE_OF_CODES else WIDE
-    return wide if platform != "cpu" and capacity >= wide else None
+    return tuple(width for width in (MIDDLE, wide) if platform != "cpu" and capacity >= width)
 
 
 def longest_burst(platform: str) -> int:
@@ -88,11 +109,10 @@ def longest_burst(platform: str) -> int:
 
 
 class Programs(NamedTuple):
-    """Compiled programs of one layout. `decode` and `prefill_wide` give programs, compiled when first asked for."""
+    """Compiled programs of one layout. Both fields give programs, compiled when first asked for."""
 
-    prefill: Callable[..., Cache]
+    prefill: Callable[[int], Callable[..., Cache]]  # for chunks of so many tokens, `Layout.chunk` or one of `wide`
     decode: Callable[[bool], Callable[..., tuple[Array, Array, Text, Cache]]]  # greedy or not
-    prefill_wide: Callable[[], Callable[..., Cache]] | None = None  # for chunks of `Layout.wide`
 
 
 def compile_programs(
@@ -103,7 +123,7 @@ def compile_programs(
     layout: Layout,
     platform: str,
     greedy: bool,
-    prompt: bool = True,
+    prompt: int | None = None,
     compiled: Callable[[], object] | None = None,
     store: ProgramStore | None = None,
     jit: Callable[..., Any] | None = None,
@@ -111,14 +131,14 @@ def compile_programs(
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
     `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
-    decode is compiled at once, `prompt` whether the one that reads prompts is: a text that begins with one token does
-    without it. `compiled` is called after each compilation. Programs that `store` has are loaded, and
+    decode is compiled at once, and `prompt`, the number of the first prompt's tokens, which of those that read prompts
+    are (`first_programs`). `compiled` is called after each compilation. Programs that `store` has are loaded, and
     others are stored there. `jit` makes a function whose `lower` takes these shapes; by default it is `jax.jit`.
     """
     compiled = compiled or (lambda: None)
     makers = _makers(params, config, ops=ops, layout=layout, options=compiler_options(platform), jit=jit)
     # XLA compiles the first program, which is larger, while Python traces the other.
-    first = [_decoder(greedy), *([PREFILL] if prompt else [])]
+    first = first_programs(layout, greedy=greedy, prompt=prompt)
     with ThreadPoolExecutor(len(first)) as pool:
         loading = {name: pool.submit(makers[name].load, store) for name in first}
         found = {name: program for name, loaded in loading.items() if (program := loaded.result())}
@@ -133,18 +153,26 @@ def compile_programs(
             compiled()
         return found[name]
 
-    wide = partial(later, WIDE_PREFILL) if layout.wide else None
-    return Programs(
-        lambda *arguments: later(PREFILL)(*arguments), lambda greedy: later(_decoder(greedy)), prefill_wide=wide
-    )
+    return Programs(lambda width: later(_reader(width)), lambda greedy: later(_decoder(greedy)))
 
 
-def are_stored(store: ProgramStore | None, *, greedy: bool, prompt: bool = True) -> bool:
-    """Whether `compile_programs` finds its programs in `store`, so that nothing is compiled."""
-    return store is not None and store.has(_decoder(greedy)) and (store.has(PREFILL) or not prompt)
+def first_programs(layout: Layout, *, greedy: bool, prompt: int | None = None) -> list[str]:
+    """Name the programs that the first text needs, the largest first.
+
+    All but the last of `prompt` tokens are read in chunks, so a text that begins with one token does without them. None
+    stands for a short prompt.
+    """
+    read = layout.chunk if prompt is None else prompt - 1
+    return [_decoder(greedy), *dict.fromkeys(_reader(width) for width, _ in layout.parts(read))]
 
 
-PREFILL, WIDE_PREFILL = "prefill", "prefill_wide"  # names in a store
+def are_stored(store: ProgramStore | None, names: Sequence[str]) -> bool:
+    """Whether `compile_programs` finds programs of these names in `store`, so that nothing is compiled."""
+    return store is not None and all(map(store.has, names))
+
+
+def _reader(width: int) -> str:
+    return f"prefill_{width}"
 
 
 def _decoder(greedy: bool) -> str:
@@ -190,10 +218,9 @@ def _makers(
     jit = jit or partial(jax.jit, donate_argnums=CACHE)
     cache = jax.eval_shape(partial(layout.empty_cache, config))
     read = partial(prefill, config=config, ops=ops)
-    chunks = {PREFILL: layout.chunk, **({WIDE_PREFILL: layout.wide} if layout.wide else {})}
     makers = [
-        _Maker(name, read, (params, *prefill_shapes(layout._replace(chunk=chunk), cache)), cache, options, jit)
-        for name, chunk in chunks.items()
+        _Maker(_reader(width), read, (params, *prefill_shapes(layout, cache, width)), cache, options, jit)
+        for width in (layout.chunk, *layout.wide)
     ]
     shapes = (params, *decode_shapes(config, cache))
     for greedy in (False, True):
@@ -202,9 +229,12 @@ def _makers(
     return {maker.name: maker for maker in makers}
 
 
-def prefill_shapes(layout: Layout, cache: Cache) -> tuple[Any, ...]:
-    """Give the shapes that `prefill` takes after the weights, for a cache of these shapes."""
-    return _shape(layout.batch, layout.chunk), cache, _shape(layout.batch)
+def prefill_shapes(layout: Layout, cache: Cache, width: int | None = None) -> tuple[Any, ...]:
+    """Give the shapes that `prefill` takes after the weights, for a cache of these shapes and chunks of `width`.
+
+    None is the chunk of `layout`.
+    """
+    return _shape(layout.batch, width or layout.chunk), cache, _shape(layout.batch)
 
 
 def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from benchmarks.kernel_cases.coded_gemm import FORMS, case
 from benchmarks.kernel_cases.products import EVERY_FORM
 from benchmarks.random_model import random_shapes
 from model.cache import Pages
-from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, product_at_once
+from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, step_product
 from model.weights.codes import Int8
 from model.weights.gpu_codes import LEVELS, arranged
 from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
@@ -198,12 +198,25 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
         ({}, np.dtype(np.int8), ["norm_qkv"]),
     ],
 )
-def test_an_op_whose_kernel_refuses_a_model_multiplies_by_codes_at_once(switches, cache_dtype, refused):
+@pytest.mark.parametrize(
+    ("scheme", "batch", "at_once", "one_by_one"),
+    [
+        ("q8", MOST_ONE_BY_ONE + 1, True, False),
+        ("q8", MOST_ONE_BY_ONE, False, True),
+        ("nf4", 3, False, True),
+        ("nf4", 9, False, False),
+        (None, 1, False, True),
+        (None, 3, False, False),
+    ],
+)
+def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
+    switches, cache_dtype, refused, scheme, batch, at_once, one_by_one
+):
     """It is plain but for its product, for which XLA would decode the whole matrix."""
-    batch = MOST_ONE_BY_ONE + 1
-    programs, reasons = programs_of(replace(WIDE, **switches), "q8", batch, cache_dtype=cache_dtype)
-    assert [name for name in PRODUCTS if reasons[name]] == refused
-    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, True)
+    programs, reasons = programs_of(replace(WIDE, **switches), scheme, batch, cache_dtype=cache_dtype)
+    assert {name for name in PRODUCTS if reasons[name]} >= set(refused)
+    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, at_once)
+    assert {"name=_gemv" in programs[name] for name in refused} == {one_by_one}
 
 
 def multiplied_at_once(programs):
@@ -231,7 +244,7 @@ def test_a_product_of_a_step_is_that_of_its_codes():
     )
     x = jnp.asarray(Noise(2)(3, 1, 1024, dtype=BFLOAT16))
     with interpreter():
-        y = np.asarray(product_at_once(x, matrix))
+        y = np.asarray(step_product(x, matrix))
     assert y.shape == (3, 1, 64)
     due = exact.coded_gemm(jax.tree.map(np.asarray, operand(matrix)), np.asarray(x)[:, 0])
     assert_within(y[:, 0], due.value, due.error)
