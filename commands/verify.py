@@ -48,7 +48,14 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
-@click.option("--time-budget", "seconds", type=POSITIVE, default=60.0, show_default=True, help="Seconds, likewise.")
+@click.option(
+    "--time-budget",
+    "seconds",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds, likewise, and for --time: fewer rounds, but for the first two.",
+)
 @click.option(
     "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
 )

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from io import TextIOWrapper
-from time import perf_counter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -113,20 +112,22 @@ class Reply(NamedTuple):
     overwritten: int = 0
 
 
-HELD, MOST_HELD = 4, 2**28  # results that are held, and bytes of those before the last
-
-
 class Caller:
-    """Calls `function` with arrays handed over and everything else as it is.
-
-    The last results are held and read again after each call: a candidate may hand out buffers of its own in turn.
-    """
+    """Calls `function` with arrays handed over. The last results are read again, since buffers may be used in turn."""
 
     def __init__(self, function: Callable[..., Any], library: str, device: str | None):
         self.function, self.library, self.device = function, library, device
         self._held: list[list[tuple[Array, Any]]] = []  # by call, the last one first
 
-    def __call__(self, positional: list, keyword: dict, call: Callable[..., Any] | None = None) -> Reply:
+    def __call__(
+        self,
+        positional: list,
+        keyword: dict,
+        call: Callable[..., Any] | None = None,
+        read: Callable[[Any], bool] = lambda results: True,
+    ) -> Reply:
+        """Call the function, through `call` where that is given; `read` is shown the results, which it may leave."""
+
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
@@ -140,6 +141,8 @@ class Caller:
             with np.errstate(all="ignore"):
                 result = call(self.function, arguments, named) if call else self.function(*arguments, **named)
             results = result if isinstance(result, tuple | list) else (result,)
+            if not read(results):
+                return Reply([], [])
             outputs = [read_back(value) for value in results]
         except ImportError as error:
             return Reply([], [], unavailable=_describe(error))
@@ -158,14 +161,9 @@ class Caller:
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
         """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
 
-        The reply is that of the last call. Its result is read after the clock has stopped.
+        The reply is that of the last call.
         """
-        clock = _neighbor("clock").Clock(self.library)
-        reply = self(positional, keyword)  # compiles
-        end = perf_counter() + seconds
-        while not reply.failure and not reply.unavailable and not clock.enough(end):
-            reply = self(positional, keyword, clock.measure)
-        return clock.times, reply
+        return _neighbor("clock").timed(self, positional, keyword, seconds)
 
 
 def _neighbor(name: str) -> Any:
@@ -269,6 +267,7 @@ def write_frame(stream: Writable, message: Any) -> None:
 
 
 HEADER = 2**24  # bytes of JSON that a frame may have
+HELD, MOST_HELD = 4, 2**28  # results that are held, and bytes of those before the last
 
 
 def read_frame(stream: Readable, *, most: int | None = None) -> Any:
