@@ -41,8 +41,9 @@ OUT ?= docs/xray
 xray: $(COMPLETE)
 	@$(BIN)/llamaspec xray "$(TEXT)" --out "$(OUT)"
 
-# Two workers: the tests mostly wait for compilers, and CI has two cores.
-PYTEST := $(BIN)/python -m pytest -q -n 2
+# Two workers: the tests mostly wait for compilers, and CI has two cores. Each begins with half of the files, since what
+# a file has compiled is compiled again where its tests are shared out.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Fewer examples of each property than `make test-all` draws, and not the tests that tests/slow.py names.
 test: $(COMPLETE)

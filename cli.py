@@ -6,6 +6,11 @@ file imports what it needs when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before all other imports: from here on Ctrl-C is answered
+    from llamaspec import main as start
+
+    start()
+
 import os
 import shutil
 import sys
@@ -148,7 +153,3 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
-
-
-if __name__ == "__main__":
-    main()

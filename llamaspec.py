@@ -34,11 +34,13 @@ that needs it.
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
 
+TYPE_CHECKING = False  # `typing` would be imported before `main` answers Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
     from model.chat.chat import Chat
     from model.llama import Llama, load
     from model.options import SamplingOptions
@@ -68,6 +70,8 @@ ONLY_FOR = {  # further packages, by the word on the command line that needs the
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'llamaspec' has no attribute {name!r}")
+    from importlib import import_module
+
     home = HOMES[name]
     refuse_hidden("reference", "verify") if home.startswith("verify.") else refuse_hidden(*LIBRARY)
     return getattr(import_module(home), name)
@@ -83,7 +87,6 @@ def refuse_hidden(*packages: str) -> None:
     Their names are plain words. Python looks for them in the folder of the script first, or in the current folder, and
     a person's own `model.py` there would be imported instead of our `model`.
     """
-    # Imported here, where `main` answers Ctrl-C already.
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -103,6 +106,11 @@ def refuse_hidden(*packages: str) -> None:
 def main() -> NoReturn:
     """Run the command line. See `cli.main` for exit codes."""
     try:
+        import signal
+
+        # `run` answers signals in its own way, once it and what it needs are imported. Ignored ones stay so.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, leave)
         needed = [package for word in sys.argv[1:] for package in ONLY_FOR.get(word, ())]
         try:
             refuse_hidden("cli", "commands", *LIBRARY, *needed)
@@ -112,8 +120,17 @@ def main() -> NoReturn:
         from cli import main as run
 
         run()
-    except KeyboardInterrupt:  # before `run` answers signals in its own way
-        sys.exit(130)
+    except KeyboardInterrupt:  # while `signal` was imported
+        leave()
+
+
+def leave(*_: object) -> NoReturn:
+    """End the process now, as one that Ctrl-C ended, with a terminal's next line begun."""
+    try:
+        if os.isatty(2):
+            os.write(2, b"\n")
+    finally:
+        os._exit(130)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, py
             campaign = Campaign(
                 seed=seed, dtypes=(dtype,), python=python, examples=examples, seconds=math.inf, timeout=600.0
             )
-            [(report, lines)] = run([job], campaign, progress=lambda stage: lambda examples: None)
+            [(report, lines)] = run([job], campaign, progress=lambda stage, total=None: lambda examples: None)
             yield {
                 "group": group,
                 "op": report.op,

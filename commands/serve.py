@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,14 +41,19 @@ NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     least = click.IntRange(1) if kind is int else click.FloatRange(0, min_open=True)
-    return click.option(name, type=least, default=default, show_default=True, help=text)
+    return click.option(name, type=least, default=default, metavar="N", show_default=True, help=text)
 
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Listen at this port; 0 takes any."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    metavar="N",
+    show_default=True,
+    help="Listen at this port; 0 takes any.",
 )
 @click.option(
     "--api-key",
@@ -63,19 +69,25 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     tokenizer_option,
     serving_options,
     devices_option,
-    _limit("--max-batch", int, 16, "Decode so many requests at once. A text depends on it, in its last bits."),
+    _limit(
+        "--max-batch", int, 16, "Decode N requests at once. Another N rounds differently, so that a text may differ."
+    ),
     click.option(
         "--cache-tokens",
         type=click.IntRange(1),
-        help="Keep keys and values of so many tokens.  [default: those of all requests, or half of the memory]",
+        metavar="N",
+        help="Keep keys and values of N tokens.  [default: those of all requests, or half of the free memory]",
     ),
-    _limit("--max-queue", int, 256, "Let so many requests wait; the others get 429."),
-    _limit("--max-connections", int, 1000, "Hold so many connections; the others get 503."),
-    _limit("--request-seconds", float, 600, "End a request that takes longer with an error."),
-    _limit("--max-body", int, 4 << 20, "Read so many bytes of a request."),
-    _limit("--body-seconds", float, 60, "Give a client so long to send a request."),
-    _limit("--write-seconds", float, 30, "Give a client that stops reading so long to go on."),
-    _limit("--drain-seconds", float, 30, "Let requests go on for so long after SIGTERM."),
+    _limit("--max-queue", int, 256, "Let N requests wait; further ones get 429."),
+    _limit("--max-connections", int, 1000, "Hold N connections; further ones get 503."),
+    _limit("--request-seconds", float, 600, "End a request with an error after N seconds."),
+    _limit("--max-body", int, 4 << 20, "Read a request of N bytes at most; larger ones get 413."),
+    _limit("--body-seconds", float, 60, "Give a client N seconds to send a request."),
+    _limit("--write-seconds", float, 30, "Give a client that stops reading N seconds to go on."),
+    _limit("--drain-seconds", float, 30, "Let requests go on for N seconds after SIGTERM."),
+    _limit(
+        "--step-seconds", float, 300, "End with an error if a step of the device takes more than N seconds: it hangs."
+    ),
 )
 def serve(model: str | None, **options: Any):
     """Serve a model to many at once, by OpenAI's API, with a page to talk to it.
@@ -131,11 +143,16 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
             width=options["max_batch"],
             cached_tokens=options["cache_tokens"],
             waiting=options["max_queue"],
+            step_seconds=options["step_seconds"],
             progress=progress,
         )
+    from serving.watchdog import DeviceHangs
+
     try:
         site = _site(model, options, checkpoint, tokenizer, engine, limits, access)
         if not _run(site, bound, model):
+            if isinstance(engine.failed, DeviceHangs):
+                _end_at_once(f"the device hangs: {engine.failed}")
             fail(f"the engine failed: {engine.failed!r}", 1)
     finally:
         engine.close()
@@ -157,6 +174,8 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
             stop.set()
 
         def ask_to_stop() -> None:
+            if sys.stderr.isatty():
+                say("")  # The terminal has shown ^C at the start of the line.
             say("ending: requests that run come to their end; once more ends them at once")
             loop.call_soon_threadsafe(end)
 
@@ -172,8 +191,13 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
 
 
 def _end_late() -> None:
-    """End the process while a device still keeps the engine's thread, which nothing else can end."""
-    say(f"error: requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
+    """End the process some time after it was told to, since a device still keeps the engine's thread."""
+    _end_at_once(f"requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
+
+
+def _end_at_once(why: str) -> None:
+    """End the process while a device keeps the engine's thread, which nothing else can end."""
+    say(f"error: {why}")
     remove_what_is_unfinished()
     os._exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,7 +48,14 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
 @click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
-@click.option("--time-budget", "seconds", type=POSITIVE, default=60.0, show_default=True, help="Seconds, likewise.")
+@click.option(
+    "--time-budget",
+    "seconds",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds, likewise, and for --time: fewer rounds, but for the first two.",
+)
 @click.option(
     "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
 )
@@ -208,7 +216,7 @@ def _verify(
 ):
     from commands.verify_page import page
     from verify.campaign import again, run, run_side_by_side
-    from verify.report import as_annotations, as_json, as_junit
+    from verify.report import as_annotations, as_json, as_junit, for_terminal
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -232,8 +240,10 @@ def _verify(
                 reports.append(report)
                 printed.append(lines)
                 if not as_json_text:
+                    terminal = sys.stdout.isatty()
+                    shown = for_terminal(lines, shutil.get_terminal_size().columns) if terminal else lines
                     with aside():
-                        write("\n".join(lines) + "\n")
+                        write("\n".join(shown) + "\n")
         except (ImportError, ValueError) as error:  # the verdicts that there are stay
             problem = error
     if reports or not problem:

@@ -1,11 +1,17 @@
 """Signals and progress of `verify`: a run that is told to end has no verdict, and one that goes on shows a bar."""
 
+from __future__ import annotations
+
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.campaign import Stage
 
 
 @contextmanager
@@ -39,15 +45,13 @@ def heeded() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def verify_progress(
-    examples: int, heed: Callable[[], None]
-) -> Iterator[tuple[Callable[[str], Callable[[int], object]], Callable]]:
+def verify_progress(examples: int, heed: Callable[[], None]) -> Iterator[tuple[Stage, Callable]]:
     """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
 
     Nothing is shown where nobody looks, or where rich is missing. Every step calls `heed`.
     """
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda stage: lambda done: heed(), nullcontext
+        yield lambda stage, total=None: lambda done: heed(), nullcontext
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -56,8 +60,8 @@ def verify_progress(
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=examples)
 
-        def begin(stage: str) -> Callable[[int], object]:
-            bar.reset(task, description=stage, total=examples)
+        def begin(stage: str, total: int | None = None) -> Callable[[int], object]:
+            bar.reset(task, description=stage, total=examples if total is None else total)
 
             def step(done: int) -> None:
                 heed()

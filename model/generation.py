@@ -82,9 +82,12 @@ class Generation(Iterator[Token]):
             for i, token in enumerate(drawn):
                 last = reason is not None and i == len(drawn) - 1
                 self.ids.append(token)
-                spelled = "" if token in self._stops else self._decoder.feed(token)
-                spelled += self._decoder.finish() if last else ""
+                ends_character = self.channels is not None and self.channels.ends_character(token)
+                spelled = "" if token in self._stops or ends_character else self._decoder.feed(token)
+                spelled += self._decoder.finish() if last or ends_character else ""
                 heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
+                if last and self.channels:  # What stayed back comes out.
+                    heard = heard._replace(text=heard.text + self.channels.hear("").text)
                 text = self._text.feed(heard.text)
                 if last and not self._text.found:
                     text += self._text.finish()

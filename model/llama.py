@@ -81,8 +81,8 @@ class Llama:
     def describe_run(self) -> str:
         """Say in one line how the model runs: dtype, device, and which ops are plain and why.
 
-        >>> load("stories", kernels="cpu", context=64).describe_run()
-        'float32 on CPU'
+        >>> load("stories", backend="reference").describe_run()
+        'float64 on CPU, by the NumPy reference'
         """
         return self._backend.describe()
 

@@ -67,7 +67,7 @@ class Choice:
         piece = self._reader.piece()
         tokens = [placed._replace(start=placed.start + self._before) for placed in piece.tokens]
         if self._echo is None:
-            return Piece(piece.text, tokens)
+            return piece._replace(tokens=tokens)
         prompt = self._echo.piece()
         return Piece(prompt.text + piece.text, [*prompt.tokens, *tokens])
 
@@ -146,7 +146,8 @@ class Answering:
             self._metrics.refused.labels("queue").inc()
             raise queue_full(str(error)) from None
         except PromptTooLong:
-            raise too_long(f"{len(choice.prompt.ids):,} tokens", self._engine.context, "prompt") from None
+            length = f"{len(choice.prompt.ids):,} tokens"
+            raise too_long(length, self._engine.context, choice.prompt.param) from None
         except ValueError as error:
             raise Refusal(str(error)) from None
 

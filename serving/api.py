@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
+from model.chat.channels import Channels, channels_of
 from model.options import MAX_SEED, check_seed
 from serving.answers import Answering, Choice, queue_full, shutting_down
 from serving.forms import ChatForm, CompletionForm, Form, Head, spell
@@ -26,7 +27,7 @@ from serving.openai import (
     Tool,
 )
 from serving.openai_answers import Model
-from serving.prompts import Prompt, Prompts
+from serving.prompts import EFFORT, Prompt, Prompts
 from serving.request import Engine, Request
 from serving.streaming import TextReader
 from serving.tools import CallForm, CallReader, wanted_tools
@@ -105,8 +106,11 @@ class Api:
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
         tools, forced, most_calls = wanted_tools(body)
-        read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced)
-        prompt = await self._in_thread(partial(read, begun=body.answer_ids or ()))
+        formatted = not isinstance(body.response_format, TextFormat | None)
+        read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
+        options = body.chat_template_kwargs or {}
+        options |= {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
+        prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=options))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
         if prompt.calls and forced:
@@ -115,11 +119,12 @@ class Api:
         else:
             rules = await self._rules(self._for_turns, body)
         most = self.engine.context if most is None else most
-        answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant)
+        names = frozenset(tool.function.name for tool in tools)
+        channels = partial(channels_of, self._prompts.tokenizer, tools=names)
+        answering = self._answering(body, [prompt], most, logprobs, rules, tenant=tenant, channels=channels)
         usage = _wants_usage(body)
         reader = None
-        if prompt.calls:
-            names = frozenset(tool.function.name for tool in tools)
+        if prompt.calls and not prompt.calls.on_channel:
             reader = partial(CallReader, prompt.calls, names, begun=forced, most=most_calls)
         head, logs = self._head("chatcmpl"), bool(body.logprobs)
         form = ChatForm(head, self._prompts.tokenizer, logprobs=logs, usage=usage, count=body.n or 1, reader=reader)
@@ -189,7 +194,7 @@ class Api:
     def _rules_of_calls(self, form: CallForm, tools: Sequence[Tool], most: int) -> Rules:
         """Compile the rule of answers that have from one to `most` calls."""
         schema = form.schema(tools, most=most)
-        if form.listed:
+        if form.listed or form.on_channel:
             return self._for_turns.of_schema(schema, param="tools")
         return self._for_turns.of_schema(schema, param="tools", most=most, separator=form.separator())
 
@@ -217,8 +222,12 @@ class Api:
         *,
         tenant: str,
         echo: bool = False,
+        channels: Callable[[], Channels | None] = lambda: None,
     ) -> Answering:
-        """Make and start the engine's requests: for each prompt `n`, whose seeds follow each other."""
+        """Make and start the engine's requests: for each prompt `n`, whose seeds follow each other.
+
+        `channels` makes what tells the thoughts of an answer from its text.
+        """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream to be true", param="stream_options")
         texts = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -231,7 +240,8 @@ class Api:
             for request in requests:
                 ends = {"stop_texts": texts, "stops": request.stop_ids}
                 spelled = prompt.calls.spelled(tokenizer.special) if prompt.calls else None
-                reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, spelled=spelled, **ends)
+                apart = {"spelled": spelled, "channels": channels()}
+                reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **apart, **ends)
                 before = TextReader(tokenizer, begins=True) if echo else None
                 choices.append(Choice(len(choices), request, prompt, reader, echo=before))
         answering = Answering(self.engine, choices, self.metrics)

@@ -26,6 +26,7 @@ from serving.request import (
     Tokens,
 )
 from serving.scheduler import Ended, Limits, Plan, Scheduler
+from serving.watchdog import LOOK, STEP_SECONDS, DeviceHangs, Watchdog
 
 NOT_NUMBERS = "the logits are not numbers"
 # Clients are told no more, since errors name what is inside.
@@ -50,8 +51,19 @@ class Open:
 class BatchingEngine:
     """An `Engine` over an executor. A lock guards everything but the executor, which the thread alone uses."""
 
-    def __init__(self, executor: Executor, limits: Limits, *, vocab: int, eos: frozenset[int]):
-        """Start the thread. `vocab` and `eos` are those of the executor's model."""
+    def __init__(
+        self,
+        executor: Executor,
+        limits: Limits,
+        *,
+        vocab: int,
+        eos: frozenset[int],
+        step_seconds: float = STEP_SECONDS,
+    ):
+        """Start the thread. `vocab` and `eos` are those of the executor's model.
+
+        A step that takes more than `step_seconds` fails the engine, since its device hangs.
+        """
         self.context, self.vocab = limits.context, vocab
         self.failed: BaseException | None = None
         self._executor, self._limits, self._eos = executor, limits, eos
@@ -63,8 +75,12 @@ class BatchingEngine:
         self._step_seconds = float("inf")
         self._accepts, self._closing = True, False
         self._changed = threading.Condition()
+        self._step, self._steps = None, 0  # the number of the step under way, and how many began
+        self._watchdog = Watchdog(step_seconds)
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def submit(self, request: Request, deliver: Deliver) -> int:
         """See `Engine.submit`."""
@@ -103,7 +119,8 @@ class BatchingEngine:
             self._accepts, self._closing = False, True
             self._cancel_all()
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
+        # A thread whose device hangs never ends.
+        if threading.current_thread() is not self._thread and not isinstance(self.failed, DeviceHangs):
             self._thread.join()
 
     def stats(self) -> Stats:
@@ -137,6 +154,16 @@ class BatchingEngine:
                 log.exception("the engine failed")
             finally:
                 self._fail_all(error)
+        finally:
+            self._ended.set()
+
+    def _watch(self) -> None:
+        """Fail the engine where a step does not end."""
+        while not self._ended.wait(LOOK):
+            if self._watchdog.look(step=self._step, now=monotonic()):
+                error = DeviceHangs(f"a step has not ended in {self._watchdog.seconds:g} s")
+                log.error("the device hangs: %s", error)
+                return self._fail_all(error)
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody whom no end was told. The scheduler is not asked, since it may be what has failed."""
@@ -172,7 +199,11 @@ class BatchingEngine:
             if requests[row.number].allowed and row.after is None
         }
         began = monotonic()
+        self._step, self._steps = self._steps, self._steps + 1
         outcome = self._executor.run(plan, requests, masks)
+        self._step = None
+        if self.failed is not None:  # The step has ended after all, but everybody was told.
+            return False
         if plan.rows and not plan.chunk:
             self._step_seconds = (monotonic() - began) / max(row.steps for row in plan.rows)
         with self._changed:

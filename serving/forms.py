@@ -29,8 +29,8 @@ from serving.openai_answers import (
     TokenLogprob,
     Usage,
 )
-from serving.streaming import Drawn, Piece, Placed
-from serving.tools import CallPiece, CallReader, Said
+from serving.streaming import CallPiece, Drawn, Piece, Placed
+from serving.tools import CallReader, Said
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as OpenAI's does
 
@@ -138,6 +138,7 @@ class ChatForm:
         self._head = vars(head)
         self._reader = reader
         self._readers: dict[int, CallReader] = {}  # by choice
+        self._called: set[int] = set()  # choices whose calls came apart from their text
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
@@ -148,7 +149,11 @@ class ChatForm:
         for choice, piece in choices:
             said = self._told_apart(choice, piece)
             calls = _whole_calls(said.calls)
-            message = AssistantMessage(None if calls and not said.text else said.text, tool_calls=calls or UNSET)
+            message = AssistantMessage(
+                None if calls and not said.text else said.text,
+                reasoning_content=piece.thoughts or UNSET,
+                tool_calls=calls or UNSET,
+            )
             written.append(ChatChoice(choice.index, message, self._reason(choice), self._of(piece)))
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
@@ -158,15 +163,16 @@ class ChatForm:
         The roles of all come first, in order: OpenAI's own client fails over a stream that begins with another choice.
         """
         said = self._told_apart(choice, piece)
-        deltas: list[Delta] = []
+        deltas = [Delta(reasoning_content=piece.thoughts)] if piece.thoughts else []
+        about = len(deltas)  # the delta that the tokens belong to
         if said.text or (self._logprobs and piece.tokens and not said.calls):
             deltas.append(Delta(content=said.text))
         deltas += [Delta(tool_calls=[_delta(call)]) for call in said.calls]
         first = [ChatChunkChoice(index, Delta(content="", role="assistant")) for index in self._to_begin]
         self._to_begin = range(0)
         written: list[Struct] = [*map(self._chunk, first)]
-        for i, delta in enumerate(deltas):  # the first has the tokens
-            logprobs = self._of(piece) if i == 0 else None
+        for i, delta in enumerate(deltas):
+            logprobs = self._of(piece) if i == about and piece.tokens else None
             written.append(self._chunk(ChatChunkChoice(choice.index, delta, logprobs=logprobs)))
         if choice.finish_reason:
             written.append(self._chunk(ChatChunkChoice(choice.index, Delta(), self._reason(choice))))
@@ -178,8 +184,10 @@ class ChatForm:
 
     def _told_apart(self, choice: Choice, piece: Piece) -> Said:
         """Tell calls of tools from text."""
+        if piece.calls:
+            self._called.add(choice.index)
         if self._reader is None:
-            return Said(piece.text, [])
+            return Said(piece.text, [*piece.calls])
         if choice.index not in self._readers:
             self._readers[choice.index] = self._reader()
         reader = self._readers[choice.index]
@@ -192,7 +200,8 @@ class ChatForm:
     def _reason(self, choice: Choice) -> FinishReason | None:
         """Say why an answer ends: one that came to its own end with whole calls waits for what they give."""
         reader = self._readers.get(choice.index)
-        return "tool_calls" if choice.finish_reason == "stop" and reader and reader.whole else choice.finish_reason
+        waits = reader.whole if reader else choice.index in self._called
+        return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(**self._head, choices=[choice], usage=self._usage)

@@ -141,7 +141,8 @@ class Site:
         self._check_host(request)
         routes = self._routes.get(request.path)
         if routes is None:
-            raise Refusal(f"nothing is at {request.path[:100]}", status=404, code="not_found")
+            hint = f": it is at /v1{request.path}" if f"/v1{request.path}" in self._routes else ""
+            raise Refusal(f"nothing is at {request.path[:100]}{hint}", status=404, code="not_found")
         allowed = ", ".join([*routes, "OPTIONS"])
         if request.method == "OPTIONS":
             return web.Response(status=204, headers={"Allow": allowed, "Access-Control-Allow-Methods": allowed})

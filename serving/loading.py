@@ -24,6 +24,7 @@ from serving.executor import JaxExecutor
 from serving.programs import Sizes, compile_serving
 from serving.scheduler import Limits
 from serving.several import EngineDevices
+from serving.watchdog import STEP_SECONDS
 
 WIDTH = 16  # requests that decode at once, by default
 PAGE = 64  # tokens
@@ -53,6 +54,7 @@ def load_engine(
     cached_tokens: int | None = None,
     waiting: int = 256,
     devices: int = 1,
+    step_seconds: float = STEP_SECONDS,
     progress: Progress = no_progress,
 ) -> BatchingEngine:
     """Load a model to be served. The first arguments are those of `model.llama.load_backend`.
@@ -62,6 +64,7 @@ def load_engine(
     - `cached_tokens` is the room for keys and values, of all requests together and of prompts that may come again; None
       is `width` contexts, or what fits half of the memory that the weights leave.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
+    - `step_seconds` is how long a step may take before the device counts as one that hangs.
     - `devices` of this process share the model's heads and columns, and the pages.
 
     Raises ValueError and MemoryError as `load_backend` does.
@@ -108,4 +111,4 @@ def load_engine(
     with shortage_named(f"a cache of {tokens} tokens"):
         state = spread.empty_state(sizes) if spread else None
         executor = JaxExecutor(params, programs, config, sizes=sizes, eos=checkpoint.stops, state=state)
-    return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops)
+    return BatchingEngine(executor, limits, vocab=config.vocab, eos=checkpoint.stops, step_seconds=step_seconds)

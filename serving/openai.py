@@ -4,7 +4,8 @@ A field that OpenAI does not have, or that would change the text and is not supp
 cannot change the text (`user`, `metadata` ...) are accepted and ignored.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
-servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`; `max_seconds` is ours.
+servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`, `reasoning_content`,
+`chat_template_kwargs`; `max_seconds` is ours.
 """
 
 import re
@@ -97,6 +98,8 @@ class Message(Fields, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None  # of an assistant
     tool_call_id: str | None = None  # the call that a message of a tool answers
+    reasoning_content: str | None = None  # of an assistant: what it thought, as an answer of ours has it
+    reasoning: str | None = None  # the same, by the name of other servers
     # Clients send an answer back as they got it. Nothing of the following can be in one of ours.
     refusal: None = None
     audio: None = None
@@ -212,6 +215,8 @@ class ChatRequest(SampledRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # False: an answer has one call at most
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None  # where the chat template reads it
+    chat_template_kwargs: dict[str, Any] | None = None  # an extension: other variables that the chat template reads
 
 
 class TokenizeRequest(Fields, kw_only=True):
@@ -239,7 +244,9 @@ def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
     except UnicodeDecodeError as error:
         raise Refusal(f"the body is not UTF-8: {error.reason}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refusal(f"the body is not JSON: {error}") from None
+        if not raw.strip():
+            raise Refusal("the body is empty, where JSON is due") from None
+        raise Refusal(f"the body is not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
 
 
 def _wrong_field(message: str) -> Refusal:
@@ -254,5 +261,7 @@ def _wrong_field(message: str) -> Refusal:
         return Refusal(f"{param} is missing", param=param, code="missing_required_parameter")
     if what.startswith("Expected `null`"):
         return Refusal(f"{place} is not supported", param=place, code="unsupported_parameter")
+    if of_no_such_kind := re.fullmatch(r"Invalid enum value (.*)", what, re.DOTALL):
+        return Refusal(f"{place}: {of_no_such_kind[1]} is not supported", param=place, code="unsupported_value")
     what = what[:1].lower() + what[1:].replace("`", "")
     return Refusal(f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")

@@ -88,6 +88,7 @@ class AssistantMessage(Struct):
 
     content: str | None  # None where it only calls tools
     role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET  # an extension: thoughts before the answer, where the model marks them
     refusal: None = None
     tool_calls: list[Call] | UnsetType = UNSET
 
@@ -97,6 +98,7 @@ class Delta(Struct, omit_defaults=True):
 
     content: str | None = None
     role: Literal["assistant"] | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CallDelta] | None = None
 
 

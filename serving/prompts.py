@@ -5,20 +5,24 @@ A person's text never yields special tokens, in a conversation or outside one.
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
+from model.chat.channels import CHANNEL, MESSAGE, channels_of
 from model.chat.chat import LONGEST_TOKEN
-from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, turn_stops
+from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, check_options, turn_stops
 from model.chat.template_process import Workers
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal, Tool, ToolCall
 from serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
+EFFORT = "reasoning_effort"  # an option of templates that OpenAI has a field for
+FINAL = f"{CHANNEL}final{MESSAGE}"  # what a model with channels says after it
 # A tool that has all that templates look for. A template that renders it knows tools.
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
@@ -48,6 +52,7 @@ class Prompt(NamedTuple):
     stops: frozenset[int]  # ids that end the completion
     begun: tuple[int, ...] = ()  # ids at the end of `ids` that the completion has begun with
     calls: CallForm | None = None  # how the completion may call tools
+    param: str = "prompt"  # the request's field that it is made of
 
 
 class Prompts:
@@ -70,6 +75,7 @@ class Prompts:
         self._context = context
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
+        self._has_channels = channels_of(tokenizer) is not None
         self._call_form: CallForm | None = None  # once it is known
         self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, with tools and without
         self.turn_stops = stops | turn_stops(tokenizer, template)
@@ -96,28 +102,35 @@ class Prompts:
         begun: Sequence[int] = (),
         tools: Sequence[Tool] = (),
         forced: bool = False,
+        formatted: bool = False,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Prompt:
         """Render a conversation, ready for the assistant's answer, or for more of one that has `begun` with these ids.
 
-        The answer may call `tools`; if `forced`, it has begun a call. Raises Refusal where the model has no template,
-        where its template refuses the conversation, or where it does not know tools.
+        The answer may call `tools`; if `forced`, it has begun a call. If `formatted`, a grammar holds its text, so that
+        it has begun to be said where the model would think first. `options` are what else the template reads. Raises
+        Refusal where the model has no template, where its template refuses the conversation, or where it does not know
+        tools or an option.
         """
+        self._check_options(options)
         calls = self._calls() if tools else None
         try:
             offered = [self._disguise_all(msgspec.to_builtins(tool)) for tool in tools] or None
             said = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
             if any(len(message.get("tool_calls", ())) > 1 for message in said) and not self._writes_two_calls(offered):
                 said = one_call_each(said)
-            text = self._rendered(said, tools=offered)
+            chosen = {name: self._disguise_all(value) for name, value in options.items()}
+            text = self._rendered(said, tools=offered, **chosen)
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
         ids = self._special.encode(text)
         begun = self._checked(begun, "answer_ids")
-        if calls and forced and (beginning := calls.beginning()):
+        beginning = calls.beginning(tools) if calls and forced else FINAL if formatted and self._has_channels else ""
+        if beginning and not begun:
             begun = tuple(self._special.encode(beginning, after=text))
             text += beginning
-        return Prompt([*ids, *begun], self._special.tail(text) == "", self.turn_stops, begun, calls)
+        return Prompt([*ids, *begun], self._special.tail(text) == "", self.turn_stops, begun, calls, "messages")
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Decode a whole text."""
@@ -138,6 +151,20 @@ class Prompts:
                 check_text(text)
             except ValueError as error:
                 raise Refusal(str(error), param=param) from None
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        """Refuse an option that no template of the model reads, since nobody would hear of a misspelt one."""
+        if self.template is None:
+            return  # which is refused later
+        for name in options:
+            param = name if name == EFFORT else "chat_template_kwargs"
+            try:
+                if name == "self":  # Jinja's own, that no template is given
+                    raise ValueError
+                check_options(self.template, [name])
+            except ValueError:
+                message = f"{param}: this model's chat template reads no option {name[:64]}"
+                raise Refusal(message, param=param, code=UNSUPPORTED) from None
 
     def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
         if self.template is None:
@@ -189,6 +216,14 @@ class Prompts:
                 raise Refusal(f"{place}.tool_calls: an assistant alone calls tools", param=f"{place}.tool_calls")
             calls = enumerate(message.tool_calls)
             said["tool_calls"] = [self._called(call, f"{place}.tool_calls[{i}]") for i, call in calls]
+        if thoughts := message.reasoning_content or message.reasoning:
+            if role != "assistant":
+                param = f"{place}.reasoning{'_content' if message.reasoning_content else ''}"
+                raise Refusal(f"{param}: an assistant alone thinks", param=param)
+            if self._has_channels and message.tool_calls and text:
+                # gpt-oss's template writes what is said before a call as a thought, and refuses both.
+                thoughts, said["content"] = f"{thoughts}\n{text}", ""
+            said["reasoning_content"] = self._special.disguise_names(thoughts)
         return said
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
@@ -249,5 +284,5 @@ def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def too_long(length: str, context: int, param: str) -> Refusal:
     """Make the error about a prompt that the context cannot hold, with the code that OpenAI's clients know."""
-    message = f"{param}: {length} are more than the context of {context} tokens holds"
+    message = f"{param}: {length} are more than the context of {context:,} tokens holds"
     return Refusal(message, param=param, code="context_length_exceeded")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from model.chat.channels import Channels, Heard
 from model.generation import StopTexts
 from model.tokenizers.tokenizer import Decoder, Tokenizer
 
@@ -31,18 +32,29 @@ class Placed(NamedTuple):
     first: bool  # whether it begins a text, and so has no space in front
 
 
+class CallPiece(NamedTuple):
+    """A piece of a call: the function's name where it begins, and more of its arguments."""
+
+    number: int  # of the call, in its answer
+    name: str | None
+    arguments: str
+
+
 class Piece(NamedTuple):
-    """A piece of an answer: its text, and the tokens that brought it."""
+    """A piece of an answer: its text, and the tokens that brought it; beside it, thoughts and calls of their own."""
 
     text: str
     tokens: list[Placed]
+    thoughts: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 class TextReader:
     """Turns the tokens of one answer into text that is certain.
 
     Text stays back while a character lacks bytes, and while it may be the beginning of a stop text. A token stays back
-    as long as its text. Tokens of a stop text never come out.
+    as long as its text. Tokens of a stop text never come out. Thoughts and calls come with neither tokens nor stop
+    texts.
     """
 
     def __init__(
@@ -54,11 +66,12 @@ class TextReader:
         stop_texts: Sequence[str] = (),
         stops: frozenset[int] = frozenset(),
         spelled: Mapping[int, str] | None = None,
+        channels: Channels | None = None,
     ):
         """Begin an answer, which `begins` a text or continues one.
 
         The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text.
-        `spelled` are control tokens that are part of the text here.
+        `spelled` are control tokens that are part of the text here. `channels` tells thoughts and calls from text.
         """
         self.count = 0  # tokens that were drawn for the text, a stopping one included
         self.stopped = False  # whether a stop text has ended the answer
@@ -73,8 +86,13 @@ class TextReader:
         self._held: deque[tuple[Placed, int]] = deque()  # tokens that have not come out, and the end of their text
         self._text: list[str] = []
         self._tokens: list[Placed] = []
+        self._channels = channels
+        self._thoughts: list[str] = []
+        self._calls: list[CallPiece] = []
+        self._called = 0  # calls so far
         for token in begun:
-            self._decode(token)
+            self._hear(token)
+        self._thoughts = []
 
     @property
     def length(self) -> int:
@@ -87,28 +105,46 @@ class TextReader:
             if self.stopped:
                 return
             self.count += 1
-            if token.id in self._stops:
-                continue
             placed = Placed(token, self._decoded, self._first)
-            text = self._decode(token.id)
-            self._decoded += len(text)
-            self._held.append((placed, self._decoded))
-            self._out(self._filter.feed(text))
+            heard = self._hear(token.id)
+            self._decoded += len(heard.text)
+            if heard.said and token.id not in self._stops:
+                self._held.append((placed, self._decoded))
+            self._out(self._filter.feed(heard.text))
 
     def finish(self) -> None:
         """End the text: nothing follows, so what stayed back comes out."""
         if self.stopped:
             return
-        rest = self._decoder.finish()
+        heard = self._told(self._channels.hear(self._decoder.finish())) if self._channels else None
+        rest = heard.text if heard else self._decoder.finish()
         self._decoded += len(rest)
         self._out(self._filter.feed(rest))
         self._out(self._filter.finish())
 
     def piece(self) -> Piece:
         """Give the text and the tokens that have come out since the last call."""
-        piece = Piece("".join(self._text), self._tokens)
-        self._text, self._tokens = [], []
+        piece = Piece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
+        self._text, self._tokens, self._thoughts, self._calls = [], [], [], []
         return piece
+
+    def _hear(self, token: int) -> Heard:
+        """Take a token: what it adds to the text, and what beside it."""
+        if self._channels is None:
+            return Heard("" if token in self._stops else self._decode(token))
+        if self._channels.ends_character(token):
+            return self._told(self._channels.feed(token, self._decoder.finish()))
+        return self._told(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
+
+    def _told(self, heard: Heard) -> Heard:
+        """Keep what comes beside the text."""
+        if heard.thoughts:
+            self._thoughts.append(heard.thoughts)
+        if heard.called is not None:
+            self._called += 1
+        if heard.called is not None or heard.arguments:
+            self._calls.append(CallPiece(self._called - 1, heard.called, heard.arguments))
+        return heard
 
     def _decode(self, token: int) -> str:
         if token in self._spelled:

@@ -2,6 +2,7 @@ r"""Calls of tools in a model's text, in the forms that families write them:
 
 - Hermes, Qwen 2.5 and 3: `<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`, any number of times
 - Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`
+- gpt-oss: a message to a tool, on a channel of its own (`model.chat.channels`)
 - Llama 3.1 and later: an answer that is `{"name": ..., "parameters": {...}}`, or several with semicolons between, or
   the same after `<|python_tag|>`. Where it has tools of its own as well, it writes "arguments" at times.
 
@@ -10,7 +11,8 @@ tools. Whatever does not is text.
 
 Sources: https://github.com/NousResearch/Hermes-Function-Calling,
 https://docs.mistral.ai/capabilities/function_calling,
-https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1.
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1,
+https://github.com/openai/harmony.
 """
 
 import json
@@ -19,7 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from model.chat.channels import CHANNEL, CONSTRAIN, FUNCTIONS, MESSAGE, TO_TOOL
 from serving.openai import ChatRequest, Refusal, TextFormat, Tool, ToolChoice
+from serving.streaming import CallPiece
 
 LONGEST_NAME = 512  # characters of a call before its arguments
 MOST_FORCED = 16  # calls of an answer that must call: a grammar without an end lets a small model go on for ever
@@ -36,10 +40,16 @@ class CallForm:
     arguments: tuple[str, ...]  # the keys that the arguments come under, the usual one first
     listed: bool = False  # whether the calls of an answer are a list of JSON
     tag: str = ""  # a control token that may stand before a call
+    on_channel: bool = False  # whether a call is a message of its own, whose text is the arguments alone
 
-    def beginning(self) -> str:
-        """Give the text that a forced call follows."""
-        return self.opens + "\n" if self.closes else self.opens
+    def beginning(self, tools: Sequence[Tool]) -> str:
+        """Give the text that a forced call of one of `tools` follows. Raises Refusal where it must name the tool."""
+        if not self.on_channel:
+            return self.opens + "\n" if self.closes else self.opens
+        if len(tools) > 1:
+            message = "tool_choice: this model names a tool before its arguments: name one function, or offer one tool"
+            raise Refusal(message, param="tool_choice", code="unsupported_parameter")
+        return f"{CHANNEL}commentary{TO_TOOL}{FUNCTIONS}{tools[0].function.name} {CONSTRAIN}json{MESSAGE}"
 
     def spelled(self, special: Mapping[str, int]) -> dict[int, str]:
         """List the control tokens of a tokenizer that calls are told by."""
@@ -47,13 +57,15 @@ class CallForm:
 
     def separator(self) -> str:
         """Give the text from one call to the next, where calls are not listed."""
-        return f"\n{self.closes}\n{self.beginning()}" if self.closes else f"{self.between} "
+        return f"\n{self.closes}\n{self.beginning(())}" if self.closes else f"{self.between} "
 
     def schema(self, tools: Sequence[Tool], *, most: int = 1) -> dict[str, Any]:
         """Make the JSON schema of a call of any of `tools`, as it is written after `beginning`.
 
         Where calls are listed, it is the schema of a list of `most` calls at most.
         """
+        if self.on_channel:
+            return _parameters(tools[0], 0)
         calls = [
             {
                 "type": "object",
@@ -70,10 +82,13 @@ class CallForm:
 HERMES = CallForm("<tool_call>", "</tool_call>", "", ("arguments",))
 MISTRAL = CallForm("[TOOL_CALLS]", "", "[,]", ("arguments",), listed=True)
 LLAMA = CallForm("", "", ";", ("parameters", "arguments"), tag="<|python_tag|>")
+HARMONY = CallForm("", "", "", (), on_channel=True)
 
 
 def form_of(template: str) -> CallForm | None:
     """Find the form of calls that a template's source spells; None for one that we cannot read."""
+    if CHANNEL in template:
+        return HARMONY if f'"{FUNCTIONS}"' in template or f"{TO_TOOL.strip()}{FUNCTIONS}" in template else None
     if HERMES.opens in template:
         is_xml = "<function=" in template or "<arg_key>" in template  # as Qwen3-Coder and GLM write
         return None if is_xml else HERMES
@@ -125,14 +140,6 @@ def _parameters(tool: Tool, number: int) -> dict[str, Any]:
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"$id": f"urn:tool:{number}", "type": "object"} | parameters
-
-
-class CallPiece(NamedTuple):
-    """A piece of a call: the function's name where it begins, and more of its arguments."""
-
-    number: int  # of the call, in its answer
-    name: str | None
-    arguments: str
 
 
 class Said(NamedTuple):

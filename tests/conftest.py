@@ -1,11 +1,12 @@
 """Shared set-up: JAX on the CPU, Hypothesis's profiles, and outside data only from the folder LLAMASPEC_DATA names."""
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import jaxtyping
 import pytest
 from hypothesis import Phase, settings
 
-import cli
 from tests.browser import started_browser
 from tests.slow import SLOW, First
 from tests.strategies import EXAMPLES
@@ -28,6 +28,10 @@ os.environ["NPROC"] = "16"
 # `nohup make test &` starts us with SIGINT ignored, and tests of Ctrl-C, here and in processes of their own, need it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A hundred processes, the workers and those that tests start, would each compile the same modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # We set no deadline, since the first call of every new shape compiles. We skip Hypothesis's explain phase, which runs a
 # failure many more times. CI draws the same examples every time, so that a push is judged by its change, not by luck;
@@ -51,6 +55,12 @@ NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes long and rarely finds anything; `make test-all` runs it")
+    if config.getoption("dist", "no") == "no":  # this process collects and runs tests
+        # While jaxtyping's hook runs a module of ours, Python finds no bytecode of what that module imports, and
+        # compiles it. So we import the largest packages of others before any of ours.
+        for package in ("beartype", "jax.experimental.pallas.mosaic_gpu", "optax", "aiohttp.web"):
+            if importlib.util.find_spec(package.partition(".")[0]):
+                importlib.import_module(package)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,7 +70,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()
     gc.enable()
 
@@ -83,9 +92,29 @@ def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def caches(tmp_path_factory) -> None:
+def caches(tmp_path_factory) -> Path:
     """Put compiled programs and command histories where pytest cleans up, instead of the user's caches."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled_once(caches) -> Iterator[None]:
+    """Have the tests of a file find the programs that JAX has compiled for others of them, also in other processes."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    from commands.loading import prepare_jax
+
+    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
+    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
+    compilation_cache.reset_cache()
+    prepare_jax()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")  # not longer: while it runs, no other test can run an event loop
@@ -118,9 +147,18 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch, capfd, tmp_path):
-    """Run a command in this process; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def run(monkeypatch, capfd, tmp_path_factory, caches):
+    """Run a command in this process; returns exit code, stdout and stderr.
+
+    Each test has caches of its own, except for the programs that earlier ones have compiled.
+    """
+    import cli  # not sooner: see pytest_configure
+
+    own, shared = (folder / "llamaspec" for folder in (tmp_path_factory.mktemp("cache"), caches))
+    own.mkdir()
+    (shared / "compiled").mkdir(parents=True, exist_ok=True)
+    (own / "compiled").symlink_to(shared / "compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["llamaspec", *arguments])

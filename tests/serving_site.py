@@ -17,6 +17,7 @@ import numpy as np
 import model.stories
 from model.chat.template import ChatTemplate, template_of
 from model.tokenizers.load import load_tokenizer
+from model.tokenizers.tokenizer import Tokenizer
 from serving.api import Api
 from serving.connections import Access, ClientLimits
 from serving.http import Site
@@ -238,11 +239,17 @@ def _chunks(body: bytes) -> Iterator[bytes]:
 
 
 def make_site(
-    engine: Engine, *, limits: ClientLimits | None = None, access: Access | None = None, template: str | None = None
+    engine: Engine,
+    *,
+    limits: ClientLimits | None = None,
+    access: Access | None = None,
+    template: str | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
 ) -> Site:
     """Put a site before an engine, with the built-in model's tokenizer, and its template for None."""
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
-    prompts = Prompts(TOKENIZER, template=chosen, stops=frozenset({EOS}), context=engine.context, vocab=engine.vocab)
+    stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()
+    prompts = Prompts(tokenizer, template=chosen, stops=stops, context=engine.context, vocab=engine.vocab)
     model = Model("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
@@ -250,10 +257,8 @@ def make_site(
 
 
 @contextmanager
-def running(
-    engine: Any, *, limits: ClientLimits | None = None, access: Access | None = None, template: str | None = None
-) -> Iterator[Running]:
-    """Run a server until the end of the block."""
+def running(engine: Any, **options: Any) -> Iterator[Running]:
+    """Run a server until the end of the block, with the options of `make_site`."""
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon
     ready = threading.Event()
@@ -262,7 +267,7 @@ def running(
 
     async def main() -> None:
         stop = asyncio.Event()
-        site = make_site(engine, limits=limits, access=access, template=template)
+        site = make_site(engine, **options)
         kept.extend([site, stop, asyncio.get_running_loop()])
         asyncio.get_running_loop().call_soon(ready.set)
         result.append(await kept[0].run(bound, stop))

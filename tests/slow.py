@@ -20,6 +20,7 @@ SLOW: dict[str, int] = {
     "tests/test_serving_laws.py::test_in_company_as_alone": 1,  # 4 each
     "tests/test_serving_laws.py::test_a_text_is_that_of_one_sequence": 0,  # 13
     "tests/test_serve_command.py::test_sigterm_under_load_lets_everybody_finish": 0,  # 25
+    "tests/test_serve_command.py::test_lm_eval_finds_what_our_own_evaluation_finds": 0,  # 20, where lm-eval is
     "tests/test_bench_serve.py::test_a_model_is_measured": 0,  # 8
     # The GPU suites and the tables of kernels. `make gates` and the suites themselves cover these as well.
     "tests/test_routed_cases.py::test_every_kernel_of_a_published_llama_is_a_case": 3,  # 1 each
@@ -89,7 +90,7 @@ SLOW: dict[str, int] = {
     "tests/test_verify_ours.py::test_plain_ops": 4,  # 1 each
     "tests/test_verify_mutants.py::test_right_implementations_pass": 0,  # 13
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-float32]": 0,
-    "tests/test_verify_mutants.py::test_every_mutant_is_found_out[long ops]": 0,  # 60
+    "tests/test_verify_mutants.py::test_every_mutant_is_found_out[long ops]": 0,  # 70
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-bfloat16]": 0,
     # The server: a browser, and clients that stall.
     "tests/test_xray_page.py": 0,  # 50, with a browser; its data have tests/test_xray.py

@@ -46,11 +46,14 @@ class Noise:
 EXAMPLES = 20  # that are drawn of a property, but in `make test`
 
 
-def share_of(examples: int, *, part: int = 4) -> int:
+def share_of(examples: int, *, part: int = 4, thorough: int | None = None) -> int:
     """Count the examples to draw: `examples`, and one in `part` of them in `make test`.
 
-    A number in `@settings` would otherwise stand above the profile of the run.
+    With the profile thorough they are as many as `thorough` says, if it does. A number in `@settings` would otherwise
+    stand above the profile of the run.
     """
+    if thorough is not None and settings().max_examples > EXAMPLES:
+        return thorough
     return max(1, examples // part) if settings().max_examples < EXAMPLES else examples
 
 

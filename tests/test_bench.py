@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import os
 import re
 from dataclasses import replace
 from itertools import combinations, product
@@ -181,12 +182,8 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
         (1 << 40, r"\([\d.]+ GB/s, from a cache\)"),
     ],
 )
-def test_a_story_ends_with_what_it_read_a_second(
-    cache: int, words: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = tmp_path / "cache" / "llamaspec"
-    folder.mkdir(parents=True)
-    keep_read_rate(folder, CEILINGS._asdict())
+def test_a_story_ends_with_what_it_read_a_second(cache: int, words: str, run, monkeypatch: pytest.MonkeyPatch):
+    keep_read_rate(Path(os.environ["XDG_CACHE_HOME"]) / "llamaspec", CEILINGS._asdict())
     monkeypatch.setattr(machine, "last_level_cache", lambda: cache)
     code, _, err = run("story", "--seed", "1", "--max-new-tokens", "8")
     assert code == 0, err

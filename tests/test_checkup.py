@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +15,17 @@ from model.checkpoints.codes import quantized
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import BUILT_IN, open_checkpoint
 from model.insight.checkup import Checkup, check_up
+from model.insight.evaluation import Text
 from model.insight.text_faults import text_faults
-from model.insight.trials import TEXT
+from model.insight.trials import TEXT, try_changes
 from model.insight.weight_faults import Fault
 from model.tokenizers.of_model import tokenizer_of
 from reference.quantizers import ggml
-from reference.rope import halves_to_interleaved, interleaved_to_halves
+from reference.rope import LinearScaling, halves_to_interleaved, interleaved_to_halves
 from tests import families, gguf_files, tiny_tokenizers
 from tests.families import is_matrix
 from tests.gguf_files import CODES, Tensor
+from tests.random_models import SMALL, random_checkpoint
 from tests.test_quantized_checkpoints import LAYOUTS, write_layout
 
 STORIES = BUILT_IN["stories"]
@@ -98,6 +101,16 @@ def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
     assert words in fault.mend
     assert "perplexity" in fault.measured
     assert found.trials and found.trials.judged
+
+
+def test_a_change_is_named_by_the_keys_of_its_own_file():
+    """Keys of params.json for Mistral's layout, each one that its reader reads."""
+    config = replace(SMALL, tied=False, scaling=LinearScaling(4.0))
+    checkpoint = replace(random_checkpoint(config, seed=0), format="mistral")
+    tried = try_changes(checkpoint, Text([1, 2, 3], 3)).tried
+    mends = [trial.change.mend for trial in tried if trial.change and trial.change.mend.startswith('"')]
+    assert all("in params.json" in mend for mend in mends)
+    assert {mend.split('"')[1] for mend in mends} == {"tied_embeddings", "yarn", "norm_eps", "rope_theta"}
 
 
 def test_a_tied_flag_against_the_weights(tmp_path):

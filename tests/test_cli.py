@@ -170,7 +170,7 @@ def test_logits(run, stories, tmp_path, backend, dtype):
     assert (rows.shape, rows.dtype) == ((len(ids), 512), dtype)
     run("logits", "--tokens", ",".join(map(str, ids)), *stories, "--out", str(out), "--backend", backend)
     np.testing.assert_array_equal(np.load(out), rows)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "logits.npy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logits.npy"]
 
 
 def test_logits_replace_a_file_and_nothing_else(run, stories, tmp_path):

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -119,7 +121,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
         terminal.wait_for(">")
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
-        terminal.wait_for("In a round house under a big\noak lived a clever fox.")
+        terminal.wait_for("There was once a cheerful fox\ncalled Dot, who lived in a")
         terminal.type(CTRL_C)
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")
@@ -127,7 +129,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         status, shown = terminal.wait()
     assert status == 0
     assert "Traceback" not in shown and "error" not in shown
-    told = shown.partition("clever fox.")[2].partition("/help")
+    told = shown.partition("who lived in a")[2].partition("/help")
     assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
     assert "Who was the story about?" in shown
 
@@ -136,6 +138,71 @@ def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
     """A shell ignores SIGINT for a command in the background, and so does nohup."""
     status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, background=True)
     assert status == 0
+
+
+HELD = """
+import sys
+print("held", flush=True)
+sys.stdin.read()
+sys.exit(7)
+"""
+STARTS = {
+    "script": [str(Path(sys.executable).with_name("llamaspec"))],
+    "llamaspec": [sys.executable, "-m", "llamaspec"],
+    "cli": [sys.executable, "-m", "cli"],
+    "file": [sys.executable, str(REPOSITORY / "cli.py")],
+}
+BEFORE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.{})
+os.environ["PYTHONPATH"] = sys.argv[1]
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@contextmanager
+def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
+    """A command that has begun to import `module` and waits there, with SIGINT set to `handler` before Python began."""
+    (folder / f"{module}.py").write_text(HELD)
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            BEFORE.format(handler),
+            f"{folder}:{REPOSITORY}",
+            *STARTS[start],
+            "tokens",
+            "Once",
+        ],
+        text=True,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("module", ["signal", "click"])  # the first module that `main` imports, and the next large one
+@pytest.mark.parametrize("start", STARTS)
+def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module):
+    with held(start, module, tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(50) == 130
+        assert process.stderr and process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_interrupt_that_is_ignored_stays_so_within_the_first_imports(tmp_path, start):
+    with held(start, "click", tmp_path, handler="SIG_IGN") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=50) == ("", "")
+        assert process.returncode == 7
 
 
 ENDED = """

@@ -28,6 +28,7 @@ from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 
@@ -60,6 +61,7 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     for question in ("Hello?", "And then?", "Thank you!"):
         assert list(chat.reply(question, seed=3, max_new_tokens=30))
     assert len(compiled) == 2, compiled
+    assert llama.describe_run() == "float32 on CPU"
 
 
 @pytest.mark.parametrize("greedy", [True, False])

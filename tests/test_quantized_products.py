@@ -237,6 +237,25 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
         assert re.search(rf"= f32\[\d+,{count}\]\S* dot\(", product.as_text() or "")
 
 
+@pytest.mark.parametrize("count", [8, 20, 65])
+def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_among_any_others(count: int):
+    """The matrix is the first operand where the vectors are neither few nor many; they are padded to registers."""
+    bfloat16 = np.dtype(jnp.bfloat16)
+    weight, x = Noise(seed=9)(1, 96, 512, dtype=bfloat16)[0], Noise(seed=10)(count, 1, 512, dtype=bfloat16)
+    product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
+    y = np.asarray(product(x, weight))
+    exact, wide = weight.astype(np.float64), x.astype(np.float64)
+    size = np.abs(wide) @ np.abs(exact).T
+    subnormal = np.sum(flushed(np.abs(wide), np.max(np.abs(exact))), axis=-1, keepdims=True)
+    assert_within(y, wide @ exact.T, gamma(512) * size + subnormal)
+    for place in range(1, count, 6):
+        others = Noise(seed=11)(count, 1, 512, dtype=bfloat16)
+        others[place] = x[0]
+        np.testing.assert_array_equal(product(others, weight)[place], y[0])
+    found = re.search(r"= f32\[([\d,]+)\]\S* dot\(", product.as_text() or "")
+    assert found and found[1] == ("96,32" if count in products.NARROW_BY_ROWS else f"{count},96")
+
+
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):

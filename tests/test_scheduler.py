@@ -11,7 +11,7 @@ from tests.strategies import share_of
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=share_of(60), stateful_step_count=40, phases=[Phase.generate, Phase.shrink]
+    max_examples=share_of(60, thorough=250), stateful_step_count=40, phases=[Phase.generate, Phase.shrink]
 )
 
 

@@ -1,5 +1,6 @@
-"""The engine dies: what clients, probes and whoever started the server learn of it."""
+"""The engine dies, or its device hangs: what clients, probes and whoever started the server learn of it."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,7 +15,10 @@ import pytest
 from commands.serve import serve
 from serving.engine import FAILED, BatchingEngine
 from serving.executor import Outcome
+from serving.http import Site
+from serving.request import Request
 from serving.scheduler import Draws, Limits
+from serving.watchdog import DeviceHangs, Watchdog
 from tests.serving_site import EOS, WORDS, Running, read_reply, request_bytes, running, until
 
 LIMITS = Limits(pages=100, page=8, rows=1, chunk=64, burst=2, context=128, waiting=20)
@@ -26,12 +30,14 @@ class Dying:
 
     def __init__(self):
         self.waits, self.dies = threading.Event(), threading.Event()
+        self.goes_on = False  # whether it only hung
 
     def run(self, plan, requests, masks) -> Outcome:
         if any(row.start >= len(requests[row.number].prompt) for row in plan.rows):
             self.waits.set()
             assert self.dies.wait(60)
-            raise MemoryError("no room\nfor 5 GB")
+            if not self.goes_on:
+                raise MemoryError("no room\nfor 5 GB")
         return Outcome({row.number: Draws(WORDS[: row.steps], None) for row in plan.rows}, {}, None)
 
 
@@ -120,7 +126,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     assert "for 5 GB" in caplog.text  # the log has all of it
 
 
-def test_a_device_that_hangs_does_not_hold_the_command_for_ever(monkeypatch):
+def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monkeypatch):
     hanging, said, statuses = Dying(), [], []
     engine = BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
 
@@ -150,3 +156,103 @@ def test_a_device_that_hangs_does_not_hold_the_command_for_ever(monkeypatch):
         "ending: requests that run come to their end; once more ends them at once",
         "error: requests were cancelled 0.1 s ago, and the device has not answered",
     ]
+
+
+@pytest.fixture
+def hung(monkeypatch) -> Iterator[Any]:
+    """An engine whose second step hangs until the end of the test."""
+    monkeypatch.setattr("serving.engine.LOOK", 0.01)
+    hanging = Dying()
+    yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
+    hanging.dies.set()
+
+
+def take_too_long(hung: Any) -> None:
+    """Wait until the step hangs, and only then let it be too long, so that no other step can be."""
+    assert hung._executor.waits.wait(60)
+    hung._watchdog.seconds = 0.25
+
+
+def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
+    """Whoever waits gets an error, probes learn of it, and the server ends by itself."""
+    stays = threading.Event()
+    until_failed = Site._until
+
+    async def until_asked(site, stop) -> None:
+        await until_failed(site, stop)
+        while not stays.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr("serving.http.Site._until", until_asked)
+    with running(hung) as site:
+        began = asked(site, stream=True)
+        waiting = asked(site)
+        until(lambda: hung.stats().waiting == 1)
+        take_too_long(hung)
+        reply = read_reply(waiting)
+        assert (reply.status, reply.error["code"], reply.error["message"]) == (500, "engine_error", FAILED)
+        rest = b""
+        while received := began.recv(1 << 16):
+            rest += received
+        assert b"200 OK" in rest and b"event: error\ndata: " in rest and b"[DONE]" not in rest
+        for path, body in (("/health", None), ("/ready", None), ("/v1/completions", FOX)):
+            reply = site.ask(path, body)
+            assert (reply.status, reply.error["code"]) == (503, "engine_failed")
+        stays.set()
+        until(lambda: site.ended() is False)
+        waiting.close()
+        began.close()
+        assert "the device hangs: a step has not ended in 0.25 s" in caplog.text
+        hung.close()  # which does not wait for the step
+
+
+def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch):
+    said, statuses, replies = [], [], []
+
+    def ask(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(request_bytes("/v1/completions", FOX))
+            take_too_long(hung)
+            replies.append(read_reply(connection).status)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if " is at " in line:
+            threads.append(threading.Thread(target=ask, args=[int(line.rpartition(":")[2])]))
+            threads[0].start()
+
+    def end(status: int) -> None:
+        statuses.append(status)
+        raise SystemExit(status)
+
+    threads: list[threading.Thread] = []
+    asked_for: dict[str, Any] = {}
+    monkeypatch.setattr("commands.serve.say", say)
+    monkeypatch.setattr("commands.serve.os._exit", end)
+    monkeypatch.setattr("serving.loading.load_engine", lambda *_, **options: asked_for.update(options) or hung)
+    click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--step-seconds", "7"])
+    threads[0].join(60)
+    assert (statuses, replies) == ([1], [500])
+    assert said[1:] == ["error: the device hangs: a step has not ended in 0.25 s"]
+    assert asked_for["step_seconds"] == 7
+
+
+def test_a_step_that_ends_late_is_nobodys(hung):
+    """Its engine has failed, and stays so; nothing that it drew is delivered."""
+    events = []
+    hung.submit(Request((1, 2), 50), events.append)
+    take_too_long(hung)
+    until(lambda: hung.failed is not None)
+    told = [*events]
+    hung._executor.goes_on = True
+    hung._executor.dies.set()
+    hung._thread.join(60)
+    assert not hung._thread.is_alive()
+    assert isinstance(hung.failed, DeviceHangs) and events == told and events[-1].reason == "error"
+
+
+def test_time_counts_for_one_step_alone():
+    dog = Watchdog(seconds=2.5)
+    looks = [(0, 0.0), (0, 1.0), (0, 2.0), (1, 3.0), (1, 4.0), (None, 5.0), (None, 99.0), (2, 100.0), (2, 101.0)]
+    assert not any(dog.look(step=step, now=now) for step, now in looks)
+    assert [dog.look(step=2, now=now) for now in (102.0, 103.0)] == [False, True]

@@ -24,6 +24,7 @@ from serving.engine import BatchingEngine
 from serving.loading import load_engine
 from serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
 from tests.served_models import EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
+from tests.strategies import share_of
 
 MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -102,9 +103,12 @@ class LawMachine(RuleBasedStateMachine):
             self.judge()
 
 
+@pytest.mark.timeout(7200)  # for the steps of the profile thorough
 def test_in_any_company_as_alone():
+    examples = share_of(12, part=1, thorough=334)  # 10,000 steps
     run_state_machine_as_test(
-        LawMachine, settings=settings(max_examples=12, stateful_step_count=30, phases=[Phase.generate], deadline=None)
+        LawMachine,
+        settings=settings(max_examples=examples, stateful_step_count=30, phases=[Phase.generate], deadline=None),
     )
 
 

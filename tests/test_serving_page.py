@@ -4,6 +4,9 @@ import pytest
 
 from tests.browser import picture, silent_page
 from tests.serving_site import FakeEngine, running, spelling, until
+from tests.test_serving_channels import TOKENIZER as HARMONY
+from tests.test_serving_channels import ids_of
+from tests.tool_templates import HARMONY as TEMPLATE
 
 ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and slept."
 
@@ -118,6 +121,30 @@ def test_settings_reach_the_engine_and_history_is_kept(page, engine):
     page.reload()
     page.get_by_role("heading", name="stories").wait_for()
     assert page.locator(".turn").count() == 0
+
+
+def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
+    thinks = ids_of("<|channel|>analysis<|message|>A <i>fox</i>?<|end|><|start|>assistant<|channel|>final<|message|>")
+    engine = FakeEngine(lambda _: [*thinks, *ids_of("The fox.<|return|>")])
+    engine.pause = len(thinks) - 8  # while it thinks
+    with (
+        running(engine, template=TEMPLATE, tokenizer=HARMONY) as site,
+        silent_page(browser, site.url, viewport={"width": 400, "height": 700}) as page,
+    ):
+        ask(page, "Who?")
+        page.get_by_text("Thinking…").wait_for()
+        engine.pause = None
+        assert finished(page).inner_text() == "The fox."
+        thoughts = page.locator(".thoughts div")
+        assert thoughts.is_hidden()
+        page.get_by_text("Thoughts").click()
+        assert thoughts.inner_text() == "A <i>fox</i>?" and page.locator(".thoughts i").count() == 0
+        picture(page, "thoughts")
+        page.locator(".token").first.hover()  # no token can be chosen, since the thoughts would be lost
+        page.locator("#odds").wait_for()
+        assert page.locator("#odds").get_by_role("button").first.is_disabled()
+        page.reload()
+        assert finished(page).inner_text() == "The fox." and page.get_by_text("Thoughts").is_visible()
 
 
 def test_an_error_is_shown_in_place_of_an_answer(browser, site):

@@ -23,10 +23,8 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 
 import cli
-from commands.loading import prepare_jax
 from model.cache import LayerCache
 from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
 from model.checkpoints.open import open_checkpoint
@@ -65,6 +63,7 @@ from training.stories.vocabulary import EOS
 from verify import running_error as bound
 from verify.running_error import exactly, gamma
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 TINY = Config(
     dim=16, layers=1, heads=4, kv_heads=2, head_dim=4, ffn=24, vocab=448, context=32, eps=1e-5, theta=1e4, tied=True
 )
@@ -108,19 +107,6 @@ def weights(out: Path) -> bytes:
 
 class Killed(BaseException):
     """Nobody catches it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(caches) -> Iterator[None]:
-    """Programs that one training compiles are found by the next one, in another process too."""
-    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
-    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
-    compilation_cache.reset_cache()
-    prepare_jax()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,12 @@ from verify.mutant import implementation
 from verify.precision import TINY, precision
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
-# The mutants of these ops take two thirds of the time: a draw of attention or of experts takes long.
+# The mutants of these ops take five sixths of the time: a draw of attention or of experts takes long. Most have a
+# sibling among the fast ops: rope_interleaved for rope_halves, rmsnorm for the norms of q and k, linear for products.
 LONG = [
     *("attention", "attention_prefill", "attention_decode", "attention_paged", "moe", "distribution", "norm_qkv"),
-    *("gemv_quantized", "gemv_fixed_point", "softmax"),
+    *("gemv_quantized", "gemv_fixed_point", "softmax", "attention_weights", "sink_attention", "attention_backward"),
+    *("rope_halves", "qk_norm", "wide_qk_norm", "norm_linear", "norm_gate_up", "shared_expert"),
 ]
 FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
 

@@ -37,7 +37,9 @@ def judged(tmp_path):
 
     def judged(op: str, function: str, **only):
         campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=60, seconds=300.0, timeout=60.0)
-        [(report, lines)] = run([Job(op, f"{file}:{function}", only=only)], campaign, progress=lambda _: lambda _: None)
+        [(report, lines)] = run(
+            [Job(op, f"{file}:{function}", only=only)], campaign, progress=lambda _, total=None: lambda _: None
+        )
         return report, "\n".join(lines)
 
     return judged

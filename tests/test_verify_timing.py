@@ -1,7 +1,10 @@
 """`verify --time`: for a candidate that is within its bounds, beside another, in turn. No test asks how fast."""
 
+import itertools
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -16,6 +19,9 @@ from verify.precision import precision
 from verify.timing import Timing, timed
 
 SOURCE = """
+import numpy as np
+
+
 def add(x, y):
     return x + y
 
@@ -32,11 +38,50 @@ def right_if_small(x, y):
     return x + y if x.size < 10_000 else x
 
 
+def counted(x, y):
+    with open("calls", "a") as file:
+        file.write("x")
+    return x + y
+
+
+KEPT = {}
+
+
+def kept_where_timed(x, y):
+    return KEPT.setdefault(x.shape, x + y) if x.size >= 10_000 else x + y
+
+
+def other_bits(x, y):
+    KEPT["calls"] = KEPT.get("calls", 0) + 1
+    return (x.astype(np.float64) + y) * (1 + 1e-12 * KEPT["calls"])
+
+
+class Later:
+    def __init__(self, compute):
+        self.compute = compute
+
+    def __array__(self, dtype=None, copy=None):
+        return self.compute()
+
+
+def computes_when_it_is_read(x, y):
+    return Later(lambda: x + y)
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+def subclass(x, y):
+    return (x + y).view(Subclass)
+
+
 def raises_if_large(x, y):
     if x.size >= 10_000:
         raise MemoryError("too much")
     return x + y
 """
+LARGE = {"rows": [9], "dim": [4000]}
 FEW = ("add", "--arrays", "numpy", "--examples", "5", "--seed", "1", "--dtype", "float32", "--time")
 
 
@@ -69,6 +114,58 @@ def test_the_largest_sizes_are_timed(capsys):
     assert line.endswith(", 3 rounds)  for rows=5 dim=513 x=normal(0) y=normal(0)")
 
 
+def test_a_terminal_cuts_no_word(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        run(*FEW, "--candidate", "mine.py:wrong")
+    *lines, replay = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 60 for line in lines) and any(line.startswith("    ") for line in lines)
+    assert replay.strip().startswith("llamaspec verify --replay ")
+
+
+@pytest.fixture
+def evaluated(monkeypatch) -> list[int]:
+    """Notes each time that the exact sum is computed, which takes the most time of all for large arrays."""
+    contract, did = CONTRACTS["add"], []
+    monkeypatch.setitem(CONTRACTS, "add", replace(contract, expect=lambda x, y: did.append(1) or contract.expect(x, y)))
+    return did
+
+
+@pytest.mark.parametrize(("function", "times"), [("counted", 2), ("other_bits", 3)])
+def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, function, times):
+    with Worker(f"mine.py:{function}", arrays="numpy") as worker:
+        timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
+    assert len(timing.seconds[worker.name]) == 3
+    assert len(evaluated) == times  # other bits are judged again
+
+
+def test_a_round_calls_no_more_than_it_times():
+    with Worker("mine.py:counted", arrays="numpy") as worker:
+        timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
+    assert Path("calls").stat().st_size >= 3 * (1 + FEWEST)
+    assert timing.rounds == 3 and "3 rounds)" in timing.lines()[0]
+
+
+def test_no_round_starts_when_the_time_is_up(monkeypatch):
+    """Each look at the clock takes 4 s here, of 10."""
+    monkeypatch.setattr("verify.timing.ROUNDS", 11)
+    monkeypatch.setattr("verify.timing.monotonic", itertools.count(0, 4).__next__)
+    told = []
+    with Worker("mine.py:counted", arrays="numpy") as worker:
+        timing = timed(
+            CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0, limit=10.0, progress=told.append
+        )
+    assert told == [1, 2, 3, 4] and len(timing.seconds[worker.name]) == 4
+    assert "4 of 11 rounds: the time was up)" in timing.lines()[0]
+
+
+def test_the_limit_is_the_time_budget(capsys):
+    run(*FEW, "--candidate", "mine.py", "--time-budget", "0.000001")
+    *_, line = capsys.readouterr().out.splitlines()
+    assert "2 of 3 rounds: the time was up)" in line  # two at least, with other numbers each
+
+
 def test_what_is_wrong_is_not_timed(capsys):
     with pytest.raises(SystemExit):
         run(*FEW, "--candidate", "mine.py:wrong")
@@ -80,6 +177,12 @@ def test_what_is_wrong_is_not_timed(capsys):
     [
         ("right_if_small", "no time, since a timed call was wrong: value: at ["),
         ("raises_if_large", "no time, since a timed call raised: MemoryError: too much"),
+        ("kept_where_timed", "no time, since a timed call was wrong: value: at ["),
+        (
+            "computes_when_it_is_read",
+            "no time, since a timed call raised: TypeError: returned Later, which may compute when it is",
+        ),
+        ("subclass", "no time, since a timed call raised: TypeError: returned Subclass, which may"),
     ],
 )
 def test_results_of_timed_calls_are_judged(capsys, name, why):
@@ -108,7 +211,7 @@ def test_what_cannot_be_timed_is_refused(arguments, error):
 
 
 def test_a_ratio_is_taken_within_a_round():
-    timing = Timing("add", "float32", {"rows": 3}, {"a": [1.0, 2.0, 4.0], "b": [2.0, 4.0, 8.0]})
+    timing = Timing("add", "float32", {"rows": 3}, {"a": [1.0, 2.0, 4.0], "b": [2.0, 4.0, 8.0]}, 3)
     first, second = timing.lines()
     assert first == "time          add float32  a  2 s (1 s to 4 s, 3 rounds)  for rows=3"
     assert second.endswith("4 s (2 s to 8 s, 3 rounds): the first is 2 times as fast (2 to 2)")

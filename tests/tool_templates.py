@@ -32,6 +32,29 @@ LLAMA_CALLS = """
 {{ '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson }}}"""
 LLAMA = "{% if tools %}<|user|>{{ tools | tojson }}{% endif %}" + TURNS.replace("CALLS", LLAMA_CALLS)
 
+# gpt-oss's way, with the names that its own template writes. Thoughts are shown beside a call alone.
+HARMONY = """
+{%- if reasoning_effort %}<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>{% endif -%}
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}
+{%- for message in messages -%}
+    {%- if message.tool_calls -%}
+        {%- if message.content and message.thinking %}{{ raise_exception('both content and thinking') }}{% endif -%}
+        {%- if message.content or message.thinking -%}
+            {{ '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) + '<|end|>' }}
+        {%- endif -%}
+        {%- set call = message.tool_calls[0].function -%}
+        {{ '<|start|>assistant to=' + "functions." + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'tool' -%}
+        {{ '<|start|>functions to=assistant<|channel|>commentary<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'assistant' -%}
+        {{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- else -%}
+        {{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif -%}
+{%- endfor -%}
+<|start|>assistant"""
+
 TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
 
 ASK = [{"role": "user", "content": "Is it warm in Rome?"}]

@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,11 +27,18 @@ from verify.process import ENDING
 from verify.replay import Replay
 from verify.report import counterexample
 from verify.runner import Progress, Report, verify
-from verify.timing import timed
+from verify.timing import ROUNDS, timed
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
 OTHERS = 16  # draws that a dtype is tried with, where all calls have raised
 LINES = 10  # shown at most of those that a candidate printed
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """Begins a bar of so many steps; without `total`, of the examples or jobs of the whole."""
+
+    def __call__(self, stage: str, total: int | None = None, /) -> Progress: ...
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[Job]:
 Told = tuple[Report, list[str]]  # and the lines that tell of it
 
 
-def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], Progress]) -> Iterator[Told]:
+def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator[Told]:
     """Hold the candidate of each job to its contract, one after the other.
 
     Raises ImportError for a candidate that cannot be imported, before it is called, and ValueError for a campaign
@@ -159,9 +166,7 @@ def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Callable[[str], Pr
         yield from _run(job, campaign, progress)
 
 
-def run_side_by_side(
-    jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Callable[[str], Progress]
-) -> Iterator[Told]:
+def run_side_by_side(jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Stage) -> Iterator[Told]:
     """`run`, with so many jobs at once; progress is told how many are done."""
     _check(jobs, campaign)
     others = set(active_children())
@@ -210,12 +215,12 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
     try:
-        return list(_run(job, campaign, lambda stage: lambda examples: None))
+        return list(_run(job, campaign, lambda stage, total=None: lambda examples: None))
     except SystemExit:  # or the pool would hand this process the next job
         os._exit(1)
 
 
-def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> Iterator[Told]:
+def _run(job: Job, campaign: Campaign, progress: Stage) -> Iterator[Told]:
     contract, campaign = campaign.contract(job.op), job.within(campaign)
     violated = False
     with campaign.worker(job.candidate) as worker:
@@ -242,9 +247,7 @@ def _run(job: Job, campaign: Campaign, progress: Callable[[str], Progress]) -> I
             yield report, _told(report, contract, replay=_save(contract, report, campaign))
 
 
-def _verified(
-    contract: Contract, worker: Worker, dtype: str, campaign: Campaign, progress: Callable[[str], Progress]
-) -> Report:
+def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign, progress: Stage) -> Report:
     report = verify(
         contract,
         worker,
@@ -260,9 +263,7 @@ def _verified(
     return replace(report, said=worker.said)
 
 
-def _timed(
-    contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Callable[[str], Progress]
-) -> Told:
+def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Told:
     """Time the candidate, and the one beside it; the verdict stays where that cannot be done."""
     with ExitStack() as stack:
         others = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
@@ -273,7 +274,8 @@ def _timed(
                 precision(report.dtype),
                 only={**campaign.only, **campaign.at},
                 seed=campaign.seed,
-                progress=progress(f"{contract.name} {report.dtype}, timed"),
+                limit=campaign.seconds,
+                progress=progress(f"{contract.name} {report.dtype}, timed", ROUNDS),
             )
         except NoVerdict as error:
             return report, [f"  {error}"]

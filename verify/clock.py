@@ -5,7 +5,7 @@ or cupy, the second-level cache is cleared before each call, and events around t
 streams still do after it counts too. jax has no events: there a call is timed until its result is ready.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from time import perf_counter
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 FEWEST = 3  # timed calls
 FLUSH = 2**28  # bytes: more than a second-level cache has
+SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries whose arrays have numbers when they are returned
 
 
 class Clock:
@@ -81,3 +82,30 @@ def _between(
     between = perf_counter()
     wait()  # for nothing: the time that a wait takes
     return result, max((between - before) - (perf_counter() - between), 0.0)
+
+
+def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float) -> tuple[list[float], Any]:
+    """Time calls of a `verify.worker.Caller`, after one that is not timed; beside them the reply of the last call.
+
+    Its result is read after the clock has stopped, and no other one is: reading a result may take a hundred times as
+    long as making it. A result that may compute when it is read is a failure.
+    """
+    clock, done = Clock(caller.library), False
+    reply = caller(positional, keyword)  # compiles
+    end = perf_counter() + seconds
+
+    def last(results: Sequence[Any]) -> bool:
+        nonlocal done
+        done = clock.enough(end)
+        if done and (later := [type(value).__name__ for value in results if not _settled(value)]):
+            raise TypeError(f"returned {later[0]}, which may compute when it is read, after the clock has stopped")
+        return done
+
+    while not (reply.failure or reply.unavailable or done):
+        reply = caller(positional, keyword, clock.measure, last)
+    return clock.times, reply
+
+
+def _settled(value: Any) -> bool:
+    """Whether a result is of a type of a library of arrays, and of none of the candidate's own."""
+    return isinstance(value, np.generic | float | int) or type(value).__module__.partition(".")[0] in SETTLED

@@ -2,20 +2,26 @@
 
 Candidates are timed in turn, in an order that each round draws, so that a machine that warms up or gets busy slows
 both. A round's time is the median of its calls; what is said is the median of the rounds, and their range. Ratios are
-taken within a round. Every call gets arrays of its own, and the result of a round's last call is judged.
+taken within a round. Every call gets arrays of its own. Rounds take turns with two sets of inputs, so that a result
+that was kept is wrong in the next round. The result of a round's last call is judged, or has the bits of one that was:
+judging 4,096 x 4,096 numbers in float64 takes a hundred times as long as timing them.
 
 How a call is timed is in `verify.clock`. A candidate that rewrites the clock in its own process is out of scope.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
+from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from verify.candidate import Failure, NoVerdict, Worker
-from verify.contract import Contract
+from verify.contract import Arguments, Contract
 from verify.domain import domain, narrowed
 from verify.draw import Values
 from verify.drawing import each, leaves, narrowed_draws
@@ -25,6 +31,7 @@ from verify.precision import Precision
 
 ROUNDS = 11
 SECONDS = 0.1  # of timed calls, for a candidate and round
+INPUTS = 2  # sets of numbers that rounds take turns with: there are as many rounds at least
 
 
 @dataclass(frozen=True)
@@ -35,21 +42,25 @@ class Timing:
     dtype: str
     draw: Draw
     seconds: Mapping[str, Sequence[float]]  # by the candidate's name, the one under verification first
+    rounds: int  # that were planned; there are fewer where the time was up
 
     def lines(self) -> list[str]:
         """A line for each candidate: median and range over rounds, and how it compares with the first."""
         first, *others = self.seconds
         drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
-        lines = [f"time          {self.op} {self.dtype}  {first}  {_spread(self.seconds[first])}  for {drawn}"]
+        lines = [f"time          {self.op} {self.dtype}  {first}  {self._spread(first)}  for {drawn}"]
         for other in others:
             ratios = [b / a for a, b in zip(self.seconds[first], self.seconds[other], strict=True)]
             says = f"the first is {median(ratios):.3g} times as fast ({min(ratios):.3g} to {max(ratios):.3g})"
-            lines.append(f"  beside {other}  {_spread(self.seconds[other])}: {says}")
+            lines.append(f"  beside {other}  {self._spread(other)}: {says}")
         return lines
 
-
-def _spread(seconds: Sequence[float]) -> str:
-    return f"{_written(median(seconds))} ({_written(min(seconds))} to {_written(max(seconds))}, {len(seconds)} rounds)"
+    def _spread(self, name: str) -> str:
+        """Median and range of a candidate, and how many rounds they are of."""
+        seconds = self.seconds[name]
+        few = len(seconds) < self.rounds
+        rounds = f"{len(seconds)} of {self.rounds} rounds: the time was up" if few else f"{len(seconds)} rounds"
+        return f"{_written(median(seconds))} ({_written(min(seconds))} to {_written(max(seconds))}, {rounds})"
 
 
 def _written(seconds: float) -> str:
@@ -71,29 +82,61 @@ def timed(
     *,
     only: Mapping[str, Sequence[Any]],
     seed: int,
+    limit: float = math.inf,
     progress: Callable[[int], object] = lambda rounds: None,
 ) -> Timing:
     """Time `workers` for one draw: the largest sizes of the contract that `only` leaves, normal numbers where it may.
 
-    Raises NoVerdict where a timed call gives no result, or a wrong one.
+    No round starts after `limit` seconds, but for the first two. Raises NoVerdict where a timed call gives no result,
+    or a wrong one.
     """
     random = Random(seed)
+    start = monotonic()
     draw = _largest(contract, narrowed(contract, only), random)
+    turns = [_Turn(contract, precision, draw, seed=number) for number in range(INPUTS)]
     seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
     for number in range(ROUNDS):
-        one = {name: replace(v, seed=number) if isinstance(v, Values) else v for name, v in draw.items()}
-        arguments = contract.arguments(precision=precision, **one)
-        expected = contract.expected(arguments)
+        if number >= INPUTS and monotonic() - start > limit:
+            break
+        turn = turns[number % INPUTS]
+        results: dict[str, tuple[np.ndarray, ...]] = {}
         for worker in random.sample(workers, len(workers)):
-            times, outcome = worker.timed(*contract.split(arguments), seconds=SECONDS)
+            times, outcome = worker.timed(*contract.split(turn.arguments), seconds=SECONDS)
             if isinstance(outcome, Failure):
                 raise NoVerdict(f"{worker.name}: no time, since a timed call {outcome.kind}: {outcome.message}")
-            found = judge(outcome.arrays, expected, precision).finding
-            if found and found.kind != "suspicious":
-                raise NoVerdict(f"{worker.name}: no time, since a timed call was wrong: {found.kind}: {found.message}")
+            results[worker.name] = outcome.arrays
             seconds[worker.name].append(median(times))
+        turn.check(results)
         progress(number + 1)
-    return Timing(contract.name, precision.name, draw, seconds)
+    return Timing(contract.name, precision.name, draw, seconds, ROUNDS)
+
+
+class _Turn:
+    """One set of inputs, and each candidate's result for it that was judged."""
+
+    def __init__(self, contract: Contract, precision: Precision, draw: Draw, *, seed: int):
+        one = {name: replace(v, seed=seed) if isinstance(v, Values) else v for name, v in draw.items()}
+        self.contract, self.precision = contract, precision
+        self.arguments: Arguments = contract.arguments(precision=precision, **one)
+        self._judged: dict[str, tuple[np.ndarray, ...]] = {}
+
+    def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
+        """Judge results, by candidate, that have not the bits of the judged ones. Raises NoVerdict for a wrong one."""
+        others = {name: arrays for name, arrays in results.items() if not _same(arrays, self._judged.get(name, ()))}
+        expected = self.contract.expected(self.arguments) if others else ()
+        for name, arrays in others.items():
+            found = judge(arrays, expected, self.precision).finding
+            if found and found.kind != "suspicious":
+                raise NoVerdict(f"{name}: no time, since a timed call was wrong: {found.kind}: {found.message}")
+        self._judged.update(others)
+
+
+def _same(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    """Compare arrays bit by bit: a NaN is itself."""
+    return len(some) == len(others) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(some, others, strict=True)
+    )
 
 
 def _largest(contract: Contract, only: Mapping[str, Sequence[Any]], random: Random) -> Draw:

@@ -19,8 +19,8 @@ here.package(
     libentry=lambda: lambda kernel: kernel,
     libtuner=lambda configs, key, **_: here.one_configuration(configs, key),
 )
-pointwise = import_module("flag_gems.utils.pointwise_dynamic")
-vars(pointwise)["JITFunction"] = InterpretedFunction
+if here.INTERPRETED:
+    vars(import_module("flag_gems.utils.pointwise_dynamic"))["JITFunction"] = InterpretedFunction
 InterpretedFunction.cache_key = property(lambda kernel: kernel.__name__)
 from flag_gems import fused, ops  # noqa: E402  # pyright: ignore[reportMissingImports]
 from flag_gems.ops import attention as attending  # noqa: E402  # pyright: ignore[reportMissingImports]

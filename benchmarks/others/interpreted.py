@@ -1,6 +1,7 @@
 """Triton's interpreter as a GPU would be: import this before a package of kernels.
 
-It changes the machine and no kernel. `torch.cuda` names a device of no consequence; of several tuning configurations
+With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and nothing is changed. Otherwise it
+changes the machine and no kernel. `torch.cuda` names a device of no consequence; of several tuning configurations
 the first is taken; a float argument is a float32 that a kernel may cast; libdevice's functions exist; `and` of tensors
 goes element by element; and bfloat16 numbers are added, multiplied, compared and cast as numbers, rounded to the
 nearest. Triton 3.8's interpreter does arithmetic on the bits of bfloat16 and cuts bits off where it casts to it;
@@ -12,8 +13,11 @@ import os
 import sys
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -22,9 +26,11 @@ import torch  # pyright: ignore[reportMissingImports]
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]
+from triton.language.extra.cuda import libdevice as cuda_libdevice  # pyright: ignore[reportMissingImports]
 from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
 from triton.runtime.interpreter import TensorHandle  # pyright: ignore[reportMissingImports]
 
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
 BUILDER = interpreter.InterpreterBuilder
 COMPARE = (np.less, np.greater, np.less_equal, np.greater_equal, np.equal, np.not_equal)
 
@@ -68,6 +74,18 @@ def dot(method):
     return lambda self, a, b, *rest: method(self, widened(a), widened(b), *rest)
 
 
+def total(method):
+    """The sum of a tensor; of bfloat16 numbers as numbers, rounded once. A GPU rounds more often."""
+
+    def call(self, values):
+        if values.dtype.scalar != tl.bfloat16:
+            return method(self, values)
+        wide = np.sum(widened(values.handle).data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(narrowed(TensorHandle(wide, tl.float32)).data, values.dtype)
+
+    return call
+
+
 def one_configuration(configs, *positional, **named):
     """`triton.autotune` without a choice: the interpreter cannot time."""
     return tune(configs[:1], *positional, **named)
@@ -85,6 +103,16 @@ def logical(a, b, both):
     if isinstance(a, tl.tensor) or isinstance(b, tl.tensor):
         return a & b if both else a | b
     return (a and b) if both else (a or b)
+
+
+def by_numpy(function):
+    """A function of one float32 tensor, which NumPy computes."""
+    return lambda x: tl.tensor(TensorHandle(function(np.asarray(x.handle.data)), x.dtype.scalar), x.type)
+
+
+def half_away(x):
+    """Round to whole numbers, halves away from zero."""
+    return np.copysign(np.floor(np.abs(x) + np.float32(0.5)), x)
 
 
 def negated(a):
@@ -110,33 +138,87 @@ class Words(interpreter.ASTTransformer):
         return ast.Call(ast.Name("negated", ast.Load()), [node.operand], []) if isinstance(node.op, ast.Not) else node
 
 
-interpreter.logical, interpreter.negated = logical, negated
-interpreter.FunctionRewriter.ast_transformer = Words()
-for name in ("binary_op", "unary_op", "ternary_op"):
-    setattr(BUILDER, name, on_numbers(getattr(BUILDER, name)))
-for name in ("cast_impl", "create_fp_to_fp"):
-    setattr(BUILDER, name, cast(getattr(BUILDER, name)))
-BUILDER.get_bf16 = lambda self, value: narrowed(TensorHandle(np.array([value], np.float32), tl.float32))
-BUILDER.create_dot = dot(BUILDER.create_dot)
-for name in ("rsqrt", "exp", "log", "sqrt"):
-    setattr(libdevice, name, partial(getattr(tl, name), _semantic=interpreter.interpreter_semantic))
 tune, wrap = triton.autotune, interpreter._implicit_cvt
-triton.autotune, interpreter._implicit_cvt = one_configuration, argument
-H200 = SimpleNamespace(multi_processor_count=132, warp_size=32, name="H200", major=9, minor=0, total_memory=2**37)
-for name, value in {
-    "device": lambda _device: nullcontext(),
-    "device_of": lambda _tensor: nullcontext(),
-    "current_device": lambda: 0,
-    "get_device_properties": lambda _device=None: H200,
-    "get_device_capability": lambda _device=None: (9, 0),
-}.items():
-    setattr(torch.cuda, name, value)
+# Few multiprocessors, since each program takes a millisecond.
+H200 = SimpleNamespace(multi_processor_count=8, warp_size=32, name="H200", major=9, minor=0, total_memory=2**37)
+
+
+PATCHED: set[str] = set()  # modules whose functions see a patched `tl`, in this launch
+
+
+def device_call(self, *given, **named):
+    """A call of one kernel function by another. Triton patches its language anew each time, which takes 10 ms."""
+    if self.fn.__module__ not in PATCHED:
+        interpreter._patch_lang(self.fn)
+        PATCHED.add(self.fn.__module__)
+    return self.rewrite()(*given, **named)
+
+
+def launched(method):
+    def call(self, *given, **named):
+        PATCHED.clear()
+        return method(self, *given, **named)
+
+    return call
+
+
+def mend():
+    """Make Triton's interpreter what this module says."""
+    vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
+    interpreter.FunctionRewriter.ast_transformer = Words()
+    for name in ("binary_op", "unary_op", "ternary_op"):
+        setattr(BUILDER, name, on_numbers(getattr(BUILDER, name)))
+    for name in ("cast_impl", "create_fp_to_fp"):
+        setattr(BUILDER, name, cast(getattr(BUILDER, name)))
+    BUILDER.get_bf16 = lambda self, value: narrowed(TensorHandle(np.array([value], np.float32), tl.float32))
+    BUILDER.create_dot = dot(BUILDER.create_dot)
+    interpreter.ReduceOps.sum = total(interpreter.ReduceOps.sum)
+    for name in ("rsqrt", "exp", "log", "sqrt"):
+        setattr(libdevice, name, partial(getattr(tl, name), _semantic=interpreter.interpreter_semantic))
+    libdevice.round = cuda_libdevice.round = by_numpy(half_away)
+    libdevice.tanh = by_numpy(np.tanh)
+    triton.autotune = one_configuration
+    interpreter.InterpretedFunction.__call__ = device_call
+    interpreter.GridExecutor.__call__ = launched(interpreter.GridExecutor.__call__)
+    for name, value in {
+        "device": lambda _device: nullcontext(),
+        "device_of": lambda _tensor: nullcontext(),
+        "current_device": lambda: 0,
+        "get_device_properties": lambda _device=None: H200,
+        "get_device_capability": lambda _device=None: (9, 0),
+    }.items():
+        setattr(torch.cuda, name, value)
+
+
+if INTERPRETED:
+    mend()
+else:
+    torch.set_default_device("cuda")
 
 
 def angles(positions, frequencies):
     """Cosines and sines of the pairs [..., seq, pairs], in float32 as models keep them."""
     turned = positions[..., None].float() * frequencies.float()
     return turned.cos(), turned.sin()
+
+
+def in_two_parts(q, k, v, lengths, *, merge):
+    """Attention of one query a sequence [batch heads head_dim] over two parts of its keys, which `merge` joins.
+
+    The parts and their logarithms [batch heads] come from torch, in float32.
+    """
+    group, scale = q.shape[1] // k.shape[2], q.shape[-1] ** -0.5
+    keys, values = (a.float().repeat_interleave(group, 2) for a in (k, v))
+    scores = torch.einsum("bhd,bshd->bhs", q.float(), keys) * scale
+    at = torch.arange(k.shape[1], device=q.device)
+    parts = []
+    for low, high in ((0 * lengths, lengths // 2), (lengths // 2, lengths)):
+        hidden = (at < low[:, None]) | (at >= high[:, None])
+        seen = scores.masked_fill(hidden[:, None], -torch.inf)
+        lse = seen.logsumexp(-1)
+        weights = torch.where(hidden[:, None], 0.0, (seen - lse[..., None]).exp())
+        parts += [torch.einsum("bhs,bshd->bhd", weights, values), lse]
+    return merge(*parts)
 
 
 def package(name, **members):
@@ -147,3 +229,18 @@ def package(name, **members):
     if found is not None and found.submodule_search_locations:
         module.__path__ = list(found.submodule_search_locations)
     vars(module).update(members)
+
+
+def alone(name):
+    """Import one module of kernels, and no `__init__` of the packages that it lies in."""
+    *parents, _ = accumulate(name.split("."), "{}.{}".format)
+    for parent in parents:
+        if parent not in sys.modules:
+            package(parent)
+    return import_module(name)
+
+
+def stand_ins(*names):
+    """Stand in for whole modules of which a kernel needs nothing but that they can be imported."""
+    for name in names:
+        sys.modules[name] = MagicMock(name=name)

@@ -25,6 +25,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "liger_kernel:rmsnorm_llama": (HALF, "rounded before the weight, as transformers does"),
     "liger_kernel:softmax_backward": (HALF, "products p dp and their sum in the inputs' dtype"),
     "liger_kernel:swiglu": (HALF, "silu is rounded before the product"),
+    "sglang:attention_paged": (
+        HALF,
+        "each product of q and k is rounded, where there is a key head a query head",
+    ),
+    "sglang:quantize": (("float32",), "a row of zeros has a scale of 1e-10 / 127"),
     "torch:attention_backward": (HALF, "each query head's gradients are rounded before a group's are added"),
     "torch:cross_entropy": (HALF, "each token's loss is rounded to the logits' dtype"),
     "torch:cross_entropy_backward": (HALF, "log-probabilities are rounded before they are exponentiated"),
@@ -46,4 +51,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "unsloth:rmsnorm": (HALF, "rounded before the weight"),
     "unsloth:swiglu": (HALF, "silu is rounded before the product"),
     "unsloth:swiglu_backward": (HALF, "silu is rounded before the products"),
+    "vllm:attention_paged": (
+        HALF,
+        "products of q and k are rounded and so is their sum, where there is a key head a query head",
+    ),
+    "vllm:quantize": (("float32",), "a row of zeros has a scale of 1e-10 / 127"),
 }

@@ -18,6 +18,8 @@ PACKAGES = {
     "flash_attn": "flash-attn's Triton at 0251105a, in Triton 3.8.0's interpreter",
     "unsloth": "unsloth at 015bdef0, in Triton 3.8.0's interpreter",
     "flag_gems": "FlagGems 5.0.2, in Triton 3.8.0's interpreter",
+    "vllm": "vLLM 0.33.0, in Triton 3.8.0's interpreter",
+    "sglang": "SGLang 0.5.23, in Triton 3.8.0's interpreter",
     "bitsandbytes": "bitsandbytes 0.50.2, on a CPU",
     "torchao": "torchao 0.18.0, on a CPU",
     "quanto": "optimum-quanto 0.2.7, on a CPU",

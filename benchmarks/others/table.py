@@ -187,6 +187,71 @@ FLAG_GEMS = [
     _interpreted("flag_gems", "softmax", **VISIBLE),
     _interpreted("flag_gems", "softmax_backward"),
 ]
+CACHE: dict[str, Any] = {
+    "padding": [0.0],
+    "lengths": [(1,), (7, 8), (33, 1, 16)],
+    "shift": [0.0, -16.0],
+    "kv_heads": [1, 2],
+    "group": [1, 3],
+}
+VLLM = [
+    _interpreted("vllm", "add"),
+    _interpreted("vllm", "attention_decode", window=[None], **CACHE),
+    _interpreted("vllm", "attention_paged", **CACHE),
+    _interpreted("vllm", "attention_paged", "attention_paged_unified", **{**CACHE, **HEADS, "page": [16]}),
+    _interpreted(
+        "vllm", "attention_prefill", **{**HEADS, "offsets": [(0,), (0, 0)], "padding": [0.0], "window": [None, 3, 8]}
+    ),
+    _interpreted("vllm", "cross_entropy"),
+    _torch(
+        "distribution",
+        library="vllm",
+        dtypes=ALONE,
+        temperature=[1.0],
+        top_k=[0],
+        top_p=[1.0],
+        repetition_penalty=[1.0],
+    ),
+    _interpreted("vllm", "gemm"),
+    _interpreted("vllm", "linear"),
+    _interpreted("vllm", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("vllm", "rmsnorm"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_after_sum"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_beam"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_inkling"),
+    _interpreted("vllm", "rope_halves"),
+    _interpreted("vllm", "rope_interleaved"),
+    _interpreted("vllm", "softmax", **VISIBLE),
+    _interpreted("vllm", "swiglu"),
+]
+SGLANG = [
+    _interpreted("sglang", "argmax", dtypes=ALONE),
+    _interpreted("sglang", "attention_decode", window=[None], **CACHE),
+    _interpreted("sglang", "attention_paged", **CACHE),
+    _interpreted(
+        "sglang", "attention_prefill", **{**HEADS, "offsets": [(0,), (0, 0)], "padding": [0.0], "window": [None]}
+    ),
+    _interpreted("sglang", "capped"),
+    _interpreted("sglang", "embedding", count=[1, 2, 17], vocab=[1, 3, 17]),
+    _interpreted("sglang", "layernorm"),
+    _interpreted("sglang", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("sglang", "rmsnorm"),
+    _interpreted("sglang", "rmsnorm", "rmsnorm_infer"),
+    _interpreted("sglang", "rmsnorm", "rmsnorm_onepass"),
+    _interpreted("sglang", "rmsnorm", "rmsnorm_twice"),
+    _interpreted("sglang", "rope_interleaved", **ONE),
+    _interpreted("sglang", "route", experts=[1, 2, 4, 8], shares=["of all"]),
+    _interpreted(
+        "sglang",
+        "route",
+        "route_by_tiles",
+        tokens=[1, 17, 33],
+        dim=[256],
+        experts=[16, 32],
+        chosen=[1, 2],
+        shares=["of all"],
+    ),
+]
 GGUF = [
     Job(op, f"benchmarks.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE) for op in ("ggml_decode", "ggml_encode")
 ]
@@ -226,6 +291,8 @@ OTHERS = [
     *FLASH_ATTN,
     *UNSLOTH,
     *FLAG_GEMS,
+    *VLLM,
+    *SGLANG,
     *BITSANDBYTES,
     *TORCHAO,
     *QUANTO,

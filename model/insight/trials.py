@@ -29,6 +29,14 @@ ODDS = 1e9  # how much likelier a change must make the text
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the bases of RoPE that most releases have
 EPS = (1e-6, 1e-5)
 
+# Configurations in other files than config.json, by format of the checkpoint: the file, and its own names of keys.
+FILES = {
+    "mistral": (
+        "params.json",
+        {"tie_word_embeddings": "tied_embeddings", "rms_norm_eps": "norm_eps", "rope_scaling": "yarn"},
+    )
+}
+
 # A text for models of any language that English is part of; the built-in model, too, knows its words.
 TEXT = """Far, far away, in a round house under a big oak, lived a little lamb named Luna. Luna had a purple ball from \
 her mother. On a warm afternoon, Luna took the ball to the meadow. She wanted to play with her ball. Luna threw the \
@@ -80,8 +88,18 @@ def frequency_loss(ids: Sequence[int]) -> float:
     return float(-np.sum(counts * np.log(counts / len(ids)))) / len(ids)
 
 
-def changes(config: Config) -> list[Change]:
-    """List the changes that a checkpoint of this configuration may need."""
+def setting(format: str, key: str, value: str) -> str:
+    """Write how a checkpoint of a format is told a value for one of config.json's keys.
+
+    >>> setting("mistral", "rms_norm_eps", "1e-05")
+    '"norm_eps": 1e-05 in params.json'
+    """
+    file, names = FILES.get(format, ("config.json", {}))
+    return f'"{names.get(key, key)}": {value} in {file}'
+
+
+def changes(config: Config, format: str) -> list[Change]:
+    """List the changes that a checkpoint of this configuration and format may need."""
     pairs = "reorder the rows of q and k, as `reference.rope.{}` does, and convert again"
     made = [
         Change(
@@ -106,16 +124,16 @@ def changes(config: Config) -> list[Change]:
     ]
     if not config.tied:
         tied = {"outside": lambda params: params._replace(head=params.embedding)}
-        mend = '"tie_word_embeddings": true in config.json, without lm_head.weight'
+        mend = setting(format, "tie_word_embeddings", "true") + ", without the weights of its head"
         made.append(Change("head", "the head is none of this model's: its embedding does better", mend, config, **tied))
     if config.scaling is not None:
-        mend = '"rope_scaling": null in config.json'
+        mend = setting(format, "rope_scaling", "null")
         plain = replace(config, scaling=None)
         made.append(Change("rope scaling", "RoPE is rescaled, which the weights do not expect", mend, plain))
     for name, key, values in (("eps", "rms_norm_eps", EPS), ("theta", "rope_theta", THETAS)):
         for value in values:
             if value != getattr(config, name):
-                mend = f'"{key}": {value:g} in config.json'
+                mend = setting(format, key, f"{value:g}")
                 what = f"{name} is {getattr(config, name):g}, which the weights do not expect"
                 made.append(Change(name, what, mend, replace(config, **{name: value})))
     return made
@@ -131,7 +149,7 @@ def try_changes(checkpoint: Checkpoint, text: Text, *, progress: Progress = no_p
     config, loss = checkpoint.config, before
     while True:
         mended = {trial.change.fault for trial in taken if trial.change}
-        left = [change for change in changes(config) if change.fault not in mended]
+        left = [change for change in changes(config, checkpoint.format) if change.fault not in mended]
         trials = []
         for i, change in enumerate(left):
             progress("trying changes", i / len(left))

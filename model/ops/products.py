@@ -17,6 +17,8 @@ MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
 MOST_ONE_BY_ONE = 4  # vectors that a CPU multiplies by integer codes one after the other
 MOST_KEPT = 1 << 22  # weights whose codes stay in a CPU's caches from one vector to the next
+# In bfloat16, fewer vectors fill too few lanes for this order, and with more the copy of the matrix costs little.
+NARROW_BY_ROWS = range(13, 65)  # vectors that have a matrix of bfloat16 as the first operand of their dot
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
 
@@ -85,6 +87,8 @@ def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     """
     if not isinstance(weight, QuantizedMatrix):
         assert not isinstance(weight, Stacked)
+        if x.dtype == weight.dtype == jnp.bfloat16 and x.size // x.shape[-1] in NARROW_BY_ROWS:
+            return _narrow_dot_by_rows(x, weight)
         return _dot_by_rows(x, weight) if x.dtype == weight.dtype == jnp.float32 else dot(x, weight)
     xs = weight.split(_padded(x.astype(jnp.float32), weight))
 
@@ -99,11 +103,22 @@ def _dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -
 
     XLA's dot copies its second operand into tiles for every product. That is as much work as the product itself if the
     second operand is the matrix and the vectors are few. Barriers keep XLA from exchanging the two to save a
-    transposition. In bfloat16 this order is the slower one.
+    transposition. In bfloat16 this order suits `NARROW_BY_ROWS` vectors.
     """
     columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
     y = lax.dot_general(w, columns, (((1,), (0,)), ((), ())), lax.Precision.HIGHEST)
     return lax.optimization_barrier(y).T.reshape(*x.shape[:-1], -1)
+
+
+def _narrow_dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
+    """Multiply as `_dot_by_rows` does, in bfloat16.
+
+    The vectors stay rows, since XLA takes several times as long with columns, and are padded to whole registers.
+    """
+    vectors = x.reshape(-1, x.shape[-1])
+    padded = lax.optimization_barrier(jnp.pad(vectors, [(0, -len(vectors) % LANES), (0, 0)]))
+    y = dot(w, padded)  # [rows, padded vectors]
+    return lax.optimization_barrier(y).T[: len(vectors)].reshape(*x.shape[:-1], -1)
 
 
 def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Float[Array, "*batch rows"]:

@@ -10,7 +10,7 @@ const EXAMPLES = [
 const at = (id) => document.getElementById(id);
 const numbers = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
-let turns = []; // {role, content}, and for answers {tokens, seed, note, error}
+let turns = []; // {role, content}, and for answers {thoughts, tokens, seed, note, error}
 let running = null; // the AbortController of the answer that grows
 let stories = false; // whether this is the built-in model
 let shown = null; // {turn, index} of the token whose distribution is open
@@ -78,6 +78,7 @@ async function answer(index, { seed, prefix = [] } = {}) {
       const choice = choices[0];
       if (!choice) continue;
       ended = choice.finish_reason ?? ended;
+      if (choice.delta.reasoning_content) turn.thoughts = (turn.thoughts ?? "") + choice.delta.reasoning_content;
       if (choice.delta.content) turn.content += choice.delta.content;
       for (const token of choice.logprobs?.content ?? []) {
         first ||= performance.now();
@@ -133,6 +134,8 @@ function draw() {
       said.textContent = turn.content;
       if (!running) foot.append(button("Edit", () => edit(index)));
     } else {
+      turn.folded = element("details", { kind: "thoughts", hidden: true }, element("summary"), element("div"));
+      section.prepend(turn.folded);
       turn.place = said;
       Object.assign(turn, { drawn: 0, seen: 0, decoder: new TextDecoder() });
       said.tabIndex = turn.tokens.length ? 0 : -1;
@@ -165,6 +168,12 @@ function welcome() {
 }
 
 function grow(turn) {
+  if (turn.thoughts) {
+    const [title, text] = turn.folded.children;
+    turn.folded.hidden = false;
+    title.textContent = turn.content || !running ? "Thoughts" : "Thinking…";
+    text.textContent = turn.thoughts;
+  }
   // Characters may be spread over tokens: each goes where its last byte is. A stop text may cut the last token.
   for (; turn.drawn < turn.tokens.length; turn.drawn++) {
     const bytes = Uint8Array.from(turn.tokens[turn.drawn].bytes);
@@ -217,7 +226,8 @@ function open(turn, index) {
   shown = { turn, index };
   mark.classList.add("shown");
   const odds = at("odds");
-  const last = turn === turns.at(-1) && !running;
+  // An answer cannot go on from another token where thoughts came before it, since only its own tokens are known.
+  const last = turn === turns.at(-1) && !running && !turn.thoughts;
   const hint = last ? "Likeliest tokens here; click one to go on from it" : "Likeliest tokens here";
   odds.replaceChildren(element("p", { text: hint }));
   const likeliest = token.top_logprobs.some(({ id }) => id === token.id)
@@ -300,7 +310,7 @@ function save() {
 }
 
 function keep() {
-  const kept = turns.map(({ place, drawn, seen, decoder, spoken, ...turn }) => turn);
+  const kept = turns.map(({ place, folded, drawn, seen, decoder, spoken, ...turn }) => turn);
   const settings = Object.fromEntries(["system", ...numbers].map((name) => [name, at(name).value]));
   const all = { turns: kept, settings, colors: at("colors").checked };
   try {
