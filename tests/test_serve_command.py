@@ -109,8 +109,9 @@ def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
 def test_lm_eval_gets_what_it_reads(server):
     """Replay what lm-eval 0.4.13 sent here, and read the answers as it does.
 
-    Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; its figure for the text without
-    its period, which adds 3e-5, was -103.77491830803751. The package pulls in datasets and much else, so it is no dependency of ours.
+    Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; its figure for the text without its
+    period, which adds -3e-5, was -103.77491830803751. The package pulls in datasets and much else, so it is no
+    dependency of ours.
     """
     text = "Once upon a time, there was a fox who found a red kite in the old tree."
     info = server.ask("/tokenizer_info")
