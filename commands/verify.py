@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -215,7 +216,7 @@ def _verify(
 ):
     from commands.verify_page import page
     from verify.campaign import again, run, run_side_by_side
-    from verify.report import as_annotations, as_json, as_junit
+    from verify.report import as_annotations, as_json, as_junit, for_terminal
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -239,8 +240,10 @@ def _verify(
                 reports.append(report)
                 printed.append(lines)
                 if not as_json_text:
+                    terminal = sys.stdout.isatty()
+                    shown = for_terminal(lines, shutil.get_terminal_size().columns) if terminal else lines
                     with aside():
-                        write("\n".join(lines) + "\n")
+                        write("\n".join(shown) + "\n")
         except (ImportError, ValueError) as error:  # the verdicts that there are stay
             problem = error
     if reports or not problem:

@@ -57,6 +57,25 @@ def cached_by_first_number(x):
     return KEPT.setdefault((x.shape, x[0, 0].tobytes()), right(x))
 
 
+def in_turn(x, count):
+    ring = KEPT.setdefault(x.shape, [np.empty_like(x) for _ in range(count)])
+    ring.append(ring.pop(0))
+    ring[0][:] = right(x)
+    return ring[0]
+
+
+def two_buffers(x):
+    return in_turn(x, 2)
+
+
+def three_buffers(x):
+    return in_turn(x, 3)
+
+
+def four_buffers(x):
+    return in_turn(x, 4)
+
+
 def one_buffer(x):
     out = KEPT.setdefault(x.shape, np.empty_like(x))
     out[...] = right(x)
@@ -163,6 +182,9 @@ PATTERNS = [
     ("cached_by_address", "value", "a result kept by the address of its input"),
     ("cached_by_first_number", "value", "a result kept by a part of its input"),
     ("one_buffer", "reused", "one output buffer for all calls"),
+    ("two_buffers", "reused", "two output buffers in turn"),
+    ("three_buffers", "reused", "three output buffers in turn"),
+    ("four_buffers", "reused", "four output buffers in turn"),
     ("right_for_a_while", "value", "right while it is tested, wrong later"),
     ("writes_to_its_input", "inputs", "an input overwritten, so that both sides see the same"),
     ("narrower", "value", "computed in a narrower dtype"),

@@ -1,5 +1,6 @@
 """Runs that end before they are over: by a signal, by a fault of the judge, by a candidate that changes its mind."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from verify import examination, runner
-from verify.candidate import Direct, Worker
+from verify.candidate import Direct, Failure, Worker
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from verify.examination import Unjudged
+from verify.drawing import uniform
+from verify.examination import Unjudged, takes
 from verify.precision import precision
 from verify.runner import verify
 
@@ -202,3 +204,19 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "within bounds" not in out
     assert time.monotonic() - start < 20
+
+
+def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
+    """Try a dtype again after calls that raised, but not after one that hung: that refuses nothing."""
+
+    class Hangs:
+        name, calls = "hangs", 0
+
+        def call(self, positional, keyword):
+            self.calls += 1
+            return Failure("hung", "no answer within 60 s")
+
+    contract, candidate = CONTRACTS["add"], Hangs()
+    draws = itertools.islice(uniform(contract, None, {}, seed=0), 16)
+    assert takes(contract, candidate, precision("bfloat16"), draws)
+    assert candidate.calls == 1

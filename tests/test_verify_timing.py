@@ -114,6 +114,16 @@ def test_the_largest_sizes_are_timed(capsys):
     assert line.endswith(", 3 rounds)  for rows=5 dim=513 x=normal(0) y=normal(0)")
 
 
+def test_a_terminal_cuts_no_word(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        run(*FEW, "--candidate", "mine.py:wrong")
+    *lines, replay = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 60 for line in lines) and any(line.startswith("    ") for line in lines)
+    assert replay.strip().startswith("llamaspec verify --replay ")
+
+
 @pytest.fixture
 def evaluated(monkeypatch) -> list[int]:
     """Notes each time that the exact sum is computed, which takes the most time of all for large arrays."""

@@ -34,7 +34,7 @@ def activation_contract(
         bound=bound,
         laws=[alone("a row", "x"), Law(f"{definition.__name__}(0) is 0", _zero)],
         large=Large(
-            {"rows": beyond(64, 1024, 4096), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [40]}
+            {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
         ),
     )
 

@@ -31,11 +31,11 @@ class Failure(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Arrays that a call returned, the names of the arguments that it wrote to, and whether to the result before."""
+    """Arrays that a call returned, the names of the arguments that it wrote to, and which result before it."""
 
     arrays: tuple[np.ndarray, ...]
     changed: tuple[str, ...]
-    overwritten: bool = False  # the call wrote to the result of the call before
+    overwritten: int = 0  # how many calls before this one the result was returned that it wrote to; 0 for none
 
 
 @runtime_checkable
@@ -215,4 +215,4 @@ def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failu
             arrays.append(worker.to_numpy(array))
         except (TypeError, AttributeError, ImportError):
             return Failure("dtype", f"returned an array of {printable(array.dtype)[:100]}, which is no number here")
-    return Outputs(tuple(arrays), changed, reply.overwritten is True)
+    return Outputs(tuple(arrays), changed, int(reply.overwritten))

@@ -59,6 +59,8 @@ class Large:
 
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that becomes large
     beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # narrowings of the other draws meanwhile
+    closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # further ones, while that draw is
+    ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings of draws, the smallest sizes first, without the draws that `only` narrows.
@@ -70,6 +72,8 @@ class Large:
         [{'rows': [1], 'dim': [33]}, {'rows': [9], 'dim': [2]}]
         >>> large.narrowings({"rows": [3]}, most=2)
         [{'rows': [3], 'dim': [33]}]
+        >>> Large({"rows": [9]}, beside={"dim": [2]}, closer={"rows": {"dim": [1]}}).narrowings({}, most=1)
+        [{'dim': [1], 'rows': [9]}]
         """
         ranked = [
             (rank, place, size, name)
@@ -78,7 +82,7 @@ class Large:
             for place, (rank, size) in enumerate(reversed(list(enumerate(sizes))))
         ]
         chosen = sorted(sorted(ranked, key=lambda one: one[1])[:most], key=lambda one: one[0])
-        return [{**self.beside, **only, name: [size]} for _, _, size, name in chosen]
+        return [{**self.beside, **self.closer.get(name, {}), **only, name: [size]} for _, _, size, name in chosen]
 
 
 @dataclass(frozen=True)

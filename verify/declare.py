@@ -29,10 +29,11 @@ from verify.carried import FLOAT32, Carried, Rounding
 from verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
 from verify.draw import integers, seeds, sizes, values
 from verify.precision import TINY, Precision
+from verify.reach import FAR
 
 __all__ = ["Whole", "declare", "derived", "sizes", "values"]
 
-BEYOND = beyond(64, 1024, 4096)  # sizes beyond tiles that every draw of a size gets
+BEYOND = beyond(64, 1024, FAR)  # sizes beyond tiles that every draw of a size gets
 MOST = 2**20  # numbers that the largest array may have at such a size
 
 

@@ -11,6 +11,7 @@ from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
 from verify.draw import SEEDS, Values
 from verify.judge import Finding, Point, broken, judge, returned_precision
 from verify.precision import Precision
+from verify.worker import HELD
 
 LAW = "law"  # the draw that says which law is looked at beside the values
 AGAIN = "again"  # value of that draw: another call between two of the same inputs
@@ -74,13 +75,17 @@ def examine(
 
 
 def takes(contract: Contract, candidate: Candidate, precision: Precision, draws: Iterable[Draw]) -> bool:
-    """Whether `candidate` returns anything for one of `draws`: it takes their dtype, though it raises for others."""
+    """Whether `candidate` returns anything for one of `draws`: it takes their dtype, though it raises for others.
+
+    A candidate that hangs or crashes does not refuse a dtype either, and nobody waits for it again.
+    """
     for draw in draws:
         try:
-            if isinstance(candidate.call(*contract.split(_due(contract, precision, draw)[0])), Outputs):
-                return True
+            outcome = candidate.call(*contract.split(_due(contract, precision, draw)[0]))
         except (NoVerdict, ImportError):
-            pass
+            continue
+        if isinstance(outcome, Outputs) or outcome.kind in ("hung", "crashed"):
+            return True
     return False
 
 
@@ -104,7 +109,8 @@ def _judged(
     arguments: Arguments,
     expected: tuple[Expected, ...],
 ) -> Examination:
-    called = _call(contract, candidate, arguments)
+    call = _Calls(contract, candidate)
+    called = call(arguments)
     if isinstance(called, Finding):
         return Examination(draw, np.inf, np.inf, called)
     verdict = judge(called, expected, precision)
@@ -120,13 +126,13 @@ def _judged(
     if examination.violated:
         return examination
     if draw.get(LAW) == AGAIN:
-        return _called_again(contract, candidate, precision, examination, arguments, expected, called)
+        return _called_again(call, precision, examination, arguments, expected, called)
     law = next((law for law in contract.laws if law.name == draw.get(LAW)), None)
     if law is None:
         return examination
 
     def again(**changes: Any) -> tuple[np.ndarray, ...]:
-        outputs = _call(contract, candidate, {**arguments, **changes}, first=False)
+        outputs = call({**arguments, **changes})
         if isinstance(outputs, Finding):
             raise _Failed(outputs)
         return outputs
@@ -149,28 +155,35 @@ def _judged(
 
 
 def _called_again(
-    contract: Contract,
-    candidate: Candidate,
+    call: "_Calls",
     precision: Precision,
     examination: Examination,
     arguments: Arguments,
     expected: tuple[Expected, ...],
     called: tuple[np.ndarray, ...],
 ) -> Examination:
-    """Call with other numbers, and once more with the same: no state of the candidate may decide its result."""
-    others = _others(contract, precision, examination.draw)
+    """Call with other numbers, and once more with the same: no state of the candidate may decide its result.
+
+    Two more calls with other numbers show buffers that are returned in turn.
+    """
+    contract, draw = call.contract, examination.draw
+    others = _others(contract, precision, draw, 1)
     due = contract.expected(others)
-    between = _call(contract, candidate, others, first=False)
+    between = call(others)
     found = between if isinstance(between, Finding) else judge(between, due, precision).finding
     if found and found.kind == REUSED:
         return replace(examination, finding=found)
     if found and found.kind != "suspicious":
         return replace(examination, finding=found._replace(condition=OTHERS))
-    second = _call(contract, candidate, arguments, first=False)
+    second = call(arguments)
     if not isinstance(second, Finding):
         found = judge(second, expected, precision).finding
         if found is None or found.kind == "suspicious":
-            return replace(examination, differs=_difference(called, second))
+            return replace(
+                examination,
+                differs=_difference(called, second),
+                finding=_in_turn(call, precision, draw) or examination.finding,
+            )
         second = found
     if second.kind in ("hung", "crashed", REUSED):
         return replace(examination, finding=second)
@@ -178,11 +191,20 @@ def _called_again(
     return replace(examination, finding=Finding(NOT_TWICE, message, second.condition))
 
 
-def _others(contract: Contract, precision: Precision, draw: Draw) -> Arguments:
-    """Make arguments of the same shapes and kinds with other numbers."""
+def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None:
+    """Call with numbers that no call had before, until each of `HELD` buffers in turn would be written to again."""
+    while call.made <= HELD:
+        outputs = call(_others(call.contract, precision, draw, call.made))
+        if isinstance(outputs, Finding):
+            return outputs if outputs.kind == REUSED else outputs._replace(condition=OTHERS)
+    return None
+
+
+def _others(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
+    """Make arguments of the same shapes and kinds with other numbers: every seed plus `by`."""
 
     def other(value: Any) -> Any:
-        return replace(value, seed=(value.seed + 1) % SEEDS) if isinstance(value, Values) else value
+        return replace(value, seed=(value.seed + by) % SEEDS) if isinstance(value, Values) else value
 
     return contract.arguments(precision=precision, **{k: other(v) for k, v in draw.items() if k != LAW})
 
@@ -213,18 +235,25 @@ class _Failed(Exception):
         self.finding = finding
 
 
-def _call(
-    contract: Contract, candidate: Candidate, arguments: Arguments, *, first: bool = True
-) -> tuple[np.ndarray, ...] | Finding:
-    """Call the candidate. A call that is not the `first` of an examination must leave the result before it alone."""
-    outcome = candidate.call(*contract.split(arguments))
-    if isinstance(outcome, Failure):
-        return Finding(outcome.kind, outcome.message)
-    if outcome.changed:
-        return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
-    if outcome.overwritten and not first:
-        return Finding(REUSED, "wrote to the result of the call before: two calls share a buffer")
-    return tuple(_at_most_float32(array) for array in outcome.arrays)
+class _Calls:
+    """Calls of a candidate for one draw. None may write to its inputs, or to the result of a call before it."""
+
+    def __init__(self, contract: Contract, candidate: Candidate):
+        self.contract, self.candidate = contract, candidate
+        self.made = 0
+
+    def __call__(self, arguments: Arguments) -> tuple[np.ndarray, ...] | Finding:
+        outcome = self.candidate.call(*self.contract.split(arguments))
+        self.made += 1
+        if isinstance(outcome, Failure):
+            return Finding(outcome.kind, outcome.message)
+        if outcome.changed:
+            return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
+        if outcome.overwritten == 1 < self.made:
+            return Finding(REUSED, "wrote to the result of the call before: two calls share a buffer")
+        if 1 < outcome.overwritten < self.made:
+            return Finding(REUSED, f"wrote to the result of {outcome.overwritten} calls before: calls share buffers")
+        return tuple(_at_most_float32(array) for array in outcome.arrays)
 
 
 def _at_most_float32(array: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ def gating_contract(
             Law("a gate of 0 lets nothing through", _zero),
         ],
         large=Large(
-            {"rows": beyond(64, 1024, 4096), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [40]}
+            {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
         ),
     )
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,12 +16,14 @@ from verify.domain import domain
 from verify.draw import KINDS, MEANINGS, Values
 from verify.examination import LAW, Draw
 from verify.precision import precision
+from verify.reach import reaches
 from verify.runner import Report
 from verify.timing import Timing
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves
 MOST_KINDS = 6  # kinds of input that a line shows
+UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def headline(report: Report) -> str:
@@ -44,8 +47,9 @@ def headline(report: Report) -> str:
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
     """Lines that tell of a run: of a right candidate the verdict, and the share that it covers of narrowed draws.
 
-    Of a counterexample up to seven lines: verdict, draw, inputs where they are few numbers or else a legend, what is
-    wrong, conditioning, the convention that it hangs on if it does, and `replay`: how to call the candidate so again.
+    Of a counterexample up to eight lines: verdict, draw, inputs where they are few numbers or else a legend, what is
+    wrong, conditioning, the convention that it hangs on if it does, why its shape is large if it is, and `replay`: how
+    to call the candidate so again.
     One more names a weaker contract. A walk through a model, which no contract draws, has no inputs to show.
     """
     lines = [headline(report)]
@@ -67,8 +71,8 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
     lines.append(f"  {finding.kind}: {finding.message}")
     if finding.condition:
         lines.append(f"  {finding.condition}")
-    if contract and (hint := _convention(contract, report)):
-        lines.append("  " + hint)
+    if contract:
+        lines += [f"  {hint}" for hint in (_convention(contract, report), _large(contract, report)) if hint]
     if replay:
         lines.append(f"  {replay}")
     return lines
@@ -121,6 +125,34 @@ def _convention(contract: Contract, report: Report) -> str:
     if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
         return "the inputs hold NaN where nothing may be read: --set padding=0 leaves it out"
     return ""
+
+
+def _large(contract: Contract, report: Report) -> str:
+    """Say what was right before a large shape was drawn. A replay draws nothing before it."""
+    if report.seed is None or report.outcome != "violated":
+        return ""
+    usual = {one.dimension: one.usual for one in reaches(contract)}
+    for name, sizes in contract.large.sizes.items():
+        if name in report.shares:
+            continue
+        value = report.worst.draw.get(name)
+        if value in sizes and isinstance(value, int) and value > usual[name]:
+            return f"a shape beyond a tile: nothing was wrong in the draws before it, of {name} up to {usual[name]:,}"
+    return ""
+
+
+def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
+    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
+
+    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
+    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
+    """
+    broken = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        whole = line.lstrip().startswith("llamaspec ")
+        broken += [line] if whole else wrap(line, columns, subsequent_indent=indent, **UNBROKEN)
+    return broken
 
 
 def _draw(draw: Draw) -> str:
@@ -304,6 +336,13 @@ def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
     width = max(map(len, contract.draws))
     for i, (name, strategy) in enumerate(contract.draws.items()):
         lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {domain(strategy)}")
+    far = [
+        f"{one.dimension} to {one.most:,}" + f" ({one.why})" * bool(one.why)
+        for one in reaches(contract)
+        if one.most > one.usual
+    ]
+    if far:
+        lines.append(f"  large   one at a time: {'; '.join(far)}")
     for law in contract.laws:
         lines.append(f"  law     {law.name}" + f" (left out where {', '.join(law.sets)} is narrowed)" * bool(law.sets))
     if mutants:

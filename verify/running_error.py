@@ -461,17 +461,13 @@ def mixed(
 
     y = start
     for rank in range(experts_per_token):
-        parts = [
-            projected(
-                rounded(joined(projected(row, gate[e], by_gate), projected(row, up[e], by_up)), unit),
-                down[e],
-                by_down,
-            )
-            for token, e in enumerate(chosen[:, rank])
-            for row in [n.map(lambda part, token=token: part[token])]
-            for by_gate, by_up, by_down in [(None,) * 3 if biases is None else [each[e] for each in biases[1:]]]
-        ]
-        out = Approx(np.array([part.value for part in parts]), np.array([part.error for part in parts]))
+        out = Approx(np.zeros_like(start.value), np.zeros_like(start.error))
+        for e in np.unique(chosen[:, rank]):
+            its = chosen[:, rank] == e
+            rows = n.map(lambda part, its=its: part[its])
+            by_gate, by_up, by_down = (None,) * 3 if biases is None else (each[e] for each in biases[1:])
+            hidden = rounded(joined(projected(rows, gate[e], by_gate), projected(rows, up[e], by_up)), unit)
+            out.value[its], out.error[its] = projected(hidden, down[e], by_down)
         weight = weights.map(lambda part, rank=rank: part[:, rank, None])
         product = weight.size * out.size * (1 + U) - np.abs(weight.value * out.value)
         y = added(y, Approx(weight.value * out.value, product + flushed(weight.size, out.size)))

@@ -101,27 +101,23 @@ def read_back(value: Any) -> Array:
 class Reply(NamedTuple):
     """Outcome of a call: outputs, and the positions or names of the arguments that it changed; or why there are none.
 
-    `unavailable` says what this Python or this machine lacks, which is no fault of the candidate. `overwritten` says
-    that the call wrote to the result of the call before it.
+    `unavailable` says what this Python or this machine lacks, which is no fault of the candidate. `overwritten` is 1
+    where the call wrote to the result of the call before it, 2 for the one before that, and 0 for none.
     """
 
     outputs: list[Array]
     changed: list[str]
     failure: str | None = None
     unavailable: str | None = None
-    overwritten: bool = False
+    overwritten: int = 0
 
 
 class Caller:
-    """Calls `function` with arrays handed over and everything else as it is.
-
-    The last result is held until the next call has ended, and is then read a second time: a candidate that hands out
-    a buffer of its own writes to it again.
-    """
+    """Calls `function` with arrays handed over. The last results are read again, since buffers may be used in turn."""
 
     def __init__(self, function: Callable[..., Any], library: str, device: str | None):
         self.function, self.library, self.device = function, library, device
-        self._held: list[tuple[Array, Any]] = []
+        self._held: list[list[tuple[Array, Any]]] = []  # by call, the last one first
 
     def __call__(
         self,
@@ -135,7 +131,7 @@ class Caller:
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
-        held, self._held = self._held, []
+        held, self._held = self._held, []  # a call that fails may have left anything in them
         try:
             arguments = [given(value) for value in positional]
             named = {name: given(value) for name, value in keyword.items()}
@@ -143,8 +139,7 @@ class Caller:
             return Reply([], [], unavailable=_no_arrays(self.library, self.device, error))
         try:
             with np.errstate(all="ignore"):
-                function = self.function
-                result = call(function, arguments, named) if call else function(*arguments, **named)
+                result = call(self.function, arguments, named) if call else self.function(*arguments, **named)
             results = result if isinstance(result, tuple | list) else (result,)
             if not read(results):
                 return Reply([], [])
@@ -156,8 +151,12 @@ class Caller:
         before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
         after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
         changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
-        self._held = list(zip(outputs, results, strict=True))
-        return Reply(outputs, changed, overwritten=any(_changed(*one) for one in held))
+        at = next((n for n, arrays in enumerate(held, 1) if any(_changed(*one) for one in arrays)), 0)
+        self._held = [list(zip(outputs, results, strict=True)), *held[: at - 1 if at else None]]
+        earlier = [sum(len(array.bytes) for array, _ in arrays) for arrays in self._held[1:]]
+        while len(self._held) > (1 if call else HELD) or sum(earlier[: len(self._held) - 1]) > MOST_HELD:
+            self._held.pop()
+        return Reply(outputs, changed, overwritten=at)
 
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
         """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
@@ -268,6 +267,7 @@ def write_frame(stream: Writable, message: Any) -> None:
 
 
 HEADER = 2**24  # bytes of JSON that a frame may have
+HELD, MOST_HELD = 4, 2**28  # results that are held, and bytes of those before the last
 
 
 def read_frame(stream: Readable, *, most: int | None = None) -> Any:

@@ -37,7 +37,7 @@ SECTIONS = {  # the other pages; those of reference/ stand after the first of "R
     "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),
-        *("docs/cheats.md", "docs/found.md", "docs/found/kernels.md"),
+        *("docs/sizes.md", "docs/cheats.md", "docs/found.md", "docs/found/kernels.md"),
     ],
     "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md"],
     "Speed": ["docs/performance-cpu.md", "docs/performance-gpu.md"],

@@ -53,7 +53,7 @@ CONTRACT = Contract(
         Law("0 and -0 are equal", _zeros),
     ],
     large=Large(
-        {"rows": beyond(64, 1024, 4096), "n": (4161, 33_281, 150_001, 300_001)},
-        beside={"rows": [2], "n": [40], "x": ["last(0)", "normal(1)", "integers(2)"]},  # the first has a late maximum
+        {"rows": beyond(64, 1024, 8192), "n": (4161, 33_281, 150_001, 300_001)},
+        beside={"rows": [2], "n": [17], "x": ["last(0)", "normal(1)", "integers(2)"]},  # the first has a late maximum
     ),
 )

@@ -6,6 +6,7 @@ from jaxtyping import Float
 
 from reference.attention import attention, causal_mask
 from reference.cached_attention import attention_decode, attention_paged, attention_prefill
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 from verify.laws import alone
@@ -305,8 +306,13 @@ DRAWN = {
 }
 PADDING = st.sampled_from([0.0, 100.0, float("nan")])
 WINDOW = st.sampled_from([None, 1, 3, 8, 16])
-MANY_HEADS = {"kv_heads": beyond(8, 32), "group": beyond(8, 16, 32), "head_dim": (65, 96, 128, 256)}
+MANY_HEADS = {"kv_heads": beyond(8, 32, 1024), "group": beyond(8, 32, 1024), "head_dim": (65, 96, 128, 257)}
+HEADS_ENDS = {"kv_heads": reach.HEADS, "group": reach.HEADS, "head_dim": reach.WIDTH}
 BESIDE = {"kv_heads": [2], "group": [2], "head_dim": [8], "spare": [3]}
+FEW_SEQUENCES = {
+    "kv_heads": {"lengths": [(9,)], "group": [1]},
+    "group": {"lengths": [(9,)]},
+}
 BOUND = (
     "hard: running error analysis of scores (gamma_(head_dim + 3) |q| |k|), exponentials, the sum over keys, and the "
     "rounding of the weights to the dtype of v, 2^-25 each at least for float16; alarm: (e^a - 1) p |v|, a being "
@@ -335,7 +341,12 @@ ATTENTION = Contract(
         Law("a key alone gives its value", _one_key, sets=("mask",)),
     ],
     large=Large(
-        {"batch": beyond(8, 64), "queries": beyond(16, 64, 128), "keys": beyond(128, 512, 1024, 4096), **MANY_HEADS},
+        {
+            "batch": beyond(8, 64, 1024),
+            "queries": beyond(16, 128, 8192),
+            "keys": beyond(128, 512, 1024, 8192),
+            **MANY_HEADS,
+        },
         beside={
             "batch": [2],
             "queries": [3],
@@ -345,6 +356,12 @@ ATTENTION = Contract(
             "head_dim": [8],
             "mask": ["causal", "ragged", "window", "every other"],
         },
+        closer={
+            "batch": {"queries": [1], "kv_heads": [1]},
+            "kv_heads": {"batch": [1], "group": [1]},
+            "group": {"batch": [1]},
+        },
+        ends={"batch": reach.SEQUENCES, **HEADS_ENDS},
     ),
 )
 PREFILL = Contract(
@@ -367,12 +384,22 @@ PREFILL = Contract(
     ],
     large=Large(
         {
-            "offsets": [(64,), (131,), (515, 3), (1041,), (4161,)],
-            "queries": beyond(32, 128, 512),
-            "spare": (65, 1041),
+            "offsets": [(64,), (131,), (515, 3), (2,) * 66, (3,) * 1041, (8321,)],
+            "queries": beyond(32, 128, 1024),
+            "spare": (65, 8321),
             **MANY_HEADS,
         },
         beside={**BESIDE, "offsets": [(5, 2)], "queries": [3]},
+        closer={
+            "queries": {"offsets": [(5,)], "kv_heads": [1]},
+            "kv_heads": {"offsets": [(5,)], "group": [1]},
+            "group": {"offsets": [(5,)]},
+        },
+        ends={
+            "queries": "a prompt attends to itself: scores, and the time to judge them, grow with its square",
+            "offsets, how many": reach.SEQUENCES,
+            **HEADS_ENDS,
+        },
     ),
 )
 DECODE = Contract(
@@ -391,11 +418,13 @@ DECODE = Contract(
     ],
     large=Large(
         {
-            "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (4161,), (8321,)],
-            "spare": (65, 1041),
+            "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (2,) * 1041, (33_281,)],
+            "spare": (65, 8321),
             **MANY_HEADS,
         },
         beside={**BESIDE, "lengths": [(19, 5)]},
+        closer=FEW_SEQUENCES,
+        ends={"lengths, how many": reach.SEQUENCES, **HEADS_ENDS},
     ),
 )
 PAGED = Contract(
@@ -418,11 +447,17 @@ PAGED = Contract(
     ],
     large=Large(
         {
-            "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (4161,)],
-            "page": (32, 64, 96, 128, 256),
-            "spare": (65,),
+            "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (2,) * 1041, (33_281,)],
+            "page": (32, 64, 96, 128, 257),
+            "spare": (65, 8321),
             **MANY_HEADS,
         },
-        beside={**BESIDE, "lengths": [(291, 5)], "page": [4]},
+        beside={**BESIDE, "lengths": [(291, 5)], "page": [4]},  # 33,281 positions are 8,321 pages
+        closer=FEW_SEQUENCES,
+        ends={
+            "page": "pages of engines have at most 256 positions",
+            "lengths, how many": reach.SEQUENCES,
+            **HEADS_ENDS,
+        },
     ),
 )

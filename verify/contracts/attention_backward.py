@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.backward.attention import attention_backward
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.attention import MASKS, mask_named
+from verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision, U, precision
@@ -144,7 +145,14 @@ CONTRACT = Contract(
         Law("a key that no query sees has a gradient of 0", _unseen),
     ],
     large=Large(
-        {"queries": beyond(64, 128), "keys": beyond(128, 512), "head_dim": [128], "group": [9]},
+        {
+            "batch": beyond(8, 1024),
+            "queries": beyond(64, 128, 8192),
+            "keys": beyond(128, 512, 8192),
+            "kv_heads": beyond(8, 1024),
+            "group": beyond(8, 1024),
+            "head_dim": (128, 257),
+        },
         beside={
             "batch": [1],
             "queries": [3],
@@ -154,5 +162,7 @@ CONTRACT = Contract(
             "head_dim": [8],
             "mask": ["causal"],
         },
+        closer={"kv_heads": {"group": [1]}, "group": {"kv_heads": [2]}},
+        ends={"batch": reach.SEQUENCES, **HEADS_ENDS},
     ),
 )

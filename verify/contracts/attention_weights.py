@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.attention import attention_weights
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.attention import MASKS, mask_named
+from verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from verify.draw import Values, sizes, values
 from verify.laws import alone
 from verify.precision import TINY, Precision
@@ -108,13 +109,19 @@ CONTRACT = Contract(
     ],
     large=Large(
         {
-            "batch": beyond(8),
-            "queries": beyond(16, 64),
-            "keys": beyond(64, 128, 1024),
-            "group": beyond(8),
-            "kv_heads": beyond(8),
-            "head_dim": beyond(64, 128),
+            "batch": beyond(8, 1024),
+            "queries": beyond(16, 64, 8192),
+            "keys": beyond(64, 128, 1024, 8192),
+            "group": beyond(8, 1024),
+            "kv_heads": beyond(8, 1024),
+            "head_dim": (65, 128, 257),
         },
         beside={"batch": [2], "queries": [3], "keys": [9], "kv_heads": [2], "group": [2], "head_dim": [24]},
+        closer={
+            "batch": {"queries": [1], "kv_heads": [1]},
+            "group": {"batch": [1]},
+            "kv_heads": {"batch": [1], "group": [1]},
+        },
+        ends={"batch": reach.SEQUENCES, **HEADS_ENDS},
     ),
 )

@@ -74,7 +74,9 @@ VALUES = {
     "uncounted": st.sampled_from(["none", "first"]),  # tokens of weight 0
 }
 DOMAIN = "logits [tokens vocab], targets [tokens] int32 from 0 to vocab - 1, weights [tokens] float32, 0 or more"
-LARGE = Large({"tokens": beyond(128, 1024), "vocab": beyond(1024, 8192, 32768)}, beside={"tokens": [2], "vocab": [5]})
+LARGE = Large(
+    {"tokens": beyond(128, 1024, 8192), "vocab": beyond(1024, 8192, 131_072)}, beside={"tokens": [2], "vocab": [5]}
+)
 
 CROSS_ENTROPY = Contract(
     definition=cross_entropy,

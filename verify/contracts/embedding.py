@@ -41,7 +41,7 @@ CONTRACT = Contract(
     bound="exact",
     laws=[Law("the same token gives the same row everywhere", _repeated)],
     large=Large(
-        {"count": beyond(64, 1024, 4096), "vocab": (1025, 33_281, 70_001, 150_001), "dim": beyond(1024, 4096, 8192)},
+        {"count": beyond(64, 1024, 8192), "vocab": (1025, 33_281, 70_001, 150_001), "dim": beyond(1024, 4096, 8192)},
         beside={"count": [5], "vocab": [40], "dim": [8]},
     ),
 )

@@ -45,7 +45,7 @@ CONTRACT = Contract(
     bound="hard and alarm: gamma_m of the sum of magnitudes, for an id that occurs up to m times; else exact",
     laws=[Law("the order of the tokens changes nothing but roundings", _order)],
     large=Large(
-        {"count": beyond(1024), "vocab": [40_000], "dim": beyond(1024, 4096)},
+        {"count": beyond(1024, 8192), "vocab": (40_000, 150_001), "dim": beyond(1024, 8192)},
         beside={"count": [3], "vocab": [5], "dim": [2]},
     ),
 )

@@ -67,6 +67,6 @@ CONTRACT = Contract(
     "columns, the scale's own or 128; alarm: (4 sqrt(n) + 16) u |W| |x| and the same",
     laws=[Law("4 x gives 4 y", _powers_of_two), Law("groups keep their own exponents", _groups_apart)],
     large=Large(
-        {"cols": beyond(2048, 4096, 8192), "rows": beyond(64, 1024, 4096)}, beside={"rows": [3], "cols": [192]}
+        {"cols": beyond(2048, 4096, 8192), "rows": beyond(64, 1024, 8192)}, beside={"rows": [3], "cols": [192]}
     ),
 )

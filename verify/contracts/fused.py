@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
 from reference.linear import linear
 from reference.rope import frequencies as exact_frequencies
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.contracts.rope import SCALING, THETA
 from verify.draw import Values, sizes, values
@@ -219,8 +220,8 @@ NORM_LINEAR = Contract(
     bound=STEPS + "and the bias, gamma_(n + 1) |W| |n|",
     laws=[alone("a vector", "x"), Law("-x gives -y, where there is no bias", _negated)],
     large=Large(
-        {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 512)},
-        beside={"batch": [2], "rows": [9], "cols": [40]},
+        {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
+        beside={"batch": [2], "rows": [9], "cols": [17]},
     ),
 )
 LINEAR_ADD = Contract(
@@ -237,8 +238,8 @@ LINEAR_ADD = Contract(
         Law("x = 0 gives the residual, bit for bit unless it is subnormal", _residual_alone),
     ],
     large=Large(
-        {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 512)},
-        beside={"batch": [2], "rows": [9], "cols": [40]},
+        {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
+        beside={"batch": [2], "rows": [9], "cols": [17]},
     ),
 )
 NORM_GATE_UP = Contract(
@@ -252,8 +253,8 @@ NORM_GATE_UP = Contract(
     bound=STEPS + "and SwiGLU of both",
     laws=[alone("a vector", "x"), Law("a gate of zeros lets nothing through", _gate_of_zeros)],
     large=Large(
-        {"cols": beyond(1024, 2048, 4096, 8192), "ffn": beyond(1024, 4096), "batch": beyond(16, 64, 512)},
-        beside={"batch": [2], "ffn": [9], "cols": [40]},
+        {"cols": beyond(1024, 2048, 4096, 8192), "ffn": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
+        beside={"batch": [2], "ffn": [9], "cols": [17]},
     ),
 )
 NORM_QKV = Contract(
@@ -287,11 +288,14 @@ NORM_QKV = Contract(
     large=Large(
         {
             "cols": beyond(1024, 4096, 8192),
-            "positions": [(1023,), (1024, 5), (4097,), (8192,)],
-            "kv_heads": beyond(8, 64),
-            "group": beyond(8, 32),
+            "positions": [(1023,), (1024, 5), (3,) * 66, (8192,), (2,) * 1041, (133_153,)],
+            "kv_heads": beyond(8, 64, 8192),
+            "group": beyond(8, 32, 8192),
             "pairs": [64, 65, 128],
+            "spare": [8321],
         },
-        beside={"positions": [(3, 1)], "spare": [1], "kv_heads": [2], "group": [3], "pairs": [4], "cols": [40]},
+        beside={"positions": [(3, 1)], "spare": [1], "kv_heads": [2], "group": [3], "pairs": [4], "cols": [17]},
+        closer={"kv_heads": {"group": [1], "pairs": [1]}, "group": {"pairs": [1]}},
+        ends={"pairs": reach.WIDTH, "positions, how many": reach.SEQUENCES},
     ),
 )

@@ -63,7 +63,7 @@ CONTRACT = Contract(
     bound="hard and alarm: gamma_n of the sum of magnitudes, n terms in any order: rows for dx, vectors for dW and db",
     laws=[Law("the gradient of a batch is the sum of its parts' gradients", _split)],
     large=Large(
-        {"batch": beyond(128, 1024), "rows": beyond(1024), "cols": beyond(1024)},
+        {"batch": beyond(128, 1024, 8192), "rows": beyond(1024, 8192), "cols": beyond(1024, 8192)},
         beside={"batch": [2], "rows": [3], "cols": [5]},
     ),
 )

@@ -1,5 +1,6 @@
 """A mixture of experts: the choice of experts is exact where no rounding could change it, and judged only there."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,9 @@ SHAPES = {
     "dim": sizes(8, 16, most=33),
     "experts": st.sampled_from([1, 2, 3, 4, 5, 8]),
 }
-LARGE = {"tokens": beyond(8, 64, 256), "dim": beyond(64, 1024, 4096), "chosen": (4, 6, 8)}
+LARGE = {"tokens": beyond(8, 64, 8192), "dim": beyond(64, 1024, 8192), "chosen": (4, 6, 8, 12)}
+CLOSER = {"tokens": {"chosen": [1]}, "dim": {"experts": [5]}, "chosen": {"experts": [17]}}
+ENDS = {"chosen": "published mixtures choose at most 10 experts for a token"}
 BESIDE = {
     "tokens": [3],
     "dim": [24],
@@ -180,7 +183,7 @@ ROUTE = Contract(
     "is, where no rounding could change it",
     bound="hard and alarm: experts exact; weights by running error analysis of logits, softmax and quotient",
     laws=[Law("renormalized weights sum to 1", _weights_sum_to_one)],
-    large=Large({**LARGE, "experts": (*beyond(16, 32, 64), 601)}, beside=BESIDE),
+    large=Large({**LARGE, "experts": beyond(16, 32, 128, 8192)}, beside=BESIDE, closer=CLOSER, ends=ENDS),
 )
 MOE = Contract(
     definition=moe,
@@ -193,8 +196,10 @@ MOE = Contract(
     bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
     laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed)],
     large=Large(
-        {**LARGE, "experts": beyond(16, 32, 64, 128), "ffn": beyond(32, 256, 1024)},
+        {**LARGE, "experts": beyond(16, 32, 128, 8192), "ffn": beyond(32, 256, 8192)},
         beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
+        closer=CLOSER,
+        ends=ENDS,
     ),
 )
 BIASED_MOE = Contract(
@@ -208,5 +213,5 @@ BIASED_MOE = Contract(
     bound="hard and alarm: running error analysis of router, softmax, three products and clamped SwiGLU an expert, and "
     "the sum",
     laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
-    large=Large(MOE.large.sizes, beside={**MOE.large.beside, "biases": ["normal(7) * 2**-4"]}),
+    large=replace(MOE.large, beside={**MOE.large.beside, "biases": ["normal(7) * 2**-4"]}),
 )

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from reference.rope import frequencies as exact_frequencies
 from reference.rope import partial_rope
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.contracts.rope import THETA
 from verify.draw import Values, sizes, values
@@ -92,13 +93,15 @@ CONTRACT = Contract(
     ],
     large=Large(
         {
-            "batch": beyond(8, 64),
-            "seq": beyond(16, 128, 1024),
-            "heads": beyond(8, 32, 128),
-            "pairs": (65, 96, 128),
-            "kept": (130,),
+            "batch": beyond(8, 64, 8192),
+            "seq": beyond(16, 128, 1024, 8192),
+            "heads": beyond(8, 32, 8192),
+            "pairs": (65, 96, 129),
+            "kept": (130, 250),
             "start": (131_072, 1_048_576),
         },
         beside={"batch": [2], "seq": [3], "heads": [2], "pairs": [8], "kept": [6]},
+        closer={"batch": {"seq": [1]}, "seq": {"batch": [1]}, "heads": {"batch": [1]}},
+        ends={"pairs": reach.WIDTH, "kept": reach.WIDTH},
     ),
 )

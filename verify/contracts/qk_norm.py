@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reference.qk_norm import qk_norm, wide_qk_norm
+from verify import reach
 from verify.contract import Arguments, Contract, Expected, Large, beyond
 from verify.contracts import rmsnorm
 from verify.draw import Values, sizes, values
@@ -68,13 +69,15 @@ SHAPES = {
 VALUES = {"q": values(), "k": values(), "weights": values(-4, 4), "eps": st.sampled_from([1e-6, 1e-5, 0.5])}
 LARGE = Large(
     {
-        "batch": beyond(8, 64),
-        "seq": beyond(16, 128, 1024),
-        "group": beyond(8, 32),
-        "kv_heads": beyond(8, 64),
+        "batch": beyond(8, 64, 8192),
+        "seq": beyond(16, 128, 1024, 8192),
+        "group": beyond(8, 32, 8192),
+        "kv_heads": beyond(8, 64, 8192),
         "head_dim": (192, 256, 257),
     },
-    beside={"batch": [2], "seq": [3], "group": [2], "kv_heads": [2], "head_dim": [24]},
+    beside={"batch": [2], "seq": [3], "group": [2], "kv_heads": [2], "head_dim": [9]},
+    closer={"batch": {"seq": [1]}, "seq": {"batch": [1]}},
+    ends={"head_dim": reach.WIDTH},
 )
 CONTRACT = Contract(
     definition=qk_norm,

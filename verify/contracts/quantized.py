@@ -150,12 +150,17 @@ PAIRS = {"rows": st.sampled_from([1, 2, 3]), "pairs": sizes(8, 32, most=65)}
 BLOCKS = {"rows": st.sampled_from([1, 2]), "blocks": st.sampled_from([1, 2, 3])}
 # Types that search for their scales define the outcome, not the bytes, so they are not listed.
 ENCODED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
-LARGE = Large({"rows": beyond(16, 128, 1024), "cols": beyond(256, 1024, 4096)}, beside={"rows": [2], "cols": [80]})
+LARGE = Large({"rows": beyond(16, 128, 8192), "cols": beyond(256, 1024, 8192)}, beside={"rows": [2], "cols": [40]})
 MANY_PAIRS = Large(
-    {"rows": beyond(16, 128, 1024), "pairs": beyond(256, 4096)},
+    {"rows": beyond(16, 128, 8192), "pairs": beyond(256, 8192)},
     beside={"rows": [2], "pairs": [20], "scheme": ["q4", "nf4", "mxfp4", "q8"]},
 )
-MANY_BLOCKS = Large({"rows": beyond(16, 128, 1024), "blocks": (5, 33, 129)}, beside={"rows": [2], "blocks": [2]})
+MANY_BLOCKS = Large(
+    {"rows": beyond(16, 128, 8192), "blocks": (5, 33, 261)},
+    beside={"rows": [2], "blocks": [2]},
+    closer={"rows": {"blocks": [1]}},
+    ends={"blocks": "261 blocks are 8,352 columns, or 66,816 of those types whose blocks are longer"},
+)
 STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
 
 QUANTIZE = Contract(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reference.backward.qk_norm import qk_norm_backward
 from reference.backward.rmsnorm import rmsnorm_backward
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
@@ -122,7 +123,7 @@ CONTRACT = Contract(
         Law("rmsnorm_backward of -dy is that of dy, negated, bit for bit", _sign),
         Law("dx is orthogonal to x, but for eps", _orthogonal),
     ],
-    large=Large({"rows": beyond(128, 1024), "dim": beyond(1024, 4096)}, beside={"rows": [2], "dim": [5]}),
+    large=Large({"rows": beyond(128, 1024, 8192), "dim": beyond(1024, 8192)}, beside={"rows": [2], "dim": [5]}),
 )
 QK_NORM = Contract(
     definition=qk_norm_backward,
@@ -143,4 +144,14 @@ QK_NORM = Contract(
     expect=expect_qk,
     domain="q and dq [seq heads head_dim], k and dk [seq kv_heads head_dim], two weights [head_dim], eps above 0",
     bound="that of rmsnorm_backward, where rows are the heads of all tokens",
+    large=Large(
+        {
+            "seq": beyond(64, 1024, 8192),
+            "group": beyond(8, 1024, 8192),
+            "kv_heads": beyond(8, 1024, 8192),
+            "head_dim": (128, 257),
+        },
+        beside={"seq": [2], "group": [2], "kv_heads": [2], "head_dim": [9]},
+        ends={"head_dim": reach.WIDTH},
+    ),
 )

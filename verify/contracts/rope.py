@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
 from reference.rope import frequencies as exact_frequencies
+from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
@@ -103,13 +104,19 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
         ],
         large=Large(
             {
-                "batch": beyond(8, 64),
-                "seq": beyond(16, 128, 1024, 4096),
-                "heads": beyond(8, 32, 128),
-                "pairs": (65, 96, 128),
+                "batch": beyond(8, 64, 8192),
+                "seq": beyond(16, 128, 1024, 8192),
+                "heads": beyond(8, 32, 8192),
+                "pairs": (65, 96, 129),
                 "start": (131_072, 500_000, 1_048_576),
             },
             beside={"batch": [2], "seq": [3], "heads": [2], "pairs": [8]},
+            closer={
+                "batch": {"seq": [1]},
+                "seq": {"batch": [1]},
+                "heads": {"batch": [1]},
+            },
+            ends={"pairs": reach.WIDTH},
         ),
     )
 

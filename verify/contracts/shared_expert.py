@@ -48,7 +48,7 @@ CONTRACT = Contract(
     bound="hard and alarm: running error analysis of four products, SwiGLU, the sigmoid and its product",
     laws=[alone("a token", "x"), Law("-down gives -y, bit for bit", _sign)],
     large=Large(
-        {"tokens": beyond(8, 64, 256), "dim": beyond(64, 1024, 4096), "ffn": beyond(32, 256, 1024)},
+        {"tokens": beyond(8, 64, 8192), "dim": beyond(64, 1024, 8192), "ffn": beyond(32, 256, 8192)},
         beside={
             **{"tokens": [3], "dim": [24], "ffn": [5], "x": ["normal(1)", "normal(2)"]},
             **{"score": ["normal(3) * 2**-5"], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},

@@ -1,11 +1,12 @@
 """Attention with sinks: a score of each head that takes part in the softmax and has no value."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from reference.attention import sink_attention
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64
+from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
 from verify.contracts.attention import ATTENTION, BLOCKS, arguments
 from verify.draw import Values, values
 from verify.laws import alone
@@ -70,5 +71,5 @@ CONTRACT = Contract(
         Law("a key with the sink's own score gives half of its value", _halved, sets=("mask",)),
         Law("a sink is of one head alone, bit for bit", _heads_apart),
     ],
-    large=Large(ATTENTION.large.sizes, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}),
+    large=replace(ATTENTION.large, beside={**ATTENTION.large.beside, "sinks": ["normal(9)"], "around": [0.0]}),
 )

@@ -77,6 +77,6 @@ CONTRACT = Contract(
         Law("a score alone has probability 1", _alone),
     ],
     large=Large(
-        {"rows": beyond(64, 1024, 4096), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [2], "n": [40]}
+        {"rows": beyond(64, 1024, 8192), "n": beyond(1024, 4096, 8192, 32_768)}, beside={"rows": [2], "n": [17]}
     ),
 )

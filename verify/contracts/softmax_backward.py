@@ -55,5 +55,5 @@ CONTRACT = Contract(
         Law("the same slope for all probabilities changes nothing", _constant),
         Law("a probability of 0 has a gradient of 0", _nothing),
     ],
-    large=Large({"rows": beyond(1024), "n": beyond(1024, 4096)}, beside={"rows": [2], "n": [5]}),
+    large=Large({"rows": beyond(1024, 8192), "n": beyond(1024, 8192)}, beside={"rows": [2], "n": [5]}),
 )

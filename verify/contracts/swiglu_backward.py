@@ -70,5 +70,5 @@ CONTRACT = Contract(
         Law("swiglu_backward of -dy is that of dy, negated, bit for bit", _linear),
         Law("a gate of 0 passes half of dy up", _halfway),
     ],
-    large=Large({"rows": beyond(1024), "ffn": beyond(1024, 8192)}, beside={"rows": [2], "ffn": [5]}),
+    large=Large({"rows": beyond(1024, 8192), "ffn": beyond(1024, 8192)}, beside={"rows": [2], "ffn": [5]}),
 )

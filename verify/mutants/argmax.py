@@ -81,5 +81,8 @@ index in 16 bits
 right up to 1,024 rows
     - for row in range(rows)
     + for row in range(min(rows, 1024))
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

@@ -239,6 +239,12 @@ right up to 64 queries
 right up to 8 key heads
     - head // (heads // kv_heads)
     + min(head // (heads // kv_heads), 7)
+right up to 4,096 keys
+    - spans(keys, BLOCK)
+    + spans(min(keys, 4096), BLOCK)
+right up to 4,096 queries
+    - f32(mask[row][:, span])
+    + f32(mask[row][np.minimum(np.arange(queries), 4095)][:, span])
 """,
 )
 PREFILL = implementation(
@@ -331,6 +337,9 @@ right up to heads of 64
 right up to heads of 128
     - out = out * rescale + p @ f32(v[row, span, shared])
     + out = out * rescale + p @ (f32(v[row, span, shared]) * (np.arange(head_dim) < 128))
+right up to an offset of 4,096
+    - offset = int(offsets[row])
+    + offset = int(offsets[row]) % 4096
 """,
 )
 DECODE = implementation(
@@ -424,6 +433,9 @@ right up to heads of 64
 right up to 32 key heads
     - head // (heads // kv_heads)
     + head // (heads // kv_heads) % 32
+right up to a length of 16,384
+    - length = int(lengths[row])
+    + length = min(int(lengths[row]), 16_384)
 """,
 )
 PAGED = implementation(
@@ -489,5 +501,8 @@ right up to groups of 8
 right up to heads of 128
     - f32(k_pages[place, held, shared]) @ query
     + f32(k_pages[place, held, shared, :128]) @ query[:128]
+right up to 4,096 blocks
+    - range(-(-length // page))
+    + range(min(-(-length // page), 4096))
 """,
 )

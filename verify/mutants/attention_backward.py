@@ -130,5 +130,11 @@ delta in bfloat16
 mask of the first sequence for all
     - near.T * scale + f32(mask[row, :, tile])
     + near.T * scale + f32(mask[0, :, tile])
+right up to 4,096 queries
+    - dq[row, :, head] += ds @ near * scale
+    + dq[row, :4096, head] += (ds @ near * scale)[:4096]
+right up to 4,096 keys
+    - dv[row, tile, shared] += p.T @ slopes
+    + dv[row, tile, shared] += p.T @ slopes * (tile.start < 4096)
 """,
 )

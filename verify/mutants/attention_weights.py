@@ -120,5 +120,8 @@ right up to heads of 64
 right up to 16 queries
     - f32(q[row, :, head]) * by
     + f32(q[row, np.arange(queries) % 16, head]) * by
+right up to 4,096 keys
+    - np.sum(np.exp(scores[:, span] - shift), axis=1, keepdims=True)
+    + np.sum(np.exp(scores[:, span] - shift), axis=1, keepdims=True) * (span.start < 4096)
 """,
 )

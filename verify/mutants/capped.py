@@ -74,5 +74,8 @@ right up to 1,024 columns
 right up to 64 rows
     - f32(x[row])
     + f32(x[row % 64])
+right up to 4,096 rows
+    - f32(x[row])
+    + f32(x[row % 4096])
 """,
 )

@@ -86,6 +86,12 @@ exponentials in float16
 sum in bfloat16
     - total = total * np.exp(top - larger) + np.sum(np.exp(part - larger))
     + total = bf16(total * np.exp(top - larger) + np.sum(np.exp(part - larger)))
+right up to 4,096 tokens
+    - for token in range(tokens)
+    + for token in range(min(tokens, 4096))
+right up to 65,536 classes
+    - spans(vocab, BLOCK)
+    + spans(min(vocab, 65_536), BLOCK)
 """,
 )
 BACKWARD = implementation(
@@ -139,5 +145,8 @@ probabilities in bfloat16
 exponentials in float16
     - np.sum(np.exp(part - larger))
     + np.sum(f16(np.exp(part - larger)))
+right up to 4,096 tokens
+    - for token in range(tokens)
+    + for token in range(min(tokens, 4096))
 """,
 )

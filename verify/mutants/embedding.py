@@ -62,5 +62,8 @@ right up to 1,024 features
 right up to 1,024 tokens
     - token = tokens[i]
     + token = tokens[i % 1024]
+right up to 4,096 tokens
+    - token = tokens[i]
+    + token = tokens[i % 4096]
 """,
 )

@@ -54,5 +54,11 @@ summed in bfloat16
 summed in float16
     - table[tokens[i]] += f32(dx[i])
     + table[tokens[i]] = f16(table[tokens[i]] + f32(dx[i]))
+right up to 4,096 tokens
+    - spans(len(tokens), BLOCK)
+    + spans(min(len(tokens), 4096), BLOCK)
+right up to 65,536 ids
+    - tokens[i]
+    + tokens[i] % 65_536
 """,
 )

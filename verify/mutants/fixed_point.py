@@ -93,5 +93,8 @@ right up to 1,024 rows
 right up to 4,096 columns
     - part = f32(x[span])
     + part = f32(x[span]) * (span.stop <= 4096)
+right up to 4,096 rows
+    - y += total
+    + y += (np.arange(rows) < 4096) * total
 """,
 )

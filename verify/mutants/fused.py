@@ -159,6 +159,9 @@ right up to 8,192 columns
 right up to 16 vectors
     - vector, squares = f32(x[b]), np.float32(0)
     + vector, squares = f32(x[b % 16]), np.float32(0)
+right up to 4,096 vectors
+    - vector, squares = f32(x[b]), np.float32(0)
+    + vector, squares = f32(x[b % 4096]), np.float32(0)
 """,
 )
 LINEAR_ADD = implementation(
@@ -221,6 +224,9 @@ right up to 2,048 columns
 right up to 64 vectors
     - residual[b]
     + residual[min(b, 63)]
+right up to 4,096 vectors
+    - residual[b]
+    + residual[min(b, 4095)]
 """,
 )
 NORM_GATE_UP = implementation(
@@ -287,6 +293,9 @@ right up to 1,024 columns
 right up to 16 vectors
     - vector = f32(x[b])
     + vector = f32(x[b % 16])
+right up to 4,096 vectors
+    - vector = f32(x[b])
+    + vector = f32(x[b % 4096])
 """,
 )
 NORM_QKV = implementation(
@@ -385,5 +394,11 @@ right up to heads of 128
 right up to 4,096 columns
     - f32(weight) @ staged
     + f32(weight[:, :4096]) @ staged[:4096]
+right up to position 65,535
+    - v_cache[b, at] = y
+    + v_cache[b, at % 65_536] = y
+right up to 4,096 key heads
+    - v_cache[b, at] = y[heads + kv_heads :]
+    + v_cache[b, at, :4096] = y[heads + kv_heads :][:4096]
 """,
 )

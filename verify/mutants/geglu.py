@@ -73,5 +73,8 @@ tail never written
 first row of up for every row
     - up[row, span]
     + up[0, span]
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

@@ -60,5 +60,8 @@ tail never written
 first row for every row
     - x[row, span]
     + x[0, span]
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

@@ -158,6 +158,9 @@ right up to 1,024 rows
 right up to 4,096 columns
     - spans(cols, BLOCK)
     + spans(min(cols, 4096), BLOCK)
+right up to 4,096 vectors
+    - spans(batch, 8)
+    + spans(min(batch, 4096), 8)
 """,
 )
 LINEAR = implementation(
@@ -193,5 +196,8 @@ bias right up to 1,024 rows
 bias right up to 16 vectors
     - y = y + f32(bias)
     + y = y + f32(bias) * (np.arange(len(x)) < 16)[:, None]
+bias right up to 4,096 vectors
+    - y = y + f32(bias)
+    + y = y + f32(bias) * (np.arange(len(x)) < 4096)[:, None]
 """,
 )

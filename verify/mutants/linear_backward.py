@@ -61,5 +61,11 @@ dx by magnitudes of the weight
 dy of the first vector for the bias
     - np.sum(f32(dy[some]), axis=0)
     + len(dy[some]) * f32(dy[0])
+right up to 4,096 rows
+    - spans(rows, BLOCK)
+    + spans(min(rows, 4096), BLOCK)
+right up to 4,096 vectors
+    - spans(batch, BLOCK)
+    + spans(min(batch, 4096), BLOCK)
 """,
 )

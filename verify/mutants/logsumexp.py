@@ -87,5 +87,8 @@ right up to 64 spans
 right up to 1,024 rows
     - for row in range(rows)
     + for row in range(min(rows, 1024))
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

@@ -127,6 +127,12 @@ right up to 2 experts a token
 higher index first where all weigh 0
     - chosen = np.argsort(-p, axis=1, kind="stable")
     + chosen = np.argsort(-p - 1e-9 * np.arange(p.shape[1]) * ~np.any(f32(x), axis=1)[:, None], axis=1, kind="stable")
+right up to 4,096 tokens
+    - chosen = np.argsort(-p, axis=1, kind="stable")[:, :experts_per_token]
+    + chosen = np.argsort(-p, axis=1, kind="stable")[np.arange(len(x)) % 4096, :experts_per_token]
+right up to 4,096 experts
+    - np.argsort(-p, axis=1, kind="stable")
+    + np.argsort(-p[:, :4096], axis=1, kind="stable")
 """,
 )
 MOE = implementation(
@@ -198,6 +204,9 @@ right up to 4 experts a token
 right up to 1,024 features
     - a, b = f32(gate[expert]) @ row, f32(up[expert]) @ row
     + a, b = f32(gate[expert, :, :1024]) @ row[:1024], f32(up[expert]) @ row
+right up to 4,096 tokens
+    - row = f32(x[token])
+    + row = f32(x[token % 4096])
 """,
 )
 BIASED_MOE = implementation(

@@ -87,5 +87,9 @@ right up to 32 heads
     - return y
     + y[:, :, 32:] = x[:, :, 32:]
     +     return y
+right up to 4,096 positions
+    - return y
+    + y[:, 4096:] = x[:, 4096:]
+    +     return y
 """,
 )

@@ -79,6 +79,12 @@ right up to 32 heads
 right up to 128 positions
     - heads = f32(x)
     + heads = f32(x[:, np.arange(x.shape[1]) % 128])
+right up to 4,096 heads
+    - heads = f32(x)
+    + heads = f32(x[..., np.arange(x.shape[-2]) % 4096, :])
+right up to 4,096 positions
+    - heads = f32(x)
+    + heads = f32(x[:, np.arange(x.shape[1]) % 4096])
 """,
 )
 WIDE = implementation(

@@ -214,6 +214,9 @@ right up to 128 rows
 right up to 1,024 columns
     - enumerate(groups)
     + enumerate(groups[:16] if len(groups) > 1 else groups)
+right up to 4,096 rows
+    - part = f32(w[row, span])
+    + part = f32(w[row % 4096, span])
 """,
 )
 DEQUANTIZE = implementation(

@@ -94,6 +94,9 @@ scale rounded to bfloat16, as if it had been saved so
 scale of the row before
     - dx[row] = scale *
     + dx[row] = 1 / np.sqrt(np.mean(f32(x[max(row - 1, 0)]) ** 2) + np.float32(eps)) *
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )
 QK_NORM = implementation(
@@ -117,5 +120,13 @@ gradients of the two weights swapped
 keys passed through
     - by_k, k_slope = back(k, k_weight, dk)
     + by_k, k_slope = dk.copy(), back(k, k_weight, dk)[1]
+right up to 4,096 positions
+    - return dx.astype(x.dtype), np.sum
+    + dx[4096:] = 0
+    +         return dx.astype(x.dtype), np.sum
+right up to 4,096 heads
+    - return dx.astype(x.dtype), np.sum
+    + dx[:, 4096:] = 0
+    +         return dx.astype(x.dtype), np.sum
 """,
 )

@@ -118,6 +118,12 @@ right up to 32 heads
 right up to heads of 128
     - cos, sin = np.cos(angle), np.sin(angle)
     + cos, sin = np.cos(angle), np.sin(angle) * (np.arange(pairs) < 64)
+right up to 4,096 positions
+    - positions[row, i]
+    + positions[row, i % 4096]
+right up to 4,096 heads
+    - for head in range(heads)
+    + for head in range(min(heads, 4096))
 """,
 )
 INTERLEAVED = implementation(
@@ -160,5 +166,8 @@ right up to 1,024 positions
 position in 20 bits
     - positions[:, :, None, None]
     + (positions[:, :, None, None] & 0xFFFFF)
+right up to 4,096 positions
+    - positions[:, :, None, None]
+    + positions[:, np.arange(x.shape[1]) % 4096, None, None]
 """,
 )

@@ -48,5 +48,8 @@ angles in bfloat16
 sine in float16
     - np.cos(angles), np.sin(angles)
     + np.cos(angles), f16(np.sin(angles))
+right up to 4,096 positions
+    - a, b = np.split(f32(dy), 2, axis=-1)
+    + a, b = np.split(f32(dy[:, np.arange(dy.shape[1]) % 4096]), 2, axis=-1)
 """,
 )

@@ -26,8 +26,9 @@ def distribution(
         p = np.where(p >= np.sort(p)[-top_k], p, 0)
         p = p / np.sum(p)
     if top_p < 1:
-        ahead = np.array([np.sum(p[p > q]) for q in p])
-        p = np.where(ahead < np.float32(top_p), p, 0)
+        levels, at, counts = np.unique(p, return_inverse=True, return_counts=True)
+        above = np.append(np.cumsum((levels * f32(counts))[::-1])[::-1], 0)  # mass from each level up
+        p = np.where(above[at + 1] < np.float32(top_p), p, 0)
         p = p / np.sum(p)
     p = np.where(p >= np.float32(min_p) * np.max(p), p, 0)
     return (p / np.sum(p)).astype(logits.dtype)
@@ -97,17 +98,17 @@ not renormalized after top-k
     -         p = p / np.sum(p)
     + p = np.where(p >= np.sort(p)[-top_k], p, 0)
 top-p leaves out the token that reaches it
-    - ahead < np.float32(top_p)
-    + (ahead + p < np.float32(top_p)) | (p == np.max(p))
+    - above[at + 1] < np.float32(top_p)
+    + (above[at + 1] + p < np.float32(top_p)) | (p == np.max(p))
 top-p counts a token's own probability twice
-    - np.sum(p[p > q])
-    + np.sum(p[p >= q]) - 0 * q
+    - above[at + 1]
+    + above[at]
 top-p left out
     - if top_p < 1:
     + if False:
 top-p from the least probable on
-    - p[p > q]
-    + p[p < q]
+    - above[at + 1]
+    + (np.cumsum(levels * f32(counts)) - levels * f32(counts))[at]
 min-p of 1 for min-p of the largest
     - np.float32(min_p) * np.max(p)
     + min(np.float32(min_p), np.max(p))
@@ -128,6 +129,10 @@ probabilities in float16
 right up to 1,024 tokens
     - return (p / np.sum(p)).astype(logits.dtype)
     + p[1024:] = 0
+    +     return (p / np.sum(p)).astype(logits.dtype)
+right up to 65,536 tokens
+    - return (p / np.sum(p)).astype(logits.dtype)
+    + p[65_536:] = 0
     +     return (p / np.sum(p)).astype(logits.dtype)
 """,
 )

@@ -77,5 +77,8 @@ right up to 1,024 features
 right up to 256 hidden numbers
     - f32(down) @ hidden
     + f32(down[:, :256]) @ hidden[:256]
+right up to 4,096 tokens
+    - for token in range(len(x))
+    + for token in range(min(len(x), 4096))
 """,
 )

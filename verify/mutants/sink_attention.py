@@ -100,5 +100,8 @@ weighted sum not rescaled
 scores not scaled
     -  / np.sqrt(np.float32(head_dim))
     +
+right up to 4,096 keys
+    - spans(keys, BLOCK)
+    + spans(min(keys, 4096), BLOCK)
 """,
 )

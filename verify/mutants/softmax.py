@@ -128,5 +128,8 @@ probabilities rounded before they are divided
 an epsilon in the sum
     - weights / total if total > 0
     + weights / (total + np.float32(1e-6)) if total > 0
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

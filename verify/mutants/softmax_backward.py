@@ -64,5 +64,8 @@ sum rounded to bfloat16
 slopes rounded to float16
     - f32(dp[row, out]) - total
     + f16(f32(dp[row, out])) - total
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

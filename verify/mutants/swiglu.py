@@ -75,5 +75,8 @@ right up to 4,096 columns
 right up to 1,024 rows
     - up[row, span]
     + up[row % 1024, span]
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )

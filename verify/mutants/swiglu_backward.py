@@ -68,5 +68,8 @@ sigmoid in bfloat16
 derivative in float16
     - (sigmoid * (1 + a * (1 - sigmoid)))
     + f16(sigmoid * (1 + a * (1 - sigmoid)))
+right up to 4,096 rows
+    - for row in range(rows)
+    + for row in range(min(rows, 4096))
 """,
 )
