@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cli
+from commands.chat import STORIES as SUGGESTED
 from model import SamplingOptions, load
 from model.chat.chat import Chat
 from model.chat.template import SpecialTokens, find_template
@@ -95,3 +97,18 @@ def test_nine_more_stories_are_nine_stories(stories):
     told = [reply("Tell me another story.", 100 + n) for n in range(1, 10)]
     assert len(set(told)) == 9
     assert all(len(text) > 400 and text.endswith((".", '"')) for text in told)
+
+
+REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one:")
+
+
+@pytest.mark.parametrize("wanted", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
+def test_what_help_suggests_to_ask_is_answered(stories, wanted):
+    """A question that named its hero was answered by "There is no Anna in the story."."""
+    chat = Chat(stories)
+    told = "".join(token.text for token in chat.reply(wanted, max_new_tokens=512, sampling=GREEDY))
+    is_she = len(re.findall(r"\b[Ss]he\b", told)) > len(re.findall(r"\b[Hh]e\b", told))
+    for asked in re.findall(r"[A-Z][^?]+\?", QUESTIONS):
+        question = asked if is_she else asked.replace(" she ", " he ").replace(" her?", " him?")
+        answer = "".join(token.text for token in chat.reply(question, max_new_tokens=40, sampling=GREEDY))
+        assert not re.match("There is no|I do not know|I tell", answer), (question, answer)
