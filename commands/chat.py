@@ -43,8 +43,8 @@ questions about them. It knows nothing else.
   Tell me another story.
 Once it has told one:
   Who was the story about?
-  Where did she live? Who helped her?
-  What did she want? How did she feel?"""
+  Where did Anna live? Who helped Anna?
+  What did Anna want? How did Anna feel?"""
 
 
 def named_values(stated: Iterable[str]) -> dict[str, Any]:
