@@ -87,10 +87,10 @@ def test_an_answer_is_told_apart(written):
     assert read(ids)[:3] == read(ids, tuple(range(len(ids))))[:3] == CASES[written]
 
 
-@pytest.mark.parametrize("written", [ANSWER, THINKS + SAYS + TO])
+@pytest.mark.parametrize("written", CASES)
 def test_log_probabilities_are_of_the_text_alone(written):
     text, _, _, tokens = read(ids_of(written))
-    assert tokens == text != ""
+    assert tokens == (ROME if "launch" in written else text)  # a header is shown where its call is none
 
 
 def test_a_stop_text_in_thoughts_or_calls_ends_nothing():
