@@ -2,12 +2,24 @@
 
 from typing import Any
 
+import jax
+import numpy as np
+
+from model.ops.table import Ops
+from model.weights.codes import QuantizedMatrix
+from model.weights.params import Params
+from reference.config import Config
+
 IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # by default
 
 # By default each run of kernels is one CUDA graph, but the host runs the loop around them, and decides after every
 # token whether there is another: up to 70 us of a step on a busy host. With loops and branches in the graph the GPU
 # decides by itself.
 LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIONAL"}
+
+# XLA times several ways to compute each product and fusion while it compiles, which took a quarter of a cold start.
+UNTUNED = {"xla_gpu_autotune_level": 0}
+FORMS_UNTUNED = {"int8"}  # of codes that chunks decode as fast
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
@@ -22,3 +34,24 @@ def compiler_options(platform: str) -> dict[str, Any]:
             return LOOPS_IN_GRAPHS
         case _:
             return {}
+
+
+def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -> dict[str, Any]:
+    """Give the options for the programs that read and decode one sequence; `params` may be shapes.
+
+    On a GPU nothing is tuned where that costs no speed. With kernels for a step's products and for all attention, XLA
+    is left the products of a prompt, which cuBLAS computes. On an H100 (jax 0.11.2) prompts of 300 to 16,384 tokens and
+    their first token took the same time untuned, in 8B and TinyLlama in bfloat16 and 8B in q8, and TinyLlama's cold
+    start 9.6 s for 12.5. Nothing else was compared: float32, other codes, experts, what kernels refuse, steps of
+    several sequences.
+    """
+    options = compiler_options(platform)
+    kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
+    # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
+    by_kernels = all(getattr(op, "taken", None) and not op.refused for op in kernels)
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
+    forms = {leaf.form for leaf in leaves if isinstance(leaf, QuantizedMatrix)}
+    bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
+    if platform == "gpu" and by_kernels and bfloat16 and not config.experts and forms <= FORMS_UNTUNED:
+        return options | UNTUNED
+    return options
