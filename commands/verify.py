@@ -54,7 +54,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Seconds, likewise, and for --time: fewer rounds, but for the first two.",
+    help="Seconds, likewise; --time then ends with the rounds it has, two at least.",
 )
 @click.option(
     "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."

@@ -160,15 +160,25 @@ class BatchingEngine:
     def _watch(self) -> None:
         """Fail the engine where a step does not end."""
         while not self._ended.wait(LOOK):
-            if self._watchdog.look(step=self._step, now=monotonic()):
+            with self._changed:  # or the step might end between the look and the failure
+                if not self._watchdog.look(step=self._step, now=monotonic()):
+                    continue
                 error = DeviceHangs(f"a step has not ended in {self._watchdog.seconds:g} s")
-                log.error("the device hangs: %s", error)
-                return self._fail_all(error)
+                self.failed, self._accepts = error, False
+            log.error("the device hangs: %s", error)
+            return self._tell_all()
 
     def _fail_all(self, error: BaseException) -> None:
+        """Fail the engine, unless the watchdog has done so."""
+        with self._changed:
+            if self.failed is not None:
+                return
+            self.failed, self._accepts = error, False
+        self._tell_all()
+
+    def _tell_all(self) -> None:
         """Tell everybody whom no end was told. The scheduler is not asked, since it may be what has failed."""
         with self._changed:
-            self.failed, self._accepts = error, False
             left = [*self._open.values()]
         for each in left:
             with suppress(Exception):
@@ -201,9 +211,10 @@ class BatchingEngine:
         began = monotonic()
         self._step, self._steps = self._steps, self._steps + 1
         outcome = self._executor.run(plan, requests, masks)
-        self._step = None
-        if self.failed is not None:  # The step has ended after all, but everybody was told.
-            return False
+        with self._changed:
+            self._step = None
+            if self.failed is not None:  # The step has ended after all, but everybody was told.
+                return False
         if plan.rows and not plan.chunk:
             self._step_seconds = (monotonic() - began) / max(row.steps for row in plan.rows)
         with self._changed:

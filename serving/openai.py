@@ -27,6 +27,7 @@ Priority = Annotated[int, Meta(ge=-100, le=100)]  # a step of it is a bounded wa
 Ids = list[Count]
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 MOST_TOOLS = 128
+LONGEST_QUOTED = 100  # characters of a client's own in an error
 
 KINDS = {  # of an error, by status; all others are the client's
     401: "authentication_error",
@@ -254,14 +255,19 @@ def _wrong_field(message: str) -> Refusal:
     what, _, place = message.partition(" - at `")
     place = place.removesuffix("`").removeprefix("$").removeprefix(".")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        param = f"{place}.{unknown[1]}" if place else unknown[1]
+        param = _cut(f"{place}.{unknown[1]}" if place else unknown[1])
         return Refusal(f"unknown field: {param}", param=param, code="unknown_parameter")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         param = f"{place}.{missing[1]}" if place else missing[1]
         return Refusal(f"{param} is missing", param=param, code="missing_required_parameter")
     if what.startswith("Expected `null`"):
         return Refusal(f"{place} is not supported", param=place, code="unsupported_parameter")
-    if of_no_such_kind := re.fullmatch(r"Invalid enum value (.*)", what, re.DOTALL):
-        return Refusal(f"{place}: {of_no_such_kind[1]} is not supported", param=place, code="unsupported_value")
+    if of_no_such_kind := re.fullmatch(r"Invalid (?:enum )?value (.*)", what, re.DOTALL):
+        return Refusal(f"{place}: {_cut(of_no_such_kind[1])} is not supported", param=place, code="unsupported_value")
     what = what[:1].lower() + what[1:].replace("`", "")
     return Refusal(f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
+
+
+def _cut(text: str) -> str:
+    """Leave out the end of what a client wrote, which may be megabytes."""
+    return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."

@@ -14,7 +14,7 @@ import msgspec
 
 from model.chat.channels import CHANNEL, MESSAGE, channels_of
 from model.chat.chat import LONGEST_TOKEN
-from model.chat.template import CannotRender, ChatTemplate, SpecialTokens, check_options, turn_stops
+from model.chat.template import OWN_VARIABLES, CannotRender, ChatTemplate, SpecialTokens, check_options, turn_stops
 from model.chat.template_process import Workers
 from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
 from serving.openai import Message, Refusal, Tool, ToolCall
@@ -158,6 +158,9 @@ class Prompts:
             return  # which is refused later
         for name in options:
             param = name if name == EFFORT else "chat_template_kwargs"
+            if name in OWN_VARIABLES:
+                message = f"{param}: {name} is given by the conversation, it is no option of a chat template"
+                raise Refusal(message, param=param, code=UNSUPPORTED)
             try:
                 if name == "self":  # Jinja's own, that no template is given
                     raise ValueError

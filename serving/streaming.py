@@ -94,6 +94,7 @@ class TextReader:
         self._thoughts: list[str] = []
         self._calls: list[CallPiece] = []
         self._called = 0  # calls so far
+        self._undecided: list[Placed] = []  # tokens that are text or the rest of a header
         for token in begun:
             self._hear(token)
         self._thoughts = []
@@ -111,7 +112,10 @@ class TextReader:
             self.count += 1
             placed = Placed(token, self._decoded, self._first)
             heard = self._hear(token.id)
-            self._decoded += len(heard.text)
+            if heard.waits:
+                self._undecided.append(placed)
+                continue
+            self._decide(heard.text)
             if token.id in self._stops:
                 self._end = token
             elif heard.said:
@@ -124,7 +128,7 @@ class TextReader:
             return
         heard = self._told(self._channels.hear(self._decoder.finish())) if self._channels else None
         rest = heard.text if heard else self._decoder.finish()
-        self._decoded += len(rest)
+        self._decide(rest)
         self._out(self._filter.feed(rest))
         self._out(self._filter.finish())
         if self._shows_end and self._end and not self.stopped:  # after the bytes of an unfinished character
@@ -143,6 +147,13 @@ class TextReader:
         if self._channels.ends_character(token):
             return self._told(self._channels.feed(token, self._decoder.finish()))
         return self._told(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
+
+    def _decide(self, text: str) -> None:
+        """Count what has come of the text; tokens before it that were undecided are of it, or else of a header."""
+        self._decoded += len(text)
+        if text:
+            self._held += [(placed, self._decoded) for placed in self._undecided]
+        self._undecided = []
 
     def _told(self, heard: Heard) -> Heard:
         """Keep what comes beside the text."""

@@ -87,7 +87,7 @@ def test_a_request_to_end_is_answered_at_once(tmp_path, after):
     status, seconds, said = interrupted(*arguments, after=after, cwd=tmp_path, number=signal.SIGTERM)
     assert said.strip() == ""
     if status != 0:  # it may have ended before
-        assert status == 128 + signal.SIGTERM
+        assert status in (128 + signal.SIGTERM, -signal.SIGTERM)  # the latter within the first imports
         assert seconds < AT_ONCE
 
 

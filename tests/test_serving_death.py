@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from commands.serve import serve
 from serving.engine import FAILED, BatchingEngine
 from serving.executor import Outcome
 from serving.http import Site
-from serving.request import Request
+from serving.request import Finished, Request
 from serving.scheduler import Draws, Limits
 from serving.watchdog import DeviceHangs, Watchdog
 from tests.serving_site import EOS, WORDS, Running, read_reply, request_bytes, running, until
@@ -242,13 +243,56 @@ def test_a_step_that_ends_late_is_nobodys(hung):
     events = []
     hung.submit(Request((1, 2), 50), events.append)
     take_too_long(hung)
-    until(lambda: hung.failed is not None)
+    until(lambda: not hung._open)  # Everybody has been told.
     told = [*events]
     hung._executor.goes_on = True
     hung._executor.dies.set()
     hung._thread.join(60)
     assert not hung._thread.is_alive()
     assert isinstance(hung.failed, DeviceHangs) and events == told and events[-1].reason == "error"
+
+
+def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
+    """Else what it drew would come after the error."""
+    events = []
+    judged = threading.Event()
+
+    def look(*, step: int | None, now: float) -> bool:
+        if step is None or not hung._executor.waits.is_set() or judged.is_set():
+            return False
+        hung._executor.goes_on = True
+        hung._executor.dies.set()
+        until_then = time.monotonic() + 0.2
+        while hung._step == step and time.monotonic() < until_then:
+            time.sleep(0.001)
+        judged.set()
+        return True
+
+    monkeypatch.setattr(hung._watchdog, "look", look)
+    hung.submit(Request((1, 2), 50), events.append)
+    assert judged.wait(60)
+    hung._thread.join(60)
+    until(lambda: not hung._open)  # Everybody has been told.
+    assert isinstance(hung.failed, DeviceHangs) and not hung._thread.is_alive()
+    assert [event.reason for event in events if isinstance(event, Finished)] == ["error"]
+    assert isinstance(events[-1], Finished)
+
+
+def test_everybody_is_told_once_where_the_step_fails_after_all(hung):
+    events = []
+
+    def deliver(event) -> None:
+        events.append(event)
+        if isinstance(event, Finished) and threading.current_thread() is not hung._thread:
+            hung._executor.dies.set()  # The step raises while everybody is told that it hangs.
+            hung._thread.join(60)
+
+    hung.submit(Request((1, 2), 50), deliver)
+    take_too_long(hung)
+    hung._thread.join(60)
+    until(lambda: not hung._open)
+    assert [event.reason for event in events if isinstance(event, Finished)] == ["error"]
+    assert isinstance(hung.failed, DeviceHangs) and hung.stats().finished["error"] == 1
 
 
 def test_time_counts_for_one_step_alone():

@@ -125,7 +125,7 @@ def test_settings_reach_the_engine_and_history_is_kept(page, engine):
 
 def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
     thinks = ids_of("<|channel|>analysis<|message|>A <i>fox</i>?<|end|><|start|>assistant<|channel|>final<|message|>")
-    engine = FakeEngine(lambda _: [*thinks, *ids_of("The fox.<|return|>")])
+    engine = FakeEngine(lambda _: [*thinks, *ids_of("The fox.<|return|>")], context=1000)
     engine.pause = len(thinks) - 8  # while it thinks
     with (
         running(engine, template=TEMPLATE, tokenizer=HARMONY) as site,
@@ -145,6 +145,16 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
         assert page.locator("#odds").get_by_role("button").first.is_disabled()
         page.reload()
         assert finished(page).inner_text() == "The fox." and page.get_by_text("Thoughts").is_visible()
+        engine.pause = len(thinks) - 8
+        ask(page, "Who else?")  # and the answer is stopped while it thinks
+        page.get_by_text("Thinking…").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        ask(page, "And who then?")
+        page.get_by_text("Thinking…").wait_for()
+        assert page.get_by_text("Thoughts").count() == 2  # an earlier answer thinks no more
+        engine.pause = None
+        finished(page)
 
 
 def test_an_error_is_shown_in_place_of_an_answer(browser, site):

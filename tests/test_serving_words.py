@@ -27,6 +27,9 @@ def chat(**message):
         ),
         ("/v1/chat/completions", chat(content="a fox " * 70), "messages: 143 tokens are more than the context of"),
         ("/v1/chat/completions", chat(role="robot"), "messages[0].role: 'robot' is not supported"),
+        ("/v1/chat/completions", chat(role="x" * 9999), f"messages[0].role: '{'x' * 99}... is not supported"),
+        ("/v1/completions", {"y" * 9999: 1}, f"unknown field: {'y' * 100}..."),
+        ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type: 'xml' is not supported"),
         (
             "/v1/chat/completions",
             chat(content=[{"type": "image_url", "image_url": {"url": "x"}}]),

@@ -26,6 +26,7 @@ class Heard(NamedTuple):
     called: str | None = None  # the tool whose call begins
     arguments: str = ""  # more of the call that is under way
     said: bool = True  # whether the token belongs to the answer's text
+    waits: bool = False  # whether that is yet to be told, with its text
 
 
 class Channels:
@@ -80,7 +81,7 @@ class Channels:
         assert self._first is not None
         self._first += text
         is_open = TO_TOOL.startswith(self._first) or self._first.startswith(TO_TOOL)
-        return Heard("") if is_open else self.hear("")
+        return Heard("", waits=True) if is_open else self.hear("")
 
     def _open(self, text: str) -> Heard:
         """Begin a message, whose kind its header tells."""

@@ -171,7 +171,8 @@ function grow(turn) {
   if (turn.thoughts) {
     const [title, text] = turn.folded.children;
     turn.folded.hidden = false;
-    title.textContent = turn.content || !running ? "Thoughts" : "Thinking…";
+    const thinks = running && turn === turns.at(-1) && !turn.content;
+    title.textContent = thinks ? "Thinking…" : "Thoughts";
     text.textContent = turn.thoughts;
   }
   // Characters may be spread over tokens: each goes where its last byte is. A stop text may cut the last token.
