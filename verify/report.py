@@ -136,7 +136,7 @@ def _large(contract: Contract, report: Report) -> str:
         if name in report.shares:
             continue
         value = report.worst.draw.get(name)
-        if value in sizes and isinstance(value, int) and value > usual[name]:
+        if value in sizes and isinstance(value, int) and value > usual.get(name, value):
             return f"a shape beyond a tile: nothing was wrong in the draws before it, of {name} up to {usual[name]:,}"
     return ""
 
@@ -160,7 +160,17 @@ def _draw(draw: Draw) -> str:
 
 
 def short(value: Any) -> str:
-    """A drawn value as a person types it."""
+    """A drawn value as a person types it, but for a long list of one number.
+
+    >>> short((5, 5, 3)), short((2,) * 1041)
+    ('(5,5,3)', '(2,)*1041')
+    """
+    if isinstance(value, tuple) and len(value) > FEW and len(set(value)) == 1:
+        return f"({value[0]},)*{len(value)}"
+    return _whole(value)
+
+
+def _whole(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value).replace(" ", "")
 
 
@@ -226,7 +236,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
                 "alarm": _finite(report.worst.alarm),
-                "draw": {name: short(value) for name, value in report.worst.draw.items()},
+                "draw": {name: _whole(value) for name, value in report.worst.draw.items()},
                 "finding": report.worst.finding._asdict() if report.worst.finding else None,
             }
             for report in reports
