@@ -39,8 +39,8 @@ def test_a_user_draws_the_largest_of_every_dimension():
     """200 draws have room for 20 large shapes, and the smallest of each dimension are left out first."""
     for op, contract in CONTRACTS.items():
         drawn = contract.large.narrowings({}, most=20)
-        for name, sizes in contract.large.sizes.items():
-            assert any(shape.get(name) == [sizes[-1]] for shape in drawn), (op, name)
+        for name, larger in contract.large.sizes.items():
+            assert any(shape.get(name) == [larger[-1]] for shape in drawn), (op, name)
 
 
 def test_a_dimension_that_ends_early_is_seen():
@@ -73,7 +73,9 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     assert not any(hint in line for line in counterexample(replace(report, seed=None), contract))
 
 
-@pytest.mark.parametrize(("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")])
+@pytest.mark.parametrize(
+    ("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")]
+)
 def test_a_large_counterexample_can_be_replayed(op: str, name: str, tmp_path: Path):
     """Its list may be longer than one that is typed, and numbers beside it smaller than most draws have."""
     contract = CONTRACTS[op]

@@ -141,7 +141,7 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
 
 
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
-    """Where the time of a round is up at once: one call that is not timed, and the fewest that are."""
+    """One call that is not timed, and the fewest that are, where the time of a round is up at once."""
     monkeypatch.setattr("verify.timing.SECONDS", 0.0)
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)

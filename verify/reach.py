@@ -11,7 +11,7 @@ from verify.domain import LONGEST, domain, sampled, unwrapped
 FAR = 8192  # a dimension without a natural end is drawn beyond this
 
 # Ends of several contracts, for `Large.ends`.
-WIDTH = "heads of published models have at most 256 features"
+WIDTH = "heads of published models have at most 512 features"
 HEADS = "published models have at most 232 heads, and attention of each is a program of its own"
 SEQUENCES = "a server decodes at most about a thousand sequences at once"
 
@@ -32,7 +32,7 @@ def reaches(contract: Contract) -> list[Reach]:
 
 
 def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
-    """None of a draw that is no size, such as the name of a layout."""
+    """Yield how far a draw goes, unless it is no size, such as the name of a layout."""
     strategy, large = contract.draws[name], contract.large.sizes.get(name, ())
 
     def reach(dimension: str, usual: int, larger: list[int]) -> Reach:
@@ -67,7 +67,7 @@ def table(contracts: Mapping[str, Contract]) -> list[str]:
 
     >>> from verify.catalogue import CONTRACTS
     >>> table({"rope_halves": CONTRACTS["rope_halves"]})[-2]
-    '| rope_halves | pairs | 64 | 129 | heads of published models have at most 256 features |'
+    '| rope_halves | pairs | 64 | 129 | heads of published models have at most 512 features |'
     """
     lines = [
         "| op | dimension | most draws, up to | large draws, up to | ends there because |",

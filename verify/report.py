@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,7 +22,6 @@ from verify.timing import Timing
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves
 MOST_KINDS = 6  # kinds of input that a line shows
-UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def headline(report: Report) -> str:
@@ -139,20 +137,6 @@ def _large(contract: Contract, report: Report) -> str:
         if value in sizes and isinstance(value, int) and value > usual.get(name, value):
             return f"a shape beyond a tile: nothing was wrong in the draws before it, of {name} up to {usual[name]:,}"
     return ""
-
-
-def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
-    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
-
-    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
-    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
-    """
-    broken = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        whole = line.lstrip().startswith("llamaspec ")
-        broken += [line] if whole else wrap(line, columns, subsequent_indent=indent, **UNBROKEN)
-    return broken
 
 
 def _draw(draw: Draw) -> str:
